@@ -1,0 +1,123 @@
+"""The seam between training and the wires: what a group of ranks can do together.
+
+Every backend (threads, gloo, NCCL, shared memory, ...) implements :class:`Communicator` and passes the one contract suite in
+`tests/contracts/communicator.py`. A group is *rebuildable*: after a peer died, `reconfigure` forms a new generation
+of it in the same process, with other members.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    import torch
+
+    from raydist.values import ReduceOp
+
+__all__ = ["Communicator", "Membership", "Work"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who forms one generation of a group.
+
+    Attributes:
+        group: Unique name of the group: never used by two groups of a cluster.
+        generation: 0 for the first members, one more after every change. Old generations are refused.
+        rank: This process's place, 0 .. world_size - 1.
+        world_size: Number of members.
+        store_host: Host of the rendezvous store (a torch TCPStore) of this generation, empty where none is needed.
+        store_port: Its port.
+    """
+
+    group: str
+    generation: int
+    rank: int
+    world_size: int
+    store_host: str = ""
+    store_port: int = 0
+
+
+class Work(ABC):
+    """A collective that has been started."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until the result is there (for a GPU: until the current stream may use it).
+
+        Args:
+            timeout_s: Seconds; None for the communicator's own limit.
+
+        Raises:
+            DeadlineExceededError: The limit is over; the message names this rank, the operation and the group.
+            UnavailableError: A peer is gone.
+            CancelledError: `abort` was called.
+        """
+
+
+class Communicator(ABC):
+    """One rank's end of a group. Collectives must be called in the same order by every rank.
+
+    Tensors are worked on in place and may not be touched until the `Work` is done. Every wait ends after `timeout_s`.
+    """
+
+    membership: Membership
+    timeout_s: float
+
+    @property
+    def rank(self) -> int:
+        return self.membership.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.membership.world_size
+
+    @abstractmethod
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        """Replace `tensor` on every rank by the reduction over ranks (MEAN divides by `world_size`)."""
+
+    @abstractmethod
+    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        """Fill `outputs[r]` with rank r's `tensor`; all of one shape and dtype."""
+
+    @abstractmethod
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        """Replace `tensor` by rank `root`'s."""
+
+    @abstractmethod
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        """Replace `tensor` on rank `root` by the reduction; elsewhere its content is undefined afterwards."""
+
+    @abstractmethod
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        """Fill rank r's `output` with the reduction of everybody's `inputs[r]`."""
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        """Send to one rank; matched by its `recv`."""
+
+    @abstractmethod
+    def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        """Receive into `tensor` from one rank."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+
+    @abstractmethod
+    def reconfigure(self, membership: Membership) -> None:
+        """Leave the present generation (aborting what is under way) and join another one."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up: every pending and later collective of this rank, and of its peers, ends with an error at once.
+
+        May be called from another thread than the one that waits.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group and release sockets, threads and files. May be called twice."""

@@ -1,0 +1,125 @@
+"""Every error that raydist raises by itself.
+
+The tree (each also derives from the builtin in brackets, so that ordinary `except` clauses work)::
+
+    RaydistError
+    +-- InvalidArgumentError [ValueError]       an argument is out of its range; nothing was started
+    +-- SpecError [TypeError]                   elements differ in structure, dtype or shape
+    +-- OutOfRangeError                         the end of a dataset
+    +-- DataLossError                           a corrupt or truncated file
+    +-- NotFoundError [FileNotFoundError]       a file or a name that does not exist
+    +-- FailedPreconditionError                 the right call at the wrong time
+    +-- UnavailableError                        a process or a machine is gone
+    +-- DeadlineExceededError [TimeoutError]    a wait reached its limit
+    +-- CancelledError                          work given up because other work failed
+    +-- CollectiveMismatchError                 replicas called different collectives or shapes
+
+A message says what must hold, what was got, and what to do. All of them keep their type, message, fields and
+notes when they cross a process border.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+__all__ = [
+    "CancelledError",
+    "CollectiveMismatchError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "OutOfRangeError",
+    "RaydistError",
+    "SpecError",
+    "UnavailableError",
+]
+
+
+class RaydistError(Exception):
+    """Base of every error of raydist.
+
+    >>> import pickle
+    >>> error = InvalidArgumentError("batch_size must be >= 1, got 0.")
+    >>> pickle.loads(pickle.dumps(error))
+    InvalidArgumentError('batch_size must be >= 1, got 0.')
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        # FileNotFoundError and TimeoutError derive from OSError, whose __str__ is about errno.
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(cls: type[RaydistError], message: str, fields: dict[str, Any]) -> RaydistError:
+    error = cls.__new__(cls, message)
+    Exception.__init__(error, message)
+    error.__dict__.update(fields)
+    return error
+
+
+@final
+class InvalidArgumentError(RaydistError, ValueError):
+    """An argument is outside of what is allowed; nothing was started and nothing was lost."""
+
+
+@final
+class SpecError(RaydistError, TypeError):
+    """Elements differ in structure, dtype or shape where they must agree; the message shows both."""
+
+
+@final
+class OutOfRangeError(RaydistError):
+    """The dataset has no further element."""
+
+
+@final
+class DataLossError(RaydistError):
+    """A file is corrupt or truncated.
+
+    Attributes:
+        path: The file, as it was given.
+        offset: Byte offset of the record that cannot be read, or None where the format has none.
+    """
+
+    def __init__(self, message: str = "", *, path: str | None = None, offset: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+
+
+@final
+class NotFoundError(RaydistError, FileNotFoundError):
+    """A file, a pattern or a name that does not exist."""
+
+
+@final
+class FailedPreconditionError(RaydistError):
+    """A call that is right in another state: a closed strategy, a module made outside the scope, ..."""
+
+
+@final
+class UnavailableError(RaydistError):
+    """A process or a machine is gone; the message names it."""
+
+
+@final
+class DeadlineExceededError(RaydistError, TimeoutError):
+    """A wait reached its limit; the message names who did not answer and which limit to raise."""
+
+
+@final
+class CancelledError(RaydistError):
+    """Work that was given up because other work failed or the owner was closed."""
+
+
+@final
+class CollectiveMismatchError(RaydistError):
+    """Replicas called different collectives, or the same one with other shapes or dtypes; all are shown."""

@@ -1,0 +1,105 @@
+"""Blocks: some consecutive elements as columns, the unit in which a pipeline moves and works.
+
+A block of n elements holds one column per leaf. A column of a fixed-shape number is one dense array of shape
+(n, *leaf_shape); anything else (bytes, str, arrays of varying shape) is an object array whose first axis has n entries.
+So `batch` is a reshape, `take` a slice, and a shuffle one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import SpecError
+from raydist.nest import Structure, unflatten
+from raydist.pipelines.spec import TensorSpec, most_specific_common
+
+__all__ = ["Block", "concat_blocks"]
+
+Column = np.ndarray[Any, np.dtype[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Consecutive elements, column by column. Immutable: columns may be shared between blocks and must not be written.
+
+    Attributes:
+        structure: The nest of one element.
+        specs: Spec of each leaf of one element, in leaf order.
+        columns: One array per leaf, first axis `num_rows`. Dense (dtype of the spec) where every element has the same
+            shape and holds numbers; else dtype object: rows are bytes, str or arrays (of bytes, str or differing shapes).
+        num_rows: Number of elements.
+    """
+
+    structure: Structure
+    specs: tuple[TensorSpec, ...]
+    columns: tuple[Column, ...]
+    num_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the dense columns, and an estimate (that of the first row) of the others."""
+        return sum(_column_bytes(column) for column in self.columns)
+
+    def slice(self, start: int, stop: int) -> Block:
+        """Elements `start` .. `stop`, without a copy."""
+        start, stop, _ = slice(start, stop).indices(self.num_rows)
+        return Block(self.structure, self.specs, tuple(c[start:stop] for c in self.columns), max(0, stop - start))
+
+    def take(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Block:
+        """The elements at `indices`, in that order (a copy)."""
+        return Block(self.structure, self.specs, tuple(c[indices] for c in self.columns), len(indices))
+
+    def row(self, index: int) -> Any:
+        """Element `index` as transformations see it: a nest of numpy arrays, numpy scalars, bytes and str."""
+        return unflatten(self.structure, [column[index] for column in self.columns])
+
+    def rows(self) -> list[Any]:
+        """Every element, see :meth:`row`."""
+        return [self.row(i) for i in range(self.num_rows)]
+
+
+def _column_bytes(column: Column) -> int:
+    if column.dtype != object or len(column) == 0:
+        return column.nbytes
+    first = column.flat[0]
+    return column.size * (8 + (first.nbytes if isinstance(first, np.ndarray) else len(first)))
+
+
+def concat_blocks(blocks: Sequence[Block]) -> Block:
+    """One block of all their elements. Blocks of another structure or dtype are a SpecError that shows both."""
+    first = blocks[0]
+    if len(blocks) == 1:
+        return first
+    specs = first.specs
+    for other in blocks[1:]:
+        specs = _common_specs(first, specs, other)
+    columns = tuple(_concat_columns([b.columns[i] for b in blocks]) for i in range(len(specs)))
+    return Block(first.structure, specs, columns, sum(b.num_rows for b in blocks))
+
+
+def _common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> tuple[TensorSpec, ...]:
+    if other.structure != first.structure:
+        raise SpecError(f"All elements must have one structure, got {first.structure} and then {other.structure}.")
+    common = []
+    for path, mine, theirs in zip(first.structure.paths(), specs, other.specs, strict=True):
+        merged = most_specific_common(mine, theirs)
+        if merged is None:
+            where = f" of {path!r}" if path else ""
+            raise SpecError(f"All elements must have one dtype{where}, got {mine} and then {theirs}.")
+        common.append(merged)
+    return tuple(common)
+
+
+def _concat_columns(columns: list[Column]) -> Column:
+    if all(c.dtype != object and c.shape[1:] == columns[0].shape[1:] for c in columns):
+        return np.concatenate(columns)
+    if all(c.dtype == object and c.shape[1:] == columns[0].shape[1:] for c in columns):
+        return np.concatenate(columns)
+    joined = np.empty(sum(len(c) for c in columns), dtype=object)
+    joined[:] = [row for column in columns for row in column]
+    return joined

@@ -1,0 +1,183 @@
+"""The two nouns of the input engine.
+
+A :class:`DatasetOp` *describes* one operation of a pipeline: an immutable, picklable node that knows its inputs. An
+:class:`OpIterator` *runs* one pass over it. Descriptions start nothing; iterators hold all the state there is.
+
+Iterators pull *blocks* (see `blocks.py`) and pass the wanted number of elements down: `next_block(limit)` returns between
+1 and `limit` elements. Because nobody receives more than was asked for, most iterators keep nothing between two calls, and
+the state of a whole pipeline is a handful of integers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+from raydist.pipelines.seeds import RandomKey
+
+if TYPE_CHECKING:
+    from raydist.options import Options
+    from raydist.pipelines.blocks import Block
+    from raydist.pipelines.executor import Executor
+
+__all__ = ["DatasetOp", "ElementError", "ElementwiseOp", "IterContext", "Kernel", "OpIterator", "Placement", "State"]
+
+State = dict[str, Any]
+"""State of an iterator: JSON-able, small (integers and the states of its inputs)."""
+
+Placement = Literal["inline", "pool", "exchange"]
+"""Where an operation may run: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
+
+
+class DatasetOp(ABC):
+    """Description of one operation. Subclasses are frozen dataclasses with `eq=False` (an op is itself, not its value).
+
+    No operation asks what type another one is: planner and optimiser read these properties.
+    """
+
+    placement: ClassVar[Placement] = "inline"
+    preserves_order: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        """The operations that this one reads."""
+
+    @abstractmethod
+    def cardinality(self) -> int:
+        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Never runs anything."""
+
+    @abstractmethod
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one element. May run a user function once, on the first element."""
+
+    @abstractmethod
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        """One pass over this operation; inputs are made with `ctx.build(input)`."""
+
+    def random_access(self) -> RandomAccess | None:
+        """How to read any element by its index, or None where that is not possible."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """The method that made this operation, for `explain()` and messages."""
+        return type(self).__name__.removesuffix("Op").lower()
+
+    @property
+    def label(self) -> str:
+        """`name` and the arguments worth showing, for `explain()` and messages."""
+        return self.name
+
+
+class RandomAccess(ABC):
+    """Reads any elements of an operation by their indices, without state."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def gather(self, indices: Any) -> Block:
+        """The elements at `indices` (int64 array), in that order."""
+
+
+class OpIterator(ABC):
+    """One pass over an operation. Used by one thread at a time."""
+
+    @abstractmethod
+    def next_block(self, limit: int) -> Block:
+        """The next 1 .. `limit` elements.
+
+        Raises:
+            StopIteration: No element is left.
+            Exception: The error of the element at this place. The iterator stays usable and goes on after it.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> State | None:
+        """State after the elements handed out so far, or None while an error or rest is pending.
+
+        None is allowed only between two blocks of one request; callers keep an older state and count from there.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Continue where `state` was taken. Called on a fresh iterator, before its first block."""
+
+    def close(self) -> None:  # noqa: B027 - most iterators hold nothing to close
+        """Stop threads and release what this iterator and its inputs hold. May be called twice."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ElementError:
+    """The error of one element, standing at its place among the results of a kernel."""
+
+    error: Exception
+
+
+class Kernel(ABC):
+    """Work on blocks that needs nothing but the block and where it starts: a pure function, picklable.
+
+    It may run in threads or other processes, and again after a failure.
+    """
+
+    preserves_count: ClassVar[bool] = True
+    """Whether n elements in are n elements (or errors) out, so that the next kernel's start is known beforehand."""
+
+    @abstractmethod
+    def run(self, block: Block, start: int) -> Sequence[Block | ElementError]:
+        """Results in order. `start` is the index of the block's first element among all inputs of this operation."""
+
+
+class ElementwiseOp(DatasetOp):
+    """An operation that works element by element (or block by block) and can therefore run anywhere, in parallel."""
+
+    placement: ClassVar[Placement] = "pool"
+
+    @abstractmethod
+    def kernel(self, ctx: IterContext) -> Kernel:
+        """The work on one block."""
+
+    @final
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return ctx.build(self)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class IterContext:
+    """What one pass over a pipeline is run with.
+
+    Attributes:
+        seed: Root seed of the iteration: `Options(seed=)`, or drawn when it started.
+        epoch: Epoch of the dataset object, then one pass number per enclosing `repeat`.
+        options: The merged options of the whole pipeline.
+        executor: Runs kernels: inline, on threads, or on a pool of actors.
+        operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
+        builder: Turns an op into an iterator, fusing neighbouring kernels (`plan.py`).
+    """
+
+    seed: int
+    epoch: tuple[int, ...]
+    options: Options
+    executor: Executor
+    operation_names: dict[int, str] = field(repr=False)
+    builder: Callable[[DatasetOp, IterContext], OpIterator] = field(repr=False)
+
+    def build(self, op: DatasetOp) -> OpIterator:
+        """An iterator over `op`."""
+        return self.builder(op, self)
+
+    def inner_epoch(self, pass_index: int) -> IterContext:
+        """The context of pass `pass_index` of what is inside a `repeat`."""
+        return replace(self, epoch=(*self.epoch, pass_index))
+
+    def key(self, op: DatasetOp, seed: int | None = None, *, every_epoch: bool = True) -> RandomKey:
+        """The random stream of `op`. An explicit `seed` names it alone: two operations of one kind and seed agree."""
+        epoch = self.epoch if every_epoch else ()
+        if seed is not None:
+            return RandomKey(seed, op.name, epoch)
+        return RandomKey(self.seed, self.operation_names[id(op)], epoch)

@@ -1,0 +1,85 @@
+"""Random choices as pure functions of (seed, operation, epoch, index).
+
+Every random choice of a pipeline comes from a counter-based generator (Philox 4x64: Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011). Its key names the seed, the operation and the epoch, its counter the index of
+the element, so that threads, processes and restarts draw the same numbers whatever their timing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+__all__ = ["RandomKey", "draw_seed", "trim_epoch"]
+
+_DRAWS_PER_COUNTER = 4  # Philox 4x64 makes four 64-bit words from one counter value
+_ELEMENT_STRIDE = 1 << 128  # counter values between two elements: an element may draw as much as it likes
+
+
+def draw_seed() -> int:
+    """A fresh seed (63 bits, from the operating system) for an iteration that was given none."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
+
+
+def trim_epoch(epoch: tuple[int, ...]) -> tuple[int, ...]:
+    """Drop leading zeros, so that pass k of a first `repeat` is epoch k of what is inside it.
+
+    >>> trim_epoch((0, 3)), trim_epoch((1, 0)), trim_epoch((0, 0))
+    ((3,), (1, 0), ())
+    """
+    start = 0
+    while start < len(epoch) and epoch[start] == 0:
+        start += 1
+    return epoch[start:]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RandomKey:
+    """Names one stream of random numbers.
+
+    Attributes:
+        seed: The user's seed, or the one drawn when the iteration started.
+        operation: Which operation draws; a stable name within the pipeline as it was written.
+        epoch: Epoch of the dataset object, then one pass number per enclosing `repeat`.
+    """
+
+    seed: int
+    operation: str
+    epoch: tuple[int, ...] = ()
+
+    def _philox_key(self) -> np.ndarray:
+        text = f"{self.seed}/{self.operation}/{','.join(map(str, trim_epoch(self.epoch)))}"
+        return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), dtype=np.uint64)
+
+    def generator(self, index: int) -> np.random.Generator:
+        """The generator of element `index`: independent of every other element's.
+
+        >>> key = RandomKey(seed=1, operation="map-2")
+        >>> float(key.generator(5).random()) == float(key.generator(5).random())
+        True
+        """
+        return np.random.Generator(np.random.Philox(key=self._philox_key(), counter=index * _ELEMENT_STRIDE))
+
+    def words(self, start: int, count: int) -> np.ndarray:
+        """Words `start` .. `start + count` of this stream of uint64, in any order of calls.
+
+        >>> key = RandomKey(seed=1, operation="shuffle-1")
+        >>> bool((key.words(0, 10)[4:] == key.words(4, 6)).all())
+        True
+        """
+        skipped = start % _DRAWS_PER_COUNTER
+        bits = np.random.Philox(key=self._philox_key(), counter=start // _DRAWS_PER_COUNTER)
+        return np.asarray(bits.random_raw(count + skipped), dtype=np.uint64)[skipped:]
+
+    def integers(self, start: int, count: int, bound: int) -> np.ndarray:
+        """`count` int64 in [0, bound), from position `start` of this stream on.
+
+        Modulo of a 64-bit word: the bias is below bound / 2^64.
+        """
+        words = self.words(start, count)
+        return (words % np.uint64(bound)).astype(np.int64)

@@ -1,0 +1,108 @@
+"""What one leaf of an element is: shape and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError, SpecError
+
+__all__ = ["BYTES", "STR", "TensorSpec", "as_dtype", "most_specific_common", "spec_of_value"]
+
+BYTES = np.dtype("S")  # the dtype of a leaf of bytes, of any length
+STR = np.dtype("U")  # the dtype of a leaf of text, of any length
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """The numpy dtype for a dtype given as numpy, torch or text.
+
+    >>> as_dtype("float32"), as_dtype(bytes).kind, as_dtype("torch.int64")
+    (dtype('float32'), 'S', dtype('int64'))
+    """
+    if isinstance(dtype, np.dtype):
+        found = dtype
+    else:
+        name = str(dtype)
+        try:
+            # A torch dtype is known by its name, so that this layer needs no torch.
+            found = np.dtype(name.removeprefix("torch.") if name.startswith("torch.") else dtype)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"dtype must be one that numpy knows (numpy, torch or text), got {dtype!r}. "
+                "Types such as bfloat16 are made on the device, in the step."
+            ) from None
+    if found.kind in "SU":
+        return BYTES if found.kind == "S" else STR
+    if found.kind == "O":
+        raise SpecError(f"dtype must be a number, bool, bytes or str type, got {dtype!r} (Python objects).")
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False)
+class TensorSpec:
+    """Shape and dtype of one leaf (tf.TensorSpec). None stands for an unknown dimension; shape None for unknown rank.
+
+    >>> TensorSpec((None, 28), "float32")
+    TensorSpec(shape=(None, 28), dtype=float32)
+    """
+
+    shape: tuple[int | None, ...] | None
+    dtype: np.dtype[Any]
+
+    def __init__(self, shape: Any = (), dtype: Any = np.float32) -> None:
+        dims = None if shape is None else tuple(None if dim is None else int(dim) for dim in shape)
+        object.__setattr__(self, "shape", dims)
+        object.__setattr__(self, "dtype", as_dtype(dtype))
+
+    def __repr__(self) -> str:
+        name = {"S": "bytes", "U": "str"}.get(self.dtype.kind, self.dtype.name)
+        return f"TensorSpec(shape={self.shape}, dtype={name})"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every dimension is known."""
+        return self.shape is not None and None not in self.shape
+
+    def accepts(self, other: TensorSpec) -> bool:
+        """Whether a leaf of spec `other` is one of this spec."""
+        if self.dtype != other.dtype:
+            return False
+        if self.shape is None:
+            return True
+        if other.shape is None or len(self.shape) != len(other.shape):
+            return False
+        return all(mine is None or mine == theirs for mine, theirs in zip(self.shape, other.shape, strict=True))
+
+    def batched(self, size: int | None) -> TensorSpec:
+        """This spec with a leading dimension."""
+        return TensorSpec(None if self.shape is None else (size, *self.shape), self.dtype)
+
+
+def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | None:
+    """The narrowest spec that accepts both, or None where dtypes differ."""
+    if first.dtype != second.dtype:
+        return None
+    if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
+        return first if first.shape == second.shape else TensorSpec(None, first.dtype)
+    dims = tuple(a if a == b else None for a, b in zip(first.shape, second.shape, strict=True))
+    return TensorSpec(dims, first.dtype)
+
+
+def spec_of_value(value: Any) -> TensorSpec:
+    """The spec of a leaf as transformations see it: a numpy array or scalar, bytes or str."""
+    if isinstance(value, bytes):
+        return TensorSpec((), BYTES)
+    if isinstance(value, str):
+        return TensorSpec((), STR)
+    if value.dtype.kind == "O":
+        kinds = {type(item) for item in value.flat}
+        if kinds <= {bytes}:
+            return TensorSpec(value.shape, BYTES)
+        if kinds <= {str}:
+            return TensorSpec(value.shape, STR)
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise SpecError(f"A leaf must hold numbers, bools, bytes or str, got an object array of {names}.")
+    return TensorSpec(value.shape, value.dtype)

@@ -1,0 +1,119 @@
+"""Values that exist once per replica, and the small words shared by every layer."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+
+__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "InputContext", "Leaves", "PerReplica", "ReduceOp"]
+
+AUTOTUNE = -1
+"""Let raydist choose a parallelism or a buffer size (tf.data.AUTOTUNE)."""
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+
+
+@final
+class ReduceOp(enum.Enum):
+    """How values of several replicas become one (tf.distribute.ReduceOp, and what collectives add)."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PRODUCT = "PRODUCT"
+
+    @classmethod
+    def parse(cls, op: ReduceOp | str) -> ReduceOp:
+        """The op for a `ReduceOp` or its name in any case.
+
+        >>> ReduceOp.parse("mean")
+        <ReduceOp.MEAN: 'MEAN'>
+        """
+        if isinstance(op, cls):
+            return op
+        if isinstance(op, str) and op.upper() in cls.__members__:
+            return cls[op.upper()]
+        raise InvalidArgumentError(f"A reduction must be one of {', '.join(cls.__members__)}, got {op!r}.")
+
+
+class Leaves(Protocol):
+    """What one replica's part of a nest is stored as: one object whose leaves are picked by number."""
+
+    absent: bool
+    """True for the results of a replica that had no rows: reductions pass over them."""
+
+    def leaf(self, index: int) -> Any:
+        """Leaf `index` of the part, as the user sees it (a torch tensor, a number, ...)."""
+
+
+class PerReplica:
+    """One value per replica: a leaf of a distributed batch or of the result of `strategy.run`.
+
+    The values themselves may still be computed; :attr:`values` waits for them. Subclasses know where they are.
+
+    >>> PerReplica([1, 2]).values
+    (1, 2)
+    """
+
+    __nest_leaf__ = True
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values: tuple[Any, ...] | None = tuple(values)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values in replica order, fetched when first asked for. Absent results are left out."""
+        if self._values is None:
+            self._values = self._fetch()
+        return self._values
+
+    @property
+    def num_parts(self) -> int:
+        """Number of replicas that this value has parts on (known without waiting)."""
+        return len(self.values)
+
+    def _fetch(self) -> tuple[Any, ...]:
+        raise FailedPreconditionError("raydist bug: a PerReplica without values must know how to fetch them.")
+
+    def __repr__(self) -> str:
+        if self._values is None:
+            return f"{type(self).__name__}(<not fetched>)"
+        inner = ", ".join(f"{i}: {value!r}" for i, value in enumerate(self._values))
+        return f"{type(self).__name__}({inner})"
+
+    def __bool__(self) -> bool:
+        raise InvalidArgumentError(
+            "A PerReplica holds one value per replica and has no truth value. "
+            "Use strategy.reduce(...), or strategy.local_results(...) for the single values."
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InputContext:
+    """Tells a dataset function for whom it builds (tf.distribute.InputContext).
+
+    >>> InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=4).get_per_replica_batch_size(32)
+    8
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """`global_batch_size / num_replicas_in_sync`; InvalidArgumentError if that is not a whole number."""
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            raise InvalidArgumentError(
+                f"The global batch size must be divisible by the number of replicas, got {global_batch_size} and "
+                f"{self.num_replicas_in_sync}. Use {size * self.num_replicas_in_sync} or "
+                f"{(size + 1) * self.num_replicas_in_sync}, or distribute_dataset, which splits any batch."
+            )
+        return size
