@@ -1,0 +1,33 @@
+"""Every module has a test file of its name at its place: raydist/pipelines/ops/map.py, tests/pipelines/ops/test_map.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "raydist"
+
+# Modules that have nothing of their own to test, each with the tests that run through it.
+TESTED_ELSEWHERE: dict[str, str] = {
+    "collectives/base.py": "tests/contracts/communicator.py",
+}
+
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def expected_tests_of(module: str) -> Path:
+    path = Path(module)
+    return ROOT / "tests" / path.parent / f"test_{path.name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_has_a_test_file(module: str) -> None:
+    expected = ROOT / TESTED_ELSEWHERE[module] if module in TESTED_ELSEWHERE else expected_tests_of(module)
+    assert expected.is_file(), f"raydist/{module} needs {expected.relative_to(ROOT)}"
+
+
+def test_exceptions_are_needed() -> None:
+    assert set(TESTED_ELSEWHERE) <= set(MODULES)
+    assert [module for module in TESTED_ELSEWHERE if expected_tests_of(module).is_file()] == []
