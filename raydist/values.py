@@ -9,7 +9,7 @@ from typing import Any, Protocol, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 
-__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "InputContext", "Leaves", "PerReplica", "ReduceOp"]
+__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "InputContext", "Leaves", "Part", "PerReplica", "ReduceOp"]
 
 AUTOTUNE = -1
 """Let raydist choose a parallelism or a buffer size (tf.data.AUTOTUNE)."""
@@ -52,6 +52,16 @@ class Leaves(Protocol):
         """Leaf `index` of the part, as the user sees it (a torch tensor, a number, ...)."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where one replica's value of a PerReplica is: leaf `leaf_index` of the stored `Leaves` that `ref` names, or `value`."""
+
+    ref: Any = None
+    leaf_index: int = 0
+    value: Any = None
+
+
 class PerReplica:
     """One value per replica: a leaf of a distributed batch or of the result of `strategy.run`.
 
@@ -62,6 +72,9 @@ class PerReplica:
     """
 
     __nest_leaf__ = True
+
+    rows: tuple[int, ...] | None = None
+    """Rows on each replica, where this is a leaf of a distributed batch."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
@@ -77,6 +90,10 @@ class PerReplica:
     def num_parts(self) -> int:
         """Number of replicas that this value has parts on (known without waiting)."""
         return len(self.values)
+
+    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        """Where the value of replica `rank` is; with `stand_in`, the rows it works on in place of none."""
+        return Part(value=self.values[rank])
 
     def _fetch(self) -> tuple[Any, ...]:
         raise FailedPreconditionError("raydist bug: a PerReplica without values must know how to fetch them.")

@@ -1,0 +1,99 @@
+"""The actors around replicas: thin shells that host a runner each and pass calls on to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raydist.actors.supervision import kill_actors, wait_for_all
+from raydist.cluster import release
+
+__all__ = ["ReplicaActors", "ReplicaHost"]
+
+
+@final
+class ReplicaHost:
+    """Hosts one runner. `step` and `call` run in the order of their submission, `control` beside them."""
+
+    def __init__(self) -> None:
+        self._runner: Any = None
+
+    def start(self, make_runner: Callable[..., Any], *args: Any) -> int:
+        """Build the runner in this process; returns the process id."""
+        self._runner = make_runner(*args)
+        return os.getpid()
+
+    def step(self, header: Any, *objects: Any) -> Any:
+        """Run one step. `objects` were given as object refs: Ray has mapped them before this starts."""
+        return self._runner.step(header, objects)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A method of the runner, after every step dispatched before it."""
+        return getattr(self._runner, method)(*args)
+
+    @ray.method(concurrency_group="control")
+    def control(self, method: str, *args: Any) -> Any:
+        """A method of the runner that must not wait for steps: it runs in a thread of its own."""
+        return getattr(self._runner, method)(*args)
+
+
+@final
+class ReplicaActors:
+    """The handles of one strategy's replica actors, in rank order. Constructing starts the actors' processes.
+
+    The actors are not detached: they die with the driver, and with the placement group.
+    """
+
+    def __init__(
+        self, group: PlacementGroup, resources: Sequence[Mapping[str, float]], *, name: str, env: Mapping[str, str]
+    ) -> None:
+        self._group = group
+        self._handles = [_launch(group, rank, wanted, name, dict(env)) for rank, wanted in enumerate(resources)]
+        self.names = tuple(f"replica {rank} of {name}" for rank in range(len(resources)))
+
+    def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
+        return self._handles[rank].start.remote(make_runner, *args)
+
+    def step(self, rank: int, header: Any, objects: Sequence[Any]) -> Any:
+        return self._handles[rank].step.remote(header, *objects)
+
+    def call(self, rank: int, method: str, *args: Any) -> Any:
+        return self._handles[rank].call.remote(method, *args)
+
+    def control_all(self, method: str, *args: Any) -> None:
+        """Call beside the running steps, without waiting for an answer."""
+        for handle in self._handles:
+            handle.control.remote(method, *args)
+
+    def wait(self, refs: Sequence[Any], names: Sequence[str], **limits: Any) -> list[Any]:
+        """See `supervision.wait_for_all`."""
+        return wait_for_all(refs, names, **limits)
+
+    def driver_address(self) -> str:
+        """The address under which the nodes of the cluster reach this process."""
+        return str(ray.util.get_node_ip_address())
+
+    def kill(self) -> None:
+        """Kill the actors and give their reservation back. May be called twice."""
+        kill_actors(self._handles)
+        self._handles = []
+        release(self._group)
+
+
+def _launch(group: PlacementGroup, rank: int, wanted: Mapping[str, float], name: str, env: dict[str, str]) -> Any:
+    actor_class = ray.remote(concurrency_groups={"control": 1})(ReplicaHost)
+    return actor_class.options(
+        name=f"{name}-replica-{rank}",
+        num_cpus=wanted.get("CPU", 0),
+        num_gpus=wanted.get("GPU", 0),
+        resources={key: amount for key, amount in wanted.items() if key not in ("CPU", "GPU")},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
+        runtime_env={"env_vars": env} if env else None,
+        max_restarts=0,
+        max_task_retries=0,
+    ).remote()

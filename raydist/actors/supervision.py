@@ -1,0 +1,145 @@
+"""Waiting for actors: every wait has a limit, and of several errors the one that caused the others is raised."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
+
+from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+
+__all__ = ["kill_actors", "root_cause", "wait_for_all"]
+
+_GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
+
+
+def wait_for_all(
+    refs: Sequence[Any],
+    names: Sequence[str],
+    *,
+    timeout_s: float,
+    doing: str,
+    limit: str,
+    on_error: Callable[[], None],
+    values: bool = True,
+) -> list[Any]:
+    """The values of `refs`, one per actor of `names`; without `values` only their errors are looked for.
+
+    The first error does not raise at once: `on_error` is called (it should make the peers give up), they get a short
+    grace to report, and the error that explains the others is raised.
+
+    Raises:
+        UnavailableError: An actor died; names it.
+        DeadlineExceededError: Some did not answer in `timeout_s`; names them, `doing` and the `limit` to raise.
+        Exception: What the user's function raised, with its type and traceback.
+    """
+    failure = _first_failure(list(refs), timeout_s)
+    if failure is None:
+        return list(ray.get(list(refs), timeout=timeout_s)) if values else []
+    on_error()
+    outcomes = _outcomes(refs, names, doing)
+    if failure is _TIMED_OUT and all(outcome is None or isinstance(outcome, RaydistError) for outcome in outcomes):
+        late = ", ".join(name for ref, name in zip(refs, names, strict=True) if not _is_ready(ref)) or ", ".join(names)
+        raise DeadlineExceededError(
+            f"{doing} must end within {timeout_s:g} s, but {late} did not answer. "
+            f"It may be stuck, or the work is longer than the limit: then raise {limit}."
+        )
+    raise root_cause([outcome for outcome in outcomes if outcome is not None])
+
+
+_TIMED_OUT = TimeoutError()
+
+
+def _is_ready(ref: Any) -> bool:
+    return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])
+
+
+def _first_failure(refs: list[Any], timeout_s: float) -> Exception | None:
+    """None once all refs are there; else the first error seen, or `_TIMED_OUT`."""
+    end = time.monotonic() + timeout_s
+    pending = refs
+    while pending:
+        ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, end - time.monotonic()))
+        if not ready:
+            return _TIMED_OUT
+        try:
+            ray.get(ready, timeout=max(1.0, end - time.monotonic()))
+        except GetTimeoutError:
+            return _TIMED_OUT
+        except Exception as error:
+            return error
+    return None
+
+
+def _outcomes(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[Exception | None]:
+    """The error of each ref (None: it succeeded, or still says nothing when the grace is over)."""
+    ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE_S)
+    outcomes: list[Exception | None] = []
+    for ref, name in zip(refs, names, strict=True):
+        try:
+            ray.get(ref, timeout=0)
+            outcomes.append(None)
+        except GetTimeoutError:
+            outcomes.append(None)
+        except Exception as error:
+            outcomes.append(translate(error, name, doing))
+    return outcomes
+
+
+def translate(error: Exception, name: str, doing: str) -> Exception:
+    """The error a user should see for what Ray raised about actor `name`."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
+            # The remote traceback is text in Ray's wrapper; the cause alone would lose it.
+            if not any("Traceback" in note for note in getattr(cause, "__notes__", ())):
+                cause.add_note(f"In {name}:\n{error.traceback_str}")
+            return cause
+        return error
+    if isinstance(error, TaskCancelledError):
+        return CancelledError(f"{doing} on {name} was cancelled.")
+    if isinstance(error, RayActorError):
+        return UnavailableError(
+            f"{name} is gone while {doing} was under way: {_why(error)} "
+            "The strategy cannot go on without it: close it and start again from your last checkpoint."
+        )
+    return error
+
+
+def _why(error: RayActorError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:1] + [line for line in lines[1:] if line.startswith(("pid", "The actor", "Worker"))])
+
+
+def root_cause(errors: Sequence[Exception]) -> Exception:
+    """Of the errors of several replicas in one step, the one that caused the others.
+
+    A dead process first, then what user code raised; broken connections and cancelled work only follow from these.
+
+    >>> str(root_cause([CancelledError("given up"), ValueError("bad label")]))
+    'bad label'
+    """
+    return min(errors, key=_rank_of)
+
+
+def _rank_of(error: Exception) -> int:
+    if isinstance(error, UnavailableError) and "is gone while" in error.message:
+        return 0
+    if not isinstance(error, RaydistError):
+        return 1
+    if isinstance(error, CancelledError):
+        return 5
+    if isinstance(error, UnavailableError):
+        return 4
+    return 3 if isinstance(error, DeadlineExceededError) else 2
+
+
+def kill_actors(actors: Sequence[Any]) -> None:
+    """Kill at once, whatever they do."""
+    if not ray.is_initialized():
+        return
+    for actor in actors:
+        ray.kill(actor, no_restart=True)

@@ -1,0 +1,148 @@
+"""The Ray cluster under a strategy: start one, or join the one that runs.
+
+With `actors/` and `collectives/ray_backend.py` this is the only module that imports ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from raydist.errors import DeadlineExceededError, UnavailableError
+
+__all__ = ["Cluster", "Node", "connect", "place", "release"]
+
+_STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the mark lives exactly as long as the cluster
+_SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
+
+log = logging.getLogger("raydist")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine of the cluster: its resources in all."""
+
+    node_id: str
+    address: str
+    resources: Mapping[str, float]
+
+    @property
+    def num_cpus(self) -> int:
+        return int(self.resources.get("CPU", 0))
+
+    @property
+    def num_gpus(self) -> int:
+        return int(self.resources.get("GPU", 0))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster that this process is connected to.
+
+    Attributes:
+        started_here: raydist started it: it lives until this process ends, and its cores are shared freely.
+        nodes: Living nodes, this process's own first.
+    """
+
+    started_here: bool
+    nodes: tuple[Node, ...]
+
+    def best_node(self) -> Node:
+        """The node with most GPUs, else this process's own if it has CPUs, else the one with most CPUs."""
+        gpu_node = max(self.nodes, key=lambda node: node.num_gpus)
+        if gpu_node.num_gpus:
+            return gpu_node
+        return self.nodes[0] if self.nodes[0].num_cpus else max(self.nodes, key=lambda node: node.num_cpus)
+
+    def cpu_replica_resources(self) -> dict[str, float]:
+        """What one CPU replica asks for."""
+        return {"CPU": _SHARED_CPU if self.started_here else 1.0}
+
+
+def connect() -> Cluster:
+    """Join the cluster this process belongs to or that RAY_ADDRESS names; start one on this machine if there is none.
+
+    Blocks until Ray is up (its own limits apply). A Ray started here is kept for the next strategy.
+    """
+    if not ray.is_initialized():
+        _initialize()
+    nodes = _alive_nodes()
+    return Cluster(_STARTED_HERE in nodes[0].resources, nodes)
+
+
+def _initialize() -> None:
+    # With RAY_ADDRESS set (a job, or by the user) ray.init joins; "local" never joins a stray cluster of this host.
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    try:
+        if joins:
+            ray.init(logging_level=logging.WARNING)
+        else:
+            ray.init("local", include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1})
+    except ConnectionError as error:
+        raise UnavailableError(
+            f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')!r} names a Ray cluster that does not answer: {error} "
+            "Start it (ray start --head), or unset RAY_ADDRESS to let raydist start Ray on this machine."
+        ) from error
+
+
+def _alive_nodes() -> tuple[Node, ...]:
+    nodes = [
+        Node(info["NodeID"], info["NodeManagerAddress"], dict(info["Resources"]))
+        for info in ray.nodes()
+        if info["Alive"]
+    ]
+    here = ray.get_runtime_context().get_node_id()
+    return tuple(sorted(nodes, key=lambda node: (node.node_id != here, node.node_id)))
+
+
+def place(bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: float) -> PlacementGroup:
+    """Reserve one bundle per replica; wait until all are there.
+
+    An autoscaling cluster may still grow, so a request that does not fit now waits too, but never beyond `timeout_s`.
+
+    Raises:
+        DeadlineExceededError: Not placed in time; says what was asked for and what each node has.
+    """
+    group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+    if group.wait(timeout_s):
+        return group
+    remove_placement_group(group)
+    raise DeadlineExceededError(
+        f"The cluster could not place {len(bundles)} replicas within {timeout_s:g} s. Asked: {_describe(bundles)}"
+        f"{' on one node' if strategy == 'STRICT_PACK' else ''}. There is: {_describe_nodes()}. Use fewer replicas, "
+        "give each less (resources_per_replica), add nodes, or raise Timeouts.start_s where the cluster grows by itself."
+    )
+
+
+def release(group: PlacementGroup) -> None:
+    """Give the reservation back; every actor still in it is killed."""
+    if ray.is_initialized():
+        remove_placement_group(group)
+
+
+def _describe(bundles: Sequence[Mapping[str, float]]) -> str:
+    kinds = {tuple(sorted(bundle.items())) for bundle in bundles}
+    return ", ".join(
+        f"{sum(tuple(sorted(b.items())) == kind for b in bundles)} x {dict(kind)}" for kind in sorted(kinds)
+    )
+
+
+def _describe_nodes() -> str:
+    free = ray._private.state.available_resources_per_node()
+    return "; ".join(
+        f"node {node.address}: " + ", ".join(_describe_resource(node, free, name) for name in ("CPU", "GPU"))
+        for node in _alive_nodes()
+    )
+
+
+def _describe_resource(node: Node, free: Mapping[str, Mapping[str, float]], name: str) -> str:
+    have = node.resources.get(name, 0)
+    return f"{have:g} {name} ({free.get(node.node_id, {}).get(name, 0):g} free)"

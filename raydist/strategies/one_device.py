@@ -1,0 +1,92 @@
+"""One device in the driver's process: the reference that every other strategy must agree with. Needs no Ray."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import LocalDistributedDataset
+from raydist.options import InputOptions, RunOptions
+from raydist.strategies.base import Strategy, ValueContext, require_dataset
+from raydist.strategies.context import ReplicaContext, enter_replica
+from raydist.strategies.devices import parse_device
+from raydist.strategies.peers import Alone
+from raydist.values import InputContext
+
+__all__ = ["OneDeviceStrategy"]
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Everything on one device, in this process (tf.distribute.OneDeviceStrategy).
+
+    Variables are plain modules on `device`, batches and results are plain tensors, and `run` calls the function at once.
+
+    Args:
+        device: "cpu", "cuda:0", "GPU:0" or a torch.device.
+
+    >>> strategy = OneDeviceStrategy("cpu")
+    >>> strategy.run(lambda x: x + 1, args=(torch.tensor(1),))
+    tensor(2)
+    """
+
+    def __init__(self, device: Any = "cpu") -> None:
+        super().__init__()
+        self._device = parse_device(device)
+        self._torch_device = torch.device(self._device.torch_name)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return (str(self._device),)
+
+    @contextlib.contextmanager
+    def _mark_created(self) -> Iterator[None]:
+        # torch's factory functions then create on the device, so that modules need no .to().
+        with self._torch_device if self._torch_device.type != "cpu" else contextlib.nullcontext():
+            yield
+
+    def _set_gradient_reduce_op(self, options: RunOptions) -> None:
+        """One replica's gradients are the global ones, whatever the reduction."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Call `fn(*args, **kwargs)` here and now; see `Strategy.run`."""
+        self._require_open("run a step")
+        with enter_replica(self.make_replica_context()):
+            return fn(*args, **dict(kwargs or {}))
+
+    def make_replica_context(self) -> ReplicaContext:
+        """The context of the only replica."""
+        return ReplicaContext(self, Alone(self._torch_device))
+
+    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+        self._require_open("distribute a dataset")
+        require_dataset(dataset)
+        return LocalDistributedDataset(dataset, device=self._torch_device, options=options or InputOptions())
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
+    ) -> Any:
+        return self.distribute_dataset(dataset_fn(InputContext()), options)
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        return value_fn(ValueContext(0, 1))
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _abort(self) -> None:
+        self._closed = True

@@ -1,0 +1,136 @@
+"""What one replica does together with the others: alone on one device, or connected through a communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, final
+
+import cloudpickle
+import numpy as np
+import torch
+
+from raydist.collectives.differentiable import all_gather, all_reduce
+from raydist.nest import map_structure
+from raydist.values import PerReplica, ReduceOp
+
+if TYPE_CHECKING:
+    from raydist.collectives.base import Communicator
+    from raydist.collectives.gradients import GradientReducer
+    from raydist.strategies.base import Strategy
+
+__all__ = ["Alone", "Connected", "Peers"]
+
+
+class Peers(ABC):
+    """The other replicas, seen from one of them.
+
+    Attributes:
+        rank: This replica.
+        world_size: All replicas.
+        device: Where this replica computes.
+        rows: Rows of the current distributed batch on each replica, None without a batch.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    rows: tuple[int, ...] | None
+
+    @abstractmethod
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        """One leaf of `ReplicaContext.all_reduce`."""
+
+    @abstractmethod
+    def all_gather(self, value: Any, axis: int) -> Any:
+        """One leaf of `ReplicaContext.all_gather`."""
+
+    @abstractmethod
+    def merge_call(self, strategy: Strategy, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """See `ReplicaContext.merge_call`."""
+
+    @abstractmethod
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Backwards inside stay local."""
+
+
+@final
+class Alone(Peers):
+    """The only replica: every collective is the identity."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.world_size, self.device = 0, 1, device
+        self.rows = None
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        tensor = torch.as_tensor(value, device=self.device)
+        integral = not (tensor.is_floating_point() or tensor.is_complex())
+        return tensor.to(torch.get_default_dtype()) if op is ReduceOp.MEAN and integral else tensor
+
+    def all_gather(self, value: Any, axis: int) -> Any:
+        return torch.as_tensor(value, device=self.device)
+
+    def merge_call(self, strategy: Strategy, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        return fn(strategy, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+
+@final
+class Connected(Peers):
+    """One of several replicas in lock step."""
+
+    def __init__(self, communicator: Communicator, reducer: GradientReducer, device: torch.device) -> None:
+        self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
+        self.rows = None
+        self._communicator = communicator
+        self._reducer = reducer
+        self.reduce_op = ReduceOp.MEAN
+
+    def weights(self) -> tuple[float, ...] | None:
+        """Each replica's weight in the global objective; None where contributions are plainly added."""
+        if self.reduce_op is ReduceOp.SUM:
+            return None
+        return weights_of(self.rows, self.world_size)
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        tensor = torch.as_tensor(value, device=self.device)
+        return all_reduce(self._communicator, tensor, op, self.weights())
+
+    def all_gather(self, value: Any, axis: int) -> Any:
+        tensor = torch.as_tensor(value, device=self.device)
+        return all_gather(self._communicator, tensor, axis, self.weights())
+
+    def merge_call(self, strategy: Strategy, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        gathered = self._gather_objects((args, kwargs))
+        all_args, all_kwargs = map_structure(lambda *values: PerReplica(values), *gathered)
+        merged = fn(strategy, *all_args, **all_kwargs)
+        mine = self.rank
+        return map_structure(lambda leaf: leaf.values[mine] if isinstance(leaf, PerReplica) else leaf, merged)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return self._reducer.no_sync()
+
+    def _gather_objects(self, value: Any) -> list[Any]:
+        """Every replica's `value`, pickled; through the same checked path as tensors."""
+        payload = np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8).copy()
+        sizes = self.all_gather(torch.tensor([len(payload)]), 0).tolist()
+        everything = self.all_gather(torch.from_numpy(payload), 0).cpu().numpy()
+        ends = np.cumsum(sizes)
+        return [pickle.loads(everything[end - size : end]) for size, end in zip(sizes, ends, strict=True)]  # noqa: S301 - our peers' bytes
+
+
+def weights_of(rows: tuple[int, ...] | None, world_size: int) -> tuple[float, ...]:
+    """Share of each replica in the global batch; equal shares without one.
+
+    >>> weights_of((3, 1), 2), weights_of(None, 2)
+    ((0.75, 0.25), (0.5, 0.5))
+    """
+    total = sum(rows) if rows else 0
+    if not rows or not total:
+        return (1.0 / world_size,) * world_size
+    return tuple(count / total for count in rows)

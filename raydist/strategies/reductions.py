@@ -1,0 +1,109 @@
+"""Cross-replica arithmetic on the values of replicas: reduce, gather, local results. Pure; no Ray, no waiting of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import map_structure
+from raydist.values import PerReplica, ReduceOp
+
+__all__ = ["gather", "local_results", "reduce"]
+
+
+def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
+    """A nest with every PerReplica reduced, see `Strategy.reduce`."""
+    reduction = ReduceOp.parse(op)
+    if reduction not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise InvalidArgumentError(f"strategy.reduce takes SUM or MEAN, got {reduction.name}. Gather and reduce locally.")
+    return map_structure(lambda leaf: _reduce_leaf(reduction, leaf, axis, num_replicas), value)
+
+
+def _reduce_leaf(op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
+    tensors = [_as_tensor(part) for part in _parts(op, leaf, num_replicas)]
+    if not tensors:
+        raise InvalidArgumentError("Nothing to reduce: no replica had rows, so that all results are absent.")
+    if axis is None:
+        return _reduce_elementwise(op, tensors)
+    return _reduce_axes(op, tensors, (axis,) if isinstance(axis, int) else tuple(axis))
+
+
+def _parts(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
+    if isinstance(leaf, PerReplica):
+        return leaf.values
+    if op is ReduceOp.SUM and num_replicas > 1:
+        raise InvalidArgumentError(
+            f"A SUM over replicas needs a PerReplica (what strategy.run returned), got {type(leaf).__name__}: "
+            "one value can't be told from its copies. Multiply it yourself, or reduce with MEAN."
+        )
+    return (leaf,)
+
+
+def _as_tensor(part: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(part).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise SpecError(
+            f"Only tensors and numbers can be reduced or gathered, got {type(part).__name__}: {part!r:.80}. "
+            "Use strategy.local_results for other values."
+        ) from None
+
+
+def _reduce_elementwise(op: ReduceOp, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if len(set(shapes)) > 1:
+        raise InvalidArgumentError(
+            f"axis=None adds element by element, so all replicas must have one shape, got {shapes}. "
+            "Give axis=0 to reduce over rows, or reduce inside the step."
+        )
+    total = torch.stack([_accumulable(tensor) for tensor in tensors]).sum(0)
+    return total / len(tensors) if op is ReduceOp.MEAN else total
+
+
+def _reduce_axes(op: ReduceOp, tensors: Sequence[torch.Tensor], axes: tuple[int, ...]) -> torch.Tensor:
+    for tensor in tensors:
+        bad = [axis for axis in axes if not -tensor.ndim <= axis < tensor.ndim]
+        if bad:
+            raise InvalidArgumentError(
+                f"axis must be within the value's {tensor.ndim} dimensions, got {bad[0]} for shape {tuple(tensor.shape)}."
+            )
+    sums = [_accumulable(tensor).sum(axes) for tensor in tensors]
+    shapes = [tuple(part.shape) for part in sums]
+    if len(set(shapes)) > 1:
+        raise InvalidArgumentError(f"All dimensions but {axes} must agree over replicas, what remains is {shapes}.")
+    total = torch.stack(sums).sum(0)
+    if op is ReduceOp.SUM:
+        return total
+    # The true number of reduced entries, so that uneven and empty replicas weigh what they hold.
+    count = sum(tensor.numel() for tensor in tensors)
+    return total / (count / max(1, total.numel()))
+
+
+def _accumulable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.int64) if tensor.dtype is torch.bool else tensor
+
+
+def gather(value: Any, axis: int) -> Any:
+    """A nest with every PerReplica concatenated along `axis`, see `Strategy.gather`."""
+    return map_structure(lambda leaf: _gather_leaf(leaf, axis), value)
+
+
+def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor:
+    tensors = [_as_tensor(part) for part in (leaf.values if isinstance(leaf, PerReplica) else (leaf,))]
+    if not tensors:
+        raise InvalidArgumentError("Nothing to gather: no replica had rows, so that all results are absent.")
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if any(not -tensor.ndim <= axis < tensor.ndim for tensor in tensors):
+        raise InvalidArgumentError(f"gather needs values with dimension {axis}, got shapes {shapes}. Scalars: stack them.")
+    others = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}
+    if len(others) > 1:
+        raise InvalidArgumentError(f"All dimensions but {axis} must agree over replicas, got shapes {shapes}.")
+    return torch.cat(tensors, dim=axis)
+
+
+def local_results(value: Any) -> tuple[Any, ...]:
+    """The parts of a PerReplica, or the value alone, see `Strategy.local_results`."""
+    return value.values if isinstance(value, PerReplica) else (value,)

@@ -1,0 +1,201 @@
+"""Results of steps: how a replica stores them and how the driver's nest of PerReplica reads them."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+import torch
+
+from raydist.errors import SpecError
+from raydist.nest import Structure, flatten, unflatten
+from raydist.values import Part, PerReplica
+
+__all__ = ["ResultLeaf", "StepResult", "StepValues", "StructureMemory", "pack_result", "returns_nothing"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _PackedTensor:
+    """A tensor as a numpy array, whose bytes the object store maps instead of copying."""
+
+    array: np.ndarray[Any, np.dtype[Any]]
+
+    def unpack(self) -> torch.Tensor:
+        return torch.from_numpy(self.array.copy())  # the mapping is read-only and shared; the user's tensor is neither
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one replica's step function returned, without graph and device (implements `values.Leaves`)."""
+
+    structure: Structure
+    leaves: tuple[Any, ...]
+    absent: bool = False
+
+    def leaf(self, index: int) -> Any:
+        value = self.leaves[index]
+        return value.unpack() if isinstance(value, _PackedTensor) else value
+
+
+def pack_result(value: Any, *, absent: bool) -> StepResult:
+    """Make a step's result fit to travel. Tensors are detached and moved to the CPU (which waits for a GPU).
+
+    Raises:
+        SpecError: A leaf is neither a tensor nor a number and can't be pickled; says where it stands.
+    """
+    leaves, structure = flatten(value)
+    packed = tuple(_pack_leaf(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True))
+    return StepResult(structure, packed, absent)
+
+
+def _pack_leaf(leaf: Any, path: str) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return _pack_tensor(leaf)
+    if leaf is None or isinstance(leaf, int | float | bool | str | bytes | np.ndarray | np.generic):
+        return leaf
+    try:
+        return pickle.loads(cloudpickle.dumps(leaf))  # noqa: S301 - bytes made in this line; the copy holds no live state
+    except Exception as error:
+        where = f" at {path!r}" if path else ""
+        raise SpecError(
+            f"A step must return tensors, numbers or values that can be pickled, got {type(leaf).__name__}{where}: {error}"
+        ) from error
+
+
+def _pack_tensor(tensor: torch.Tensor) -> Any:
+    plain = tensor.detach().as_subclass(torch.Tensor).cpu()
+    try:
+        return _PackedTensor(plain.numpy().copy())
+    except (TypeError, RuntimeError):  # bfloat16, sparse, ...: numpy has no word for it
+        return plain.clone()
+
+
+@final
+class StepValues:
+    """The results of one step on all replicas, fetched together once and shared by the leaves of its nest."""
+
+    def __init__(self, refs: Sequence[Any], fetch: Callable[[Sequence[Any]], list[StepResult]]) -> None:
+        self.refs = tuple(refs)
+        self._fetch = fetch
+        self._results: list[StepResult] | None = None
+
+    def results(self) -> list[StepResult]:
+        """Every replica's result; waits for the step and raises its error."""
+        if self._results is None:
+            self._results = self._fetch(self.refs)
+            structures = [result.structure for result in self._results if not result.absent]
+            if any(structure != structures[0] for structure in structures):
+                shown = ", ".join(map(str, structures))
+                raise SpecError(f"A step must return one structure on all replicas, got {shown}.")
+        return self._results
+
+    def structure(self) -> Structure:
+        """The nest that the replicas with rows returned."""
+        results = self.results()
+        return next((result.structure for result in results if not result.absent), results[0].structure)
+
+    def nest(self) -> Any:
+        """The result as it turned out: None where every replica returned None."""
+        structure = self.structure()
+        leaves = [ResultLeaf(self, index, structure) for index in range(structure.num_leaves)]
+        return unflatten(structure, [None if all(v is None for v in leaf.values) else leaf for leaf in leaves])
+
+    def expected_nest(self, structure: Structure) -> Any:
+        """The result as it will be if the function returns `structure` again: nothing is waited for."""
+        return unflatten(structure, [ResultLeaf(self, index, structure) for index in range(structure.num_leaves)])
+
+
+@final
+class ResultLeaf(PerReplica):
+    """One leaf of a step's result; the values are on their way until they are read."""
+
+    def __init__(self, step: StepValues, index: int, structure: Structure) -> None:
+        super().__init__(())
+        self._values = None
+        self.step = step
+        self.index = index
+        self._structure = structure
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.step.refs)
+
+    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        return Part(ref=self.step.refs[rank], leaf_index=self.index)
+
+    def _fetch(self) -> tuple[Any, ...]:
+        found = self.step.structure()
+        if found != self._structure:
+            raise SpecError(
+                f"A step must return the same structure in every call, got {self._structure} before and {found} now. "
+                "Return the same keys always, with None where there is nothing."
+            )
+        return tuple(result.leaf(self.index) for result in self.step.results() if not result.absent)
+
+
+@final
+class StructureMemory:
+    """Remembers what nest each step function returned, so that a later call need not wait to know it.
+
+    Only functions that can end in one place are remembered: with several `return`s the nest may change from call to call.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[CodeType, ...], Structure] = {}
+
+    def expected(self, fn: Callable[..., Any]) -> Structure | None:
+        """The structure that `fn` will return as far as is known; None where only the result itself can tell."""
+        key = _codes(fn)
+        return self._known.get(key) if key else None
+
+    def learn(self, fn: Callable[..., Any], structure: Structure, nest: Any) -> None:
+        """Remember that `fn` returned `nest`; a None in it may be a value next time."""
+        key = _codes(fn)
+        if key and _ends_in_one_place(key[0]) and not any(leaf is None for leaf in flatten(nest)[0]):
+            self._known[key] = structure
+
+
+def returns_nothing(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` can return only None, going by its code: then a call's result is known before it ends.
+
+    >>> def train_step(batch):
+    ...     print(batch)
+    >>> returns_nothing(train_step), returns_nothing(lambda batch: batch)
+    (True, False)
+    """
+    key = _codes(fn)
+    if not key or key[0].co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return False
+    steps = list(dis.get_instructions(key[0]))
+    for before, step in zip(steps, steps[1:], strict=False):
+        if step.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and before.argval is None):
+            return False
+    return all(step.argval is None for step in steps if step.opname == "RETURN_CONST")
+
+
+def _codes(fn: Callable[..., Any]) -> tuple[CodeType, ...]:
+    """The code of `fn` and of the functions in its closure (a decorator's wrapper is one code for many functions)."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    function = getattr(fn, "__func__", fn)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return ()
+    inner = (getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or ())
+    return (code, *(c for c in (getattr(value, "__code__", None) for value in inner) if isinstance(c, CodeType)))
+
+
+def _ends_in_one_place(code: CodeType) -> bool:
+    """One return that nothing jumps to: `return a if b else c` jumps to it and may give two kinds of nest."""
+    returns = [step for step in dis.get_instructions(code) if step.opname in ("RETURN_VALUE", "RETURN_CONST")]
+    return len(returns) == 1 and not returns[0].is_jump_target

@@ -1,0 +1,92 @@
+"""What travels with one dispatched step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.values import Leaves, ReduceOp
+
+__all__ = ["PartSource", "ReplicaSetup", "StepHeader", "resolve_parts"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReplicaSetup:
+    """What a replica is, fixed when its actor starts.
+
+    Attributes:
+        name: The strategy's unique name.
+        rank: This replica, 0 .. world_size - 1.
+        world_size: All replicas.
+        device: Its `torch.device` name, as its own process sees it.
+        num_threads: Threads for torch's operators.
+        collective_timeout_s: How long a collective may wait for the slowest replica.
+        bucket_bytes: Size of one gradient bucket.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    device: str
+    num_threads: int
+    collective_timeout_s: float
+    bucket_bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PartSource:
+    """Where a replica finds its part of one PerReplica argument.
+
+    Attributes:
+        object_index: Which of the step's object arguments holds it; None if `value` is it.
+        leaf_index: Which leaf of that object.
+        value: The part itself, for values that came from the driver.
+    """
+
+    object_index: int | None
+    leaf_index: int = 0
+    value: Any = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepHeader:
+    """One step for one replica. Objects of the store travel beside it, as arguments that Ray maps.
+
+    Attributes:
+        step: Number of the step, counted by the strategy.
+        generation: Of the group; a replica refuses steps of another one.
+        shipment: The function, its plain arguments and what the driver changed (`shipping.py`).
+        sources: Where the PerReplica arguments are, in the shipment's order.
+        rows: Rows of the first distributed batch among the arguments on each replica; None without one.
+        gradient_reduce_op: MEAN (by rows) or SUM.
+        stand_in: Replicas without rows run on others' rows and nothing they produce counts; else on zero rows.
+        seed: The driver's torch seed; a change reseeds the replica.
+    """
+
+    step: int
+    generation: int
+    shipment: Any
+    sources: tuple[PartSource, ...] = ()
+    rows: tuple[int, ...] | None = None
+    gradient_reduce_op: ReduceOp = ReduceOp.MEAN
+    stand_in: bool = True
+    seed: int = 0
+
+
+def resolve_parts(sources: Sequence[PartSource], objects: Sequence[Leaves]) -> list[Any]:
+    """This replica's values of the PerReplica arguments; one leaf given twice is one tensor."""
+    seen: dict[tuple[int, int], Any] = {}
+    parts = []
+    for source in sources:
+        if source.object_index is None:
+            parts.append(source.value)
+            continue
+        key = (source.object_index, source.leaf_index)
+        if key not in seen:
+            seen[key] = objects[source.object_index].leaf(source.leaf_index)
+        parts.append(seen[key])
+    return parts
