@@ -1,0 +1,200 @@
+"""Opening files by path or URI, with errors that name the file and the way out.
+
+A path is local, or a URI that fsspec or, where fsspec lacks the package for it, pyarrow.fs can open.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol, final
+
+from raydist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    RaydistError,
+    SpecError,
+)
+
+__all__ = [
+    "OpenFile",
+    "ReadableFile",
+    "create_file",
+    "data_loss",
+    "file_errors",
+    "local_path",
+    "open_file",
+    "path_text",
+]
+
+
+class ReadableFile(Protocol):
+    """What a reader needs of a file."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+    def seek(self, offset: int, /) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file opened for reading.
+
+    Attributes:
+        file: Unbuffered where it is local.
+        size: Bytes in it when it was opened, or None where the server does not say.
+    """
+
+    file: ReadableFile
+    size: int | None
+
+
+def path_text(path: Any) -> str:
+    """`path` as text.
+
+    >>> path_text(b"data/a.tfrecord")
+    'data/a.tfrecord'
+
+    Raises:
+        SpecError: It is neither text, bytes nor a path object.
+    """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise SpecError(f"A file name must be a str, bytes or os.PathLike, got {path!r} ({type(path).__name__}).")
+    return os.fsdecode(path)
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine, or None for a URI of another file system.
+
+    >>> local_path("file:///tmp/x"), local_path("s3://bucket/x")
+    ('/tmp/x', None)
+    """
+    if path.startswith("file://"):
+        return path.removeprefix("file://")
+    return None if "://" in path else path
+
+
+def open_file(path: str) -> OpenFile:
+    """Open a file for reading.
+
+    Raises:
+        NotFoundError: There is no such file.
+        InvalidArgumentError: It is a directory, a FIFO, a device or a socket, or the URI's scheme is unknown.
+        FailedPreconditionError: It may not be read, or the package for the URI's scheme is not installed.
+    """
+    with file_errors(path):
+        local = local_path(path)
+        return _open_uri(path) if local is None else _open_local(local)
+
+
+def create_file(path: str) -> BinaryIO:
+    """Open a file for writing, empty. Errors as those of :func:`open_file`."""
+    with file_errors(path):
+        local = local_path(path)
+        if local is not None:
+            _require_plain(local, os.stat(local).st_mode if os.path.lexists(local) else stat.S_IFREG)
+            return open(local, "wb")
+        import fsspec  # only URIs need it
+
+        file: BinaryIO = fsspec.open(path, "wb").open()
+        return file
+
+
+@contextmanager
+def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
+    """Turn the operating system's errors about `path` into ours; other I/O errors get a note with the place."""
+    try:
+        yield
+    except RaydistError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"The file must exist, got {path!r}. Check the path, and that this node sees it."
+        ) from error
+    except IsADirectoryError as error:
+        raise _not_plain(path, "a directory") from error
+    except PermissionError as error:
+        raise FailedPreconditionError(
+            f"The file must be accessible, but permission is denied for {path!r} (user {_user()}). "
+            "Change its mode or owner, or run as another user."
+        ) from error
+    except OSError as error:
+        error.add_note(f"while accessing {path!r}" + ("" if offset is None else f" at byte {offset}"))
+        raise
+
+
+def _open_local(path: str) -> OpenFile:
+    # O_NONBLOCK: opening a FIFO would wait for its writer, without limit. It has no effect on plain files.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb", buffering=0)
+    try:
+        status = os.fstat(descriptor)
+        _require_plain(path, status.st_mode)
+    except BaseException:
+        file.close()
+        raise
+    return OpenFile(file, status.st_size)
+
+
+def _open_uri(path: str) -> OpenFile:
+    import fsspec.core  # only URIs need it
+
+    try:
+        system, inner = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        return _open_with_arrow(path, error)
+    if system.isdir(inner):
+        raise _not_plain(path, "a directory")
+    file = system.open(inner, "rb")
+    return OpenFile(file, getattr(file, "size", None))
+
+
+def _open_with_arrow(path: str, fsspec_error: Exception) -> OpenFile:
+    import pyarrow  # only URIs that fsspec cannot open need it
+    from pyarrow import fs
+
+    try:
+        system, inner = fs.FileSystem.from_uri(path)
+    except pyarrow.ArrowInvalid:
+        message = f"The URI's scheme must be one that fsspec or pyarrow.fs knows, got {path!r}: {fsspec_error}."
+        kind = FailedPreconditionError if isinstance(fsspec_error, ImportError) else InvalidArgumentError
+        raise kind(message) from fsspec_error
+    file = system.open_input_file(inner)
+    return OpenFile(file, file.size())
+
+
+def _require_plain(path: str, mode: int) -> None:
+    for is_kind, kind in _SPECIAL_KINDS:
+        if is_kind(mode):
+            raise _not_plain(path, kind)
+
+
+def _not_plain(path: str, kind: str) -> InvalidArgumentError:
+    hint = " Give the files in it." if kind == "a directory" else " Copy its data into a file first."
+    return InvalidArgumentError(f"A file name must name a plain file, but {path!r} is {kind}.{hint}")
+
+
+_SPECIAL_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+
+
+def _user() -> str:
+    return str(os.geteuid())
+
+
+def data_loss(path: str, offset: int, problem: str) -> DataLossError:
+    """The error of a damaged file: what is wrong, and where."""
+    return DataLossError(f"{problem} (file {path!r}, byte {offset}).", path=path, offset=offset)
