@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydist.actors.supervision import kill_actors, wait_for_all
+from raydist.actors.portable_errors import pack_error
+from raydist.actors.supervision import RemoteFailure, kill_actors, wait_for_all
 from raydist.cluster import release
 
 __all__ = ["ReplicaActors", "ReplicaHost"]
@@ -25,21 +27,33 @@ class ReplicaHost:
 
     def start(self, make_runner: Callable[..., Any], *args: Any) -> int:
         """Build the runner in this process; returns the process id."""
-        self._runner = make_runner(*args)
+        with _errors_travel():
+            self._runner = make_runner(*args)
         return os.getpid()
 
     def step(self, header: Any, *objects: Any) -> Any:
         """Run one step. `objects` were given as object refs: Ray has mapped them before this starts."""
-        return self._runner.step(header, objects)
+        with _errors_travel():
+            return self._runner.step(header, objects)
 
     def call(self, method: str, *args: Any) -> Any:
         """A method of the runner, after every step dispatched before it."""
-        return getattr(self._runner, method)(*args)
+        with _errors_travel():
+            return getattr(self._runner, method)(*args)
 
     @ray.method(concurrency_group="control")
     def control(self, method: str, *args: Any) -> Any:
         """A method of the runner that must not wait for steps: it runs in a thread of its own."""
         return getattr(self._runner, method)(*args)
+
+
+@contextlib.contextmanager
+def _errors_travel() -> Iterator[None]:
+    """Ray loses exceptions that do not pickle well, and takes KeyboardInterrupt for a cancelled task."""
+    try:
+        yield
+    except BaseException as error:
+        raise RemoteFailure(pack_error(error)) from None
 
 
 @final

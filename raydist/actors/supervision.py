@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
 
+from raydist.actors.portable_errors import PortableError
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
-__all__ = ["kill_actors", "root_cause", "wait_for_all"]
+__all__ = ["RemoteFailure", "kill_actors", "root_cause", "wait_for_all"]
 
 _GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
+
+
+@final
+class RemoteFailure(Exception):
+    """Carries any exception out of an actor; the caller's side raises the exception itself."""
+
+    def __init__(self, portable: PortableError) -> None:
+        super().__init__(portable)
+        self.portable = portable
+
+    def __str__(self) -> str:
+        return self.portable.title
 
 
 def wait_for_all(
@@ -93,12 +106,7 @@ def translate(error: Exception, name: str, doing: str) -> Exception:
     """The error a user should see for what Ray raised about actor `name`."""
     if isinstance(error, RayTaskError):
         cause = error.cause
-        if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
-            # The remote traceback is text in Ray's wrapper; the cause alone would lose it.
-            if not any("Traceback" in note for note in getattr(cause, "__notes__", ())):
-                cause.add_note(f"In {name}:\n{error.traceback_str}")
-            return cause
-        return error
+        return cause.portable.restore() if isinstance(cause, RemoteFailure) else error
     if isinstance(error, TaskCancelledError):
         return CancelledError(f"{doing} on {name} was cancelled.")
     if isinstance(error, RayActorError):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raydist.collectives.base import Communicator
     from raydist.collectives.gradients import GradientReducer
     from raydist.strategies.base import Strategy
+    from raydist.strategies.mirror_replica import MirrorReplica
 
 __all__ = ["Alone", "Connected", "Peers"]
 
@@ -82,18 +83,69 @@ class Alone(Peers):
 
 @final
 class Connected(Peers):
-    """One of several replicas in lock step."""
+    """One of several replicas in lock step.
 
-    def __init__(self, communicator: Communicator, reducer: GradientReducer, device: torch.device) -> None:
+    During a run it follows the batch at hand: its rows weigh gradients and collectives, and once a batch is done that
+    some replicas had no rows of, `settle` brings their buffers in line.
+    """
+
+    def __init__(
+        self, communicator: Communicator, reducer: GradientReducer, device: torch.device, mirror: MirrorReplica
+    ) -> None:
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
         self.rows = None
         self._communicator = communicator
         self._reducer = reducer
-        self.reduce_op = ReduceOp.MEAN
+        self._mirror = mirror
+        self._reduce_op = ReduceOp.MEAN
+        self._stand_in = True
+        self._open_step = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def run(self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool) -> Iterator[None]:
+        """Around one run of a step function; see `StepHeader` for the arguments."""
+        self._reduce_op, self._stand_in = reduce_op, stand_in
+        self._reducer.attach(self._mirror.parameters())
+        with contextlib.ExitStack() as self._open_step:
+            self._begin_batch(rows)
+            yield
+            self._settle()
+
+    def next_batch(self, rows: tuple[int, ...]) -> None:
+        """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
+        self._settle()
+        self._open_step.close()
+        self._begin_batch(rows)
+
+    @property
+    def stands_in(self) -> bool:
+        """This replica has no rows of the batch at hand and works on others': nothing it produces counts."""
+        return self._stand_in and self.rows is not None and self.rows[self.rank] == 0
+
+    def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
+        self.rows = rows
+        weight = weights_of(rows, self.world_size)[self.rank]
+        # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
+        empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
+        self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
+        if self.stands_in:
+            self._mirror.keep_metrics()
+
+    def _settle(self) -> None:
+        """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
+        if not self._stand_in or self.rows is None or all(self.rows) or not any(self.rows):
+            return
+        root = next(rank for rank, count in enumerate(self.rows) if count)
+        buffers = self._mirror.export_buffers()
+        for buffer in buffers:
+            self._communicator.broadcast(buffer, root).wait()
+        if self.stands_in:
+            self._mirror.import_buffers(buffers)
+            self._mirror.restore_metrics()
 
     def weights(self) -> tuple[float, ...] | None:
         """Each replica's weight in the global objective; None where contributions are plainly added."""
-        if self.reduce_op is ReduceOp.SUM:
+        if self._reduce_op is ReduceOp.SUM:
             return None
         return weights_of(self.rows, self.world_size)
 

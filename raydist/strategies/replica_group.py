@@ -11,7 +11,7 @@ from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous import Rendezvous
+from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import UnavailableError
 from raydist.options import Timeouts
 from raydist.strategies.runner import ReplicaRunner
@@ -26,12 +26,13 @@ _WINDOW = 8  # dispatched steps under way: enough to hide the dispatch, few enou
 class ReplicaGroup:
     """N replicas in lock step. Used by one thread."""
 
-    def __init__(self, name: str, setups: Sequence[ReplicaSetup], actors: ReplicaActors, timeouts: Timeouts) -> None:
-        self._name = name
+    def __init__(
+        self, setups: Sequence[ReplicaSetup], actors: ReplicaActors, store: RendezvousStore, timeouts: Timeouts
+    ) -> None:
         self._setups = tuple(setups)
         self._actors = actors
         self._timeouts = timeouts
-        self._rendezvous: Rendezvous | None = None
+        self._store = store
         self._generation = -1
         self._under_way: deque[tuple[int, list[Any]]] = deque()
         self._failed = False
@@ -55,26 +56,23 @@ class ReplicaGroup:
         """Build the runners and the first generation. Blocks until every replica answers (limit: `start_s`)."""
         refs = [self._actors.start(setup.rank, ReplicaRunner, setup) for setup in self._setups]
         self._wait(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
-        self._rendezvous = Rendezvous(self._actors.driver_address())
+        self._store.start()
         self.rebuild()
 
     def rebuild(self) -> None:
         """Form a new generation of all replicas; what failed before is forgotten. Dispatched steps are given up."""
         if self._dead is not None:
             raise self._dead
-        if self._rendezvous is None:
-            raise UnavailableError("raydist bug: the group must be started before it is rebuilt.")
         self._under_way.clear()
         self._generation += 1
-        refs = []
-        for setup in self._setups:
-            store = self._rendezvous
-            member = Membership(
-                self._name, self._generation, setup.rank, setup.world_size, store.host, store.port
-            )
-            refs.append(self._actors.call(setup.rank, "join", member))
+        refs = [self._actors.call(setup.rank, "join", self._membership(setup)) for setup in self._setups]
         self._wait(refs, self._timeouts.start_s, "joining the group", "Timeouts.start_s")
         self._failed = False
+
+    def _membership(self, setup: ReplicaSetup) -> Membership:
+        return self._store.membership(
+            setup.name, generation=self._generation, rank=setup.rank, world_size=setup.world_size
+        )
 
     def dispatch(self, headers: Sequence[StepHeader], objects: Sequence[Sequence[Any]]) -> list[Any]:
         """Send one step, replica by replica, with the refs of its objects; returns the refs of its results.
@@ -151,8 +149,7 @@ class ReplicaGroup:
             _ignore_errors(lambda: self._wait(refs, self._timeouts.close_s, "closing", "Timeouts.close_s"))
         self._under_way.clear()
         self._actors.kill()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        self._store.close()
 
 
 def _ignore_errors(action: Callable[[], Any]) -> None:

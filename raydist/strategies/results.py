@@ -110,6 +110,11 @@ class StepValues:
         leaves = [ResultLeaf(self, index, structure) for index in range(structure.num_leaves)]
         return unflatten(structure, [None if all(v is None for v in leaf.values) else leaf for leaf in leaves])
 
+    def plain_nest(self) -> Any:
+        """The result of the only replica as the function returned it."""
+        result = self.results()[0]
+        return unflatten(result.structure, [result.leaf(index) for index in range(result.structure.num_leaves)])
+
     def expected_nest(self, structure: Structure) -> Any:
         """The result as it will be if the function returns `structure` again: nothing is waited for."""
         return unflatten(structure, [ResultLeaf(self, index, structure) for index in range(structure.num_leaves)])

@@ -21,6 +21,7 @@ class ReplicaSetup:
         rank: This replica, 0 .. world_size - 1.
         world_size: All replicas.
         device: Its `torch.device` name, as its own process sees it.
+        worker_devices: The names of all replicas' devices, for the user.
         num_threads: Threads for torch's operators.
         collective_timeout_s: How long a collective may wait for the slowest replica.
         bucket_bytes: Size of one gradient bucket.
@@ -30,6 +31,7 @@ class ReplicaSetup:
     rank: int
     world_size: int
     device: str
+    worker_devices: tuple[str, ...]
     num_threads: int
     collective_timeout_s: float
     bucket_bytes: int

@@ -1,0 +1,200 @@
+"""What all strategies with replicas in lock step share: dispatching steps, mirrored variables, distributed input.
+
+A subclass decides only where the replicas run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import DistributedDataset
+from raydist.options import InputOptions, RunOptions, Timeouts
+from raydist.strategies.base import Strategy, ValueContext, require_dataset
+from raydist.strategies.dispatch import StepPlan, address_parts, batch_rows
+from raydist.strategies.launch import LaunchPlan, launch
+from raydist.strategies.mirror_driver import MirrorDriver
+from raydist.strategies.replica_group import ReplicaGroup
+from raydist.strategies.results import StepValues, StructureMemory, returns_nothing
+from raydist.values import InputContext, PerReplica, ReduceOp
+
+__all__ = ["SynchronousStrategy"]
+
+
+class SynchronousStrategy(Strategy):
+    """Replica actors in lock step; gradients meet in an all-reduce. Replicas start when they are first needed."""
+
+    def __init__(self, kind: str, timeouts: Timeouts | None) -> None:
+        super().__init__()
+        self._name = f"{kind}-{uuid.uuid4().hex[:8]}"
+        self._timeouts = timeouts or Timeouts()
+        self._options = RunOptions(gradient_reduce_op=ReduceOp.MEAN)
+        self._launch_plan: LaunchPlan | None = None
+        self._launched: ReplicaGroup | None = None
+        self._started = False
+        self._mirror = MirrorDriver(self._name, _Link(self))
+        self._memory = StructureMemory()
+        self._open_inputs: list[Any] = []
+        self._next_step = 0
+
+    @abstractmethod
+    def _make_plan(self) -> LaunchPlan:
+        """Where the replicas run. Called once; may start or join Ray."""
+
+    @final
+    def _plan(self) -> LaunchPlan:
+        if self._launch_plan is None:
+            self._launch_plan = self._make_plan()
+        return self._launch_plan
+
+    @final
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return len(self._plan().setups)
+
+    @final
+    def _launch(self) -> ReplicaGroup:
+        """The replicas' processes, perhaps still starting: meanwhile the driver builds its model."""
+        if self._launched is None:
+            self._launched = launch(self._plan(), self._timeouts)
+        return self._launched
+
+    @final
+    def _replicas(self) -> ReplicaGroup:
+        """The replicas, ready for a step."""
+        group = self._launch()
+        if not self._started:
+            group.start()
+            self._started = True
+        if group.failed:
+            group.rebuild()
+            self._mirror.reset()
+        return group
+
+    @final
+    @contextlib.contextmanager
+    def _mark_created(self) -> Any:
+        self._launch()
+        with self._mirror.scope():
+            yield
+
+    @final
+    def _set_gradient_reduce_op(self, options: RunOptions) -> None:
+        self._options = options
+
+    @final
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        self._require_open("run a step")
+        group = self._replicas()
+        shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}))
+        plan = self._plan_step(shipment, options or RunOptions())
+        addressed = [
+            address_parts(shipment.per_replica, rank, stand_in=plan.stand_in) for rank in range(group.num_replicas)
+        ]
+        headers = [plan.header(rank, sources) for rank, (sources, _) in enumerate(addressed)]
+        refs = group.dispatch(headers, [objects for _, objects in addressed])
+        self._mirror.dispatched()
+        return self._result(fn, StepValues(refs, functools.partial(group.fetch, plan.step)))
+
+    def _plan_step(self, shipment: Any, options: RunOptions) -> StepPlan:
+        self._next_step += 1
+        return StepPlan(
+            step=self._next_step - 1,
+            generation=self._replicas().generation,
+            shipment=shipment.without_parts(),
+            per_replica=shipment.per_replica,
+            rows=batch_rows(shipment.per_replica),
+            gradient_reduce_op=options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN,
+            stand_in=options.empty_batch == "stand_in",
+            seed=torch.initial_seed(),
+        )
+
+    def _result(self, fn: Callable[..., Any], values: StepValues) -> Any:
+        if returns_nothing(fn):
+            return None
+        if self.num_replicas_in_sync == 1:
+            return values.plain_nest()
+        expected = self._memory.expected(fn)
+        if expected is not None:
+            return values.expected_nest(expected)
+        nest = values.nest()
+        self._memory.learn(fn, values.structure(), nest)
+        return nest
+
+    @final
+    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+        self._require_open("distribute a dataset")
+        require_dataset(dataset)
+        return DistributedDataset(
+            dataset,
+            num_replicas=self.num_replicas_in_sync,
+            options=options or InputOptions(),
+            timeouts=self._timeouts,
+            node_id=self._plan().node_id,
+            on_open=self._open_inputs.append,
+        )
+
+    @final
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        count = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(rank, count)) for rank in range(count)]
+        return values[0] if count == 1 else PerReplica(values)
+
+    @final
+    def close(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._finish()
+        finally:
+            self._abort()
+
+    def _finish(self) -> None:
+        if self._launched is not None and self._started:
+            self._launched.wait()
+            self._mirror.release()
+
+    @final
+    def _abort(self) -> None:
+        """Stop everything now. What is stopped first is what others wait for last: inputs, then replicas."""
+        gently = not self._closed and self._started
+        self._closed = True
+        with contextlib.ExitStack() as stack:
+            if self._launched is not None:
+                stack.callback(self._launched.close, gently=gently)
+            for iterator in self._open_inputs:
+                stack.callback(iterator.close)
+
+
+@final
+class _Link:
+    """How the driver half of the mirrored variables reaches the replicas (`mirror_link.ReplicaLink`)."""
+
+    def __init__(self, strategy: SynchronousStrategy) -> None:
+        self._strategy = strategy
+
+    @property
+    def num_replicas(self) -> int:
+        return self._strategy.num_replicas_in_sync
+
+    def wait(self) -> None:
+        self._strategy._replicas().wait()
+
+    def call(self, rank: int, method: str, *args: Any) -> Any:
+        return self._strategy._replicas().call(rank, "mirror", method, *args)
+
+    def call_all(self, method: str, *args: Any) -> list[Any]:
+        return self._strategy._replicas().call_all("mirror", method, *args)
