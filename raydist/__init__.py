@@ -62,12 +62,14 @@ _MODULE_OF = {
 __all__ = sorted([*_MODULE_OF, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'raydist' has no attribute {name!r}.")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value  # the next access finds it without coming here
-    return value
+if not TYPE_CHECKING:  # type checkers know the names above, and should report any other
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'raydist' has no attribute {name!r}.")
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value  # the next access finds it without coming here
+        return value
 
 
 def __dir__() -> list[str]:

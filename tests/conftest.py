@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -38,8 +39,7 @@ def ray_cluster() -> Iterator[None]:
         include_dashboard=False,
         object_store_memory=500 * 2**20,
         log_to_driver=False,
-        logging_level="ERROR",
-        configure_logging=True,
+        logging_level=logging.ERROR,
     )
     yield
     ray.shutdown()

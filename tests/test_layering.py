@@ -1,4 +1,4 @@
-"""Imports point down: errors, values ... < pipelines < dataset < ... < training; Ray and torch stay where they belong."""
+"""Imports point down: errors, values ... < pipelines < dataset < ... < training. Ray and torch stay in their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every module has a test file of its name at its place: raydist/pipelines/ops/map.py, tests/pipelines/ops/test_map.py."""
+"""Every module has its test file: raydist/pipelines/ops/map.py has tests/pipelines/ops/test_map.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,69 @@
+"""Classify handwritten digits with `rd.Model`: compile, fit, evaluate.
+
+python examples/digits_fit.py --strategy mirrored --replicas 2
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+import raydist as rd
+from digits_common import (
+    LEARNING_RATE,
+    NUM_CLASSES,
+    Images,
+    add_strategy_flags,
+    build_network,
+    load_images,
+    make_parser,
+    report,
+    split,
+    to_inputs,
+)
+
+
+def make_strategy(name: str, replicas: int) -> rd.Strategy:
+    """The only line that changes from one device to many."""
+    return rd.OneDeviceStrategy("cpu") if name == "one_device" else rd.MirroredStrategy(replicas)
+
+
+def rows_of(images: Images) -> rd.Dataset:
+    return rd.Dataset.from_tensor_slices((images.pixels, images.labels))
+
+
+def main() -> None:
+    args = add_strategy_flags(make_parser(__doc__)).parse_args()
+    train, test = split(load_images(args.data), smoke=args.smoke)
+    epochs = 1 if args.smoke else args.epochs
+
+    with make_strategy(args.strategy, args.replicas) as strategy:
+        print(f"{type(strategy).__name__}: {', '.join(strategy.worker_devices)}")
+        torch.manual_seed(0)
+        with strategy.scope():
+            network = build_network(*train.pixels.shape[1:])
+            model = rd.Model(network)
+            model.compile(
+                optimizer=torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE),
+                loss=nn.CrossEntropyLoss(),
+                metrics=[MulticlassAccuracy(NUM_CLASSES, average="micro")],
+            )
+
+        # Whole batches go through `to_inputs`: mapping after `batch` is the fast way.
+        train_batches = rows_of(train).shuffle(len(train), seed=0).batch(args.batch_size).map(to_inputs)
+        test_batches = rows_of(test).batch(args.batch_size).map(to_inputs)
+
+        start = time.perf_counter()
+        model.fit(train_batches, epochs=epochs)
+        seconds = time.perf_counter() - start
+        results = model.evaluate(test_batches)
+        report(results["multiclass_accuracy"], epochs * len(train) / seconds, network)
+
+    print("look next: examples/digits_raydist.py (a loop of your own), README.md (strategies, ways to run)")
+
+
+if __name__ == "__main__":
+    main()

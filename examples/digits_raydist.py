@@ -1,0 +1,78 @@
+"""Classify handwritten digits with a training loop of one's own, on any number of replicas.
+
+The twin of `digits_torch.py`: the steps are the same lines; the strategy decides where they run.
+
+    python examples/digits_raydist.py --strategy mirrored --replicas 2
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.nn import functional as F
+
+import raydist as rd
+from digits_common import (
+    LEARNING_RATE,
+    add_strategy_flags,
+    build_network,
+    count_correct,
+    load_images,
+    make_parser,
+    report,
+    split,
+    to_inputs,
+)
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_strategy(name: str, replicas: int) -> rd.Strategy:
+    """The only line that changes from one device to many."""
+    return rd.OneDeviceStrategy("cpu") if name == "one_device" else rd.MirroredStrategy(replicas)
+
+
+def main() -> None:
+    args = add_strategy_flags(make_parser(__doc__)).parse_args()
+    train, test = split(load_images(args.data), smoke=args.smoke)
+    epochs = 1 if args.smoke else args.epochs
+
+    with make_strategy(args.strategy, args.replicas) as strategy:
+        torch.manual_seed(0)
+        with strategy.scope():
+            network = build_network(*train.pixels.shape[1:])
+            optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
+
+        def train_step(batch: Batch) -> torch.Tensor:
+            pixels, labels = batch
+            optimizer.zero_grad()
+            loss = F.cross_entropy(network(pixels), labels)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        def test_step(batch: Batch) -> torch.Tensor:
+            pixels, labels = batch
+            with torch.no_grad():
+                return count_correct(network(pixels), labels)
+
+        images = rd.Dataset.from_tensor_slices((train.pixels, train.labels)).shuffle(len(train), seed=0)
+        batches = strategy.distribute_dataset(images.batch(args.batch_size).map(to_inputs))
+        images = rd.Dataset.from_tensor_slices((test.pixels, test.labels))
+        test_batches = strategy.distribute_dataset(images.batch(args.batch_size).map(to_inputs))
+
+        start = time.perf_counter()
+        for epoch in range(epochs):
+            losses = [strategy.run(train_step, args=(batch,)) for batch in batches]
+            means = torch.stack([strategy.reduce(rd.ReduceOp.MEAN, loss) for loss in losses])
+            print(f"epoch {epoch + 1}/{epochs}: loss {means.mean():.4f}")
+        seconds = time.perf_counter() - start
+
+        counts = [strategy.run(test_step, args=(batch,)) for batch in test_batches]
+        correct = sum(int(strategy.reduce(rd.ReduceOp.SUM, count)) for count in counts)
+        report(correct / len(test), epochs * len(train) / seconds, network)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pickle
+import traceback
+
+import cloudpickle
+import pytest
+
+from raydist import errors
+from raydist.errors import DataLossError, RaydistError
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+BUILTIN_OF = {
+    errors.InvalidArgumentError: ValueError,
+    errors.SpecError: TypeError,
+    errors.NotFoundError: FileNotFoundError,
+    errors.DeadlineExceededError: TimeoutError,
+}
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+def test_survives_pickling(cls: type[RaydistError], pickler: object) -> None:
+    error = cls("what must hold, what was got")
+    error.add_note("map-2 (train.py:7), element 5, worker input-1")
+    copy = pickle.loads(pickler.dumps(error))  # type: ignore[attr-defined]  # both modules have it
+    assert type(copy) is cls
+    assert str(copy) == "what must hold, what was got"
+    assert copy.__notes__ == error.__notes__
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_is_a_raydist_error_and_shows_its_message(cls: type[RaydistError]) -> None:
+    shown = "".join(traceback.format_exception_only(cls("got 0")))
+    assert issubclass(cls, RaydistError)
+    assert shown.strip() == f"raydist.errors.{cls.__name__}: got 0"
+
+
+@pytest.mark.parametrize(("cls", "builtin"), BUILTIN_OF.items())
+def test_is_caught_as_its_builtin(cls: type[RaydistError], builtin: type[Exception]) -> None:
+    with pytest.raises(builtin, match="got 0"):
+        raise cls("got 0")
+
+
+def test_data_loss_keeps_file_and_offset() -> None:
+    copy = pickle.loads(pickle.dumps(DataLossError("bad checksum", path="s3://b/a.tfrecord", offset=1234)))
+    assert (copy.path, copy.offset, str(copy)) == ("s3://b/a.tfrecord", 1234, "bad checksum")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.errors import SpecError
+from raydist.nest import LEAF, flatten, is_nested, map_structure, unflatten
+from raydist.values import PerReplica
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Example:
+    image: Any
+    label: Any
+
+
+leaves = st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3)
+nests = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3),
+        st.builds(Point, inner, inner),
+        st.builds(Example, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@given(nests)
+def test_unflatten_is_the_inverse_of_flatten(nest: Any) -> None:
+    found, structure = flatten(nest)
+    assert unflatten(structure, found) == nest
+    assert structure.num_leaves == len(found) == len(structure.paths())
+    assert pickle.loads(pickle.dumps(structure)) == structure
+
+
+@given(nests)
+def test_map_structure_keeps_the_structure(nest: Any) -> None:
+    pairs = map_structure(lambda a, b: [a, b], nest, nest)
+    assert flatten(pairs) == ([[leaf, leaf] for leaf in flatten(nest)[0]], flatten(nest)[1])
+
+
+@pytest.mark.parametrize("leaf", [3, "ab", b"ab", [1, (2, 3)], None, Example, PerReplica([(1, 2)])])
+def test_leaves(leaf: Any) -> None:
+    assert flatten(leaf) == ([leaf], LEAF)
+
+
+def test_a_mapping_is_a_dict_whose_order_does_not_matter() -> None:
+    first, second = flatten(OrderedDict(b=2, a=1)), flatten({"a": 1, "b": 2})
+    assert first == second == ([1, 2], first[1])
+    assert flatten({1: "x", "a": "y"})[0] == ["x", "y"]  # keys that cannot be sorted stay in their order
+
+
+def test_paths_name_the_leaves() -> None:
+    structure = flatten({"image": 0, "box": (1, Point(2, 3))})[1]
+    assert structure.paths() == ["box.0", "box.1.x", "box.1.y", "image"]
+    assert LEAF.paths() == [""]
+    assert str(structure) == "{'box': ('*', Point(x='*', y='*')), 'image': '*'}"
+
+
+def test_differing_structures_are_shown() -> None:
+    with pytest.raises(SpecError, match=r"\('\*', '\*'\) and \{'a': '\*'\} differ"):
+        map_structure(max, (1, 2), {"a": 1})
+
+
+def test_left_over_leaves_are_an_error() -> None:
+    with pytest.raises(SpecError, match="with 1 leaves was given 2"):
+        unflatten(flatten((1,))[1], [1, 2])
+
+
+def test_what_has_parts() -> None:
+    assert all(is_nested(value) for value in [(), {}, Point(1, 2), Example(1, 2)])
+    assert not any(is_nested(value) for value in [[], "a", 1, Example])

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from raydist.errors import InvalidArgumentError
+from raydist.options import InputOptions, RunOptions, Timeouts
+from raydist.values import AUTOTUNE, ReduceOp
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "rows"}, "split must be .* got 'rows'"),
+        ({"num_input_workers": -2}, "num_input_workers must be >= 0 or AUTOTUNE, got -2"),
+        ({"prefetch_batches": 0}, "prefetch_batches must be >= 1 or None, got 0"),
+    ],
+)
+def test_input_options_refuse(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        InputOptions(**arguments)
+
+
+def test_input_options_defaults_are_the_documented_ones() -> None:
+    options = InputOptions()
+    assert (options.split, options.num_input_workers, options.prefetch_batches) == ("per_batch", AUTOTUNE, None)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_run_options_take_a_reduction_by_name() -> None:
+    assert RunOptions(gradient_reduce_op="sum").gradient_reduce_op is ReduceOp.SUM  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gradient_reduce_op": "MAX"}, "gradient_reduce_op must be SUM or MEAN, got 'MAX'"),
+        ({"gradient_reduce_op": "average"}, "got 'average'"),
+        ({"empty_batch": "skip"}, "empty_batch must be .* got 'skip'"),
+    ],
+)
+def test_run_options_refuse(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        RunOptions(**arguments)
+
+
+@pytest.mark.parametrize("name", [limit.name for limit in fields(Timeouts)])
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), None])
+def test_every_time_limit_is_finite_and_positive(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"Timeouts\.{name} must be a finite number"):
+        Timeouts(**{name: value})
