@@ -1,6 +1,6 @@
 """The seam between training and the wires: what a group of ranks can do together.
 
-Every backend (threads, gloo, NCCL, shared memory, ...) implements :class:`Communicator` and passes the one contract suite in
+Every backend (threads, gloo, NCCL, ...) implements :class:`Communicator` and passes the one contract suite in
 `tests/contracts/communicator.py`. A group is *rebuildable*: after a peer died, `reconfigure` forms a new generation
 of it in the same process, with other members.
 """

@@ -1,0 +1,201 @@
+"""A communicator over torch.distributed process groups: gloo on the CPU, NCCL on CUDA devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    BroadcastOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+)
+
+from raydist.collectives.backends import RawGroup, backend_for
+from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.flights import Flight, LandedFlight
+from raydist.collectives.generation import Generation
+from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
+from raydist.errors import FailedPreconditionError
+from raydist.values import ReduceOp
+
+__all__ = ["ProcessGroupCommunicator", "open_communicator"]
+
+# MEAN travels as a sum and is divided afterwards: the same on every backend.
+_OPS = {
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.MEAN: dist.ReduceOp.SUM,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+
+def open_communicator(membership: Membership, *, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
+    """Join a group and return this rank's end of it.
+
+    Blocking: until every member has joined, at most `timeout_s` seconds.
+
+    Args:
+        membership: This rank's place and the address of the group's rendezvous store.
+        device: Where the tensors are: "cpu" takes gloo, "cuda:k" NCCL.
+        timeout_s: The limit of every wait of this communicator, joining included.
+
+    Raises:
+        DeadlineExceededError: A member did not arrive; the message says which.
+
+    >>> from raydist.collectives.rendezvous import RendezvousStore
+    >>> with RendezvousStore() as store:
+    ...     alone = store.membership("doctest", generation=0, rank=0, world_size=1)
+    ...     communicator = open_communicator(alone, device=torch.device("cpu"), timeout_s=10.0)
+    ...     tensor = torch.ones(2)
+    ...     communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+    ...     communicator.close()
+    >>> tensor.tolist()
+    [1.0, 1.0]
+    """
+    communicator = ProcessGroupCommunicator(membership, device, timeout_s)
+    try:
+        communicator.start()
+    except BaseException:
+        communicator.close()
+        raise
+    return communicator
+
+
+@final
+class ProcessGroupWork(Work):
+    """An operation under way in a generation of the group."""
+
+    def __init__(self, generation: Generation, flight: Flight, operation: str, deliver: Callable[[], None]) -> None:
+        self._generation = generation
+        self._flight = flight
+        self._operation = operation
+        self._deliver: Callable[[], None] | None = deliver
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self._deliver is None:
+            return
+        self._generation.wait(self._flight, self._operation, timeout_s)
+        deliver, self._deliver = self._deliver, None
+        deliver()
+
+
+@final
+class ProcessGroupCommunicator(Communicator):
+    """See :func:`open_communicator`. Not for use by several threads at once, `abort` aside."""
+
+    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
+        self.membership = membership
+        self.device = device
+        self.timeout_s = timeout_s
+        self._backend = backend_for(device)
+        self._generation = Generation(membership, self._backend, timeout_s)
+
+    def start(self) -> None:
+        """Join the group. Blocking: until every member has, at most `timeout_s`."""
+        self._generation.start()
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        staged = stage_reduction(tensor, op, self.world_size)
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(_OPS[op])
+        return self._launch(
+            f"all_reduce({op.value})", [staged], lambda group: group.allreduce([staged.carrier], options)
+        )
+
+    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        mine = stage_bytes(tensor)
+        staged = [stage_bytes(output) for output in outputs]
+        carriers = [output.carrier for output in staged]
+        return self._launch(
+            "all_gather", staged, lambda group: group.allgather([carriers], [mine.carrier], AllgatherOptions())
+        )
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        staged = stage_bytes(tensor)
+        options = BroadcastOptions()
+        options.rootRank = root
+        return self._launch(
+            f"broadcast(root={root})", [staged], lambda group: group.broadcast([staged.carrier], options)
+        )
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        staged = stage_reduction(tensor, op, self.world_size)
+        options = ReduceOptions()
+        options.reduceOp = dist.ReduceOp(_OPS[op])
+        options.rootRank = root
+        return self._launch(
+            f"reduce({op.value}, root={root})", [staged], lambda group: group.reduce([staged.carrier], options)
+        )
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        staged = stage_reduction(output, op, self.world_size)
+        carriers = [stage_reduction(value, op, self.world_size).carrier for value in inputs]
+        options = ReduceScatterOptions()
+        options.reduceOp = dist.ReduceOp(_OPS[op])
+        return self._launch(
+            f"reduce_scatter({op.value})",
+            [staged],
+            lambda group: group.reduce_scatter([staged.carrier], [carriers], options),
+        )
+
+    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        carrier = stage_bytes(tensor).carrier
+        return self._launch(
+            f"send(to={destination})", [], lambda group: group.send([carrier], destination, 0), point_to_point=True
+        )
+
+    def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        staged = stage_bytes(tensor)
+        return self._launch(
+            f"recv(from={source})",
+            [staged],
+            lambda group: group.recv([staged.carrier], source, 0),
+            point_to_point=True,
+        )
+
+    def barrier(self) -> None:
+        token = stage_bytes(torch.zeros(1, device=self.device))
+        self._launch("barrier", [token], lambda group: group.allreduce([token.carrier], AllreduceOptions())).wait()
+
+    def reconfigure(self, membership: Membership) -> None:
+        present = self.membership
+        if membership.group == present.group and membership.generation <= present.generation:
+            raise FailedPreconditionError(
+                f"A new generation of group {present.group!r} must be later than {present.generation}, "
+                f"got {membership.generation}. Ask the owner of the group for the present membership."
+            )
+        self.abort()
+        self._generation.leave()
+        self.membership = membership
+        self._generation = Generation(membership, self._backend, self.timeout_s)
+        self._generation.start()
+
+    def abort(self) -> None:
+        self._generation.abort()
+
+    def close(self) -> None:
+        self._generation.leave()
+
+    def _launch(
+        self,
+        operation: str,
+        staged: list[Staged],
+        call: Callable[[RawGroup], dist.Work],
+        *,
+        point_to_point: bool = False,
+    ) -> Work:
+        def deliver() -> None:
+            for tensor in staged:
+                tensor.deliver()
+
+        if staged and not any(tensor.carrier.numel() for tensor in staged):
+            # All ranks agree on the shape, so all of them skip it. gloo would not.
+            return ProcessGroupWork(self._generation, LandedFlight(), operation, deliver)
+        flight = self._generation.submit(operation, call, point_to_point=point_to_point)
+        return ProcessGroupWork(self._generation, flight, operation, deliver)

@@ -1,0 +1,125 @@
+"""Where the members of a group find each other: a small key-value server that somebody who outlives them keeps.
+
+The owner (a strategy on the driver, or rank 0) opens a :class:`RendezvousStore` and hands out memberships; each member
+connects with :func:`connect`. Keys carry the group's name and the generation, so a late message of an old generation is
+never read by a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import final
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from raydist.collectives.base import Membership
+from raydist.collectives.translation import describe, translate
+from raydist.errors import DeadlineExceededError, FailedPreconditionError
+
+__all__ = ["RendezvousStore", "connect", "local_address"]
+
+
+@final
+class RendezvousStore:
+    """The server half. One serves any number of groups and generations.
+
+    Args:
+        host: Address to listen on and to be reached at: the loopback address where all members are on this machine.
+
+    >>> with RendezvousStore("127.0.0.1") as store:
+    ...     store.membership("g", generation=0, rank=1, world_size=2).store_host
+    '127.0.0.1'
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
+        self._server: TCPStore | None = None
+
+    def start(self) -> RendezvousStore:
+        """Listen on a free port. May be called twice."""
+        if self._server is None:
+            listener = socket.create_server((self.host, 0), family=_family(self.host), backlog=512)
+            port = listener.getsockname()[1]
+            self._server = TCPStore(
+                self.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+        return self
+
+    @property
+    def port(self) -> int:
+        if self._server is None:
+            raise FailedPreconditionError("A RendezvousStore must be started (`start()` or `with`) to have a port.")
+        return int(self._server.port)
+
+    def membership(self, group: str, *, generation: int, rank: int, world_size: int) -> Membership:
+        """The place of one member, with this store's address."""
+        return Membership(group, generation, rank, world_size, self.host, self.port)
+
+    def close(self) -> None:
+        """Stop listening. Groups that are formed keep working until a member fails. May be called twice."""
+        self._server = None
+
+    def __enter__(self) -> RendezvousStore:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(membership: Membership, timeout_s: float) -> Store:
+    """The client half: the keys of one generation of one group.
+
+    Blocking: until the server accepts, at most `timeout_s` seconds.
+
+    Raises:
+        DeadlineExceededError: No server answers at the membership's address.
+    """
+    _await_listener(membership, timeout_s)
+    try:
+        store = TCPStore(
+            membership.store_host,
+            membership.store_port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        raise translate(error, membership, "rendezvous") from error
+    return PrefixStore(f"{membership.group}/{membership.generation}", store)
+
+
+def _await_listener(membership: Membership, timeout_s: float) -> None:
+    # TCPStore's own retries write a C++ stack trace to the log for each attempt.
+    address = (membership.store_host, membership.store_port)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=min(timeout_s, 5.0)):
+            return
+        if time.monotonic() >= deadline:
+            raise DeadlineExceededError(
+                f"{describe(membership, 'rendezvous')} failed: nothing answered at {address[0]}:{address[1]} for "
+                f"{timeout_s} s. Check that the owner of the group lives and that this machine can reach it."
+            )
+        time.sleep(0.05)
+
+
+def local_address(membership: Membership) -> str:
+    """The address of this machine that faces the store, hence the other members: loopback where the store is local."""
+    with socket.socket(_family(membership.store_host), socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing: it only asks the routing table.
+        probe.connect((membership.store_host, membership.store_port))
+        return str(probe.getsockname()[0])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    try:
+        return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return socket.AF_INET

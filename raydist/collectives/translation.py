@@ -1,0 +1,55 @@
+"""From what torch.distributed raises to raydist's errors: the only place that reads its messages.
+
+gloo, NCCL and the TCPStore raise bare RuntimeErrors whose text is all they tell.
+"""
+
+from __future__ import annotations
+
+import re
+
+from raydist.collectives.base import Membership
+from raydist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    RaydistError,
+    UnavailableError,
+)
+
+__all__ = ["describe", "is_slice_over", "translate"]
+
+# In order: the first pattern that occurs decides. "timeout caused pair closure" is gloo's echo of an earlier time-out.
+_PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
+    (re.compile(r"timed out|time-?out", re.IGNORECASE), DeadlineExceededError),
+    (re.compile(r"aborted|was cancelled", re.IGNORECASE), CancelledError),
+    (
+        re.compile(r"closed|reset by peer|broken pipe|refused|connect|remote process|shutdown or crash", re.IGNORECASE),
+        UnavailableError,
+    ),
+    (
+        re.compile(r"invalid scalar type|unsupported|must be|expect|not implemented", re.IGNORECASE),
+        InvalidArgumentError,
+    ),
+)
+
+
+def describe(membership: Membership, operation: str) -> str:
+    """Who was doing what, for every message: `all_reduce by rank 1 of 4 (group 'g', generation 0)`."""
+    return (
+        f"{operation} by rank {membership.rank} of {membership.world_size} "
+        f"(group {membership.group!r}, generation {membership.generation})"
+    )
+
+
+def is_slice_over(error: RuntimeError) -> bool:
+    """Whether `Work.wait(slice)` only says that the slice is over (the work itself goes on)."""
+    return "Operation timed out!" in str(error)
+
+
+def translate(error: BaseException, membership: Membership, operation: str) -> RaydistError:
+    """The error of the user's vocabulary for an error of torch.distributed."""
+    if isinstance(error, RaydistError):
+        return error
+    text = str(error).strip().split("\n")[0]
+    kind = next((kind for pattern, kind in _PATTERNS if pattern.search(text)), UnavailableError)
+    return kind(f"{describe(membership, operation)} failed: {text}")
