@@ -100,6 +100,7 @@ class Connected(Peers):
         self._reduce_op = ReduceOp.MEAN
         self._stand_in = True
         self._open_step = contextlib.ExitStack()
+        self._held_metrics: dict[int, dict[str, Any]] = {}
 
     @contextlib.contextmanager
     def run(self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool) -> Iterator[None]:
@@ -128,8 +129,7 @@ class Connected(Peers):
         # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
         empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
-        if self.stands_in:
-            self._mirror.keep_metrics()
+        self._held_metrics = self._mirror.hold_metrics() if self.stands_in else {}
 
     def _settle(self) -> None:
         """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
@@ -141,7 +141,7 @@ class Connected(Peers):
             self._communicator.broadcast(buffer, root).wait()
         if self.stands_in:
             self._mirror.import_buffers(buffers)
-            self._mirror.restore_metrics()
+            self._mirror.restore_metrics(self._held_metrics)
 
     def weights(self) -> tuple[float, ...] | None:
         """Each replica's weight in the global objective; None where contributions are plainly added."""

@@ -183,7 +183,8 @@ def returns_nothing(fn: Callable[..., Any]) -> bool:
         return False
     steps = list(dis.get_instructions(key[0]))
     for before, step in zip(steps, steps[1:], strict=False):
-        if step.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and before.argval is None):
+        is_none = before.opname == "LOAD_CONST" and before.argval is None and not step.is_jump_target
+        if step.opname == "RETURN_VALUE" and not is_none:
             return False
     return all(step.argval is None for step in steps if step.opname == "RETURN_CONST")
 

@@ -35,7 +35,7 @@ class ReplicaRunner:
     def __init__(self, setup: ReplicaSetup) -> None:
         self._setup = setup
         self._device = torch.device(setup.device)
-        self._mirror = MirrorReplica()
+        self._mirror = MirrorReplica(setup.rank, device=setup.device)
         self._communicator: Communicator | None = None
         self._peers: Connected | None = None
         self._failed_step: int | None = None
