@@ -1,0 +1,140 @@
+"""A Ray head node of a test's own: `ray start --head`, on free ports, with a token and files of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RAY = Path(sys.executable).with_name("ray")
+START_S = 90.0
+STOP_S = 20.0
+
+
+@dataclass(frozen=True)
+class RayHome:
+    """Where Ray keeps what it writes, and what a process needs to know to use that and no other.
+
+    Attributes:
+        folder: Everything that Ray writes: logs, sockets, the address of the running cluster, the token.
+        environment: For processes of the test.
+    """
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    @property
+    def token(self) -> str:
+        return (self.folder / "auth_token").read_text()
+
+    def processes(self) -> dict[int, str]:
+        """Living processes that belong to it: their command lines name the folder."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if str(self.folder) in command:
+                    found[int(entry.parent.name)] = command[:100]
+        return found
+
+
+@dataclass(frozen=True)
+class RayHead:
+    """A running head node.
+
+    Attributes:
+        home: Its files and environment; `RAY_ADDRESS=auto` with that environment finds it.
+        dashboard: URL that `ray job submit --address` takes.
+    """
+
+    home: RayHome
+    dashboard: str
+
+
+@contextlib.contextmanager
+def ray_home() -> Iterator[RayHome]:
+    """A place for Ray's files, with a token; at the end no process of it may be left."""
+    folder = Path(tempfile.mkdtemp(prefix="rdtest-", dir="/tmp"))  # short: socket paths end at 107 characters
+    (folder / "auth_token").write_text(secrets.token_hex(32))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own = {
+        "PATH": f"{RAY.parent}{os.pathsep}{os.environ['PATH']}",  # as in an activated environment: jobs call `python`
+        "RAY_TMPDIR": str(folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(folder / "auth_token"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    home = RayHome(folder, {**inherited, **own})
+    try:
+        yield home
+    finally:
+        for pid in home.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on; distinct, because all are held until the last is found."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]
+
+
+@contextlib.contextmanager
+def running_head(home: RayHome, *, num_cpus: int) -> Iterator[RayHead]:
+    """Start a head node with a dashboard; stop it, and only it, at the end."""
+    port, dashboard_port, agent_port, client_port = free_ports(4)
+    command = [
+        *(str(RAY), "start", "--head", "--block", f"--num-cpus={num_cpus}", f"--port={port}"),
+        *(f"--dashboard-port={dashboard_port}", f"--dashboard-agent-listen-port={agent_port}"),
+        *(f"--ray-client-server-port={client_port}", "--min-worker-port=0", "--max-worker-port=0"),
+        f"--object-store-memory={300 * 2**20}",
+    ]
+    log = (home.folder / "ray_start.log").open("wb")
+    with (
+        log,
+        subprocess.Popen(command, env=home.environment, stdout=log, stderr=log, start_new_session=True) as process,
+    ):
+        try:
+            head = RayHead(home, f"http://127.0.0.1:{dashboard_port}")
+            wait_until_up(head, process)
+            yield head
+        finally:
+            stop(process)
+
+
+def wait_until_up(head: RayHead, process: subprocess.Popen[bytes]) -> None:
+    request = urllib.request.Request(
+        f"{head.dashboard}/api/jobs/", headers={"Authorization": f"Bearer {head.home.token}"}
+    )
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            urllib.request.urlopen(request, timeout=5).close()
+            return
+        time.sleep(0.2)
+    log = (head.home.folder / "ray_start.log").read_text()
+    raise RuntimeError(f"ray start did not come up within {START_S} s (exit status {process.poll()}):\n{log}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()  # `ray start --block` then ends what it has started
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

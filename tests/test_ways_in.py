@@ -1,0 +1,87 @@
+"""The three ways to a cluster: Ray started by the strategy, a Ray that runs already, and a submitted job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.ray_head import RAY, RayHead, RayHome, ray_home, running_head
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ("examples/digits_fit.py", "--strategy", "mirrored", "--replicas", "2", "--smoke")
+INTERACTIVE = """
+import runpy, sys, ray
+ray.init(address="auto")
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "examples")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+LIST_ACTORS = """
+import ray
+from ray._private.state import state
+ray.init()
+print(sum(actor["State"] != "DEAD" and "raydist" in str(actor) for actor in state.actor_table(None).values()))
+"""
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[RayHead]:
+    with ray_home() as home, running_head(home, num_cpus=4) as running:
+        yield running
+
+
+def output_of(command: list[str], environment: Mapping[str, str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def fingerprint_in(output: str) -> str:
+    """The hash of the trained parameters, which the example prints last."""
+    assert re.search(r"^test accuracy: 0\.\d{3}$", output, flags=re.MULTILINE), output
+    (found,) = re.findall(r"^parameters: (\w+)$", output, flags=re.MULTILINE)
+    return str(found)
+
+
+def processes_left(home: RayHome, within_s: float) -> dict[int, str]:
+    deadline = time.monotonic() + within_s
+    while (left := home.processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+@pytest.fixture(scope="module")
+def expected_fingerprint() -> str:
+    """What the run with a Ray of its own ends with; nothing of that Ray may outlive it."""
+    with ray_home() as home:
+        output = output_of([sys.executable, *EXAMPLE], home.environment)
+        assert processes_left(home, within_s=10) == {}
+    return fingerprint_in(output)
+
+
+def test_ray_started_by_the_strategy(expected_fingerprint: str) -> None:
+    assert len(expected_fingerprint) == 16
+
+
+def test_running_cluster_found_by_ray_address(head: RayHead, expected_fingerprint: str) -> None:
+    environment = {**head.home.environment, "RAY_ADDRESS": "auto"}
+    assert fingerprint_in(output_of([sys.executable, *EXAMPLE], environment)) == expected_fingerprint
+    assert output_of([sys.executable, "-c", LIST_ACTORS], environment).split() == ["0"]
+
+
+def test_running_cluster_joined_interactively(head: RayHead, expected_fingerprint: str) -> None:
+    output = output_of([sys.executable, "-c", INTERACTIVE, *EXAMPLE], head.home.environment)
+    assert fingerprint_in(output) == expected_fingerprint
+
+
+def test_submitted_job(head: RayHead, expected_fingerprint: str) -> None:
+    submit = [str(RAY), "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--", "python", *EXAMPLE]
+    assert fingerprint_in(output_of(submit, head.home.environment)) == expected_fingerprint
