@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raydist.dataset import Dataset as Dataset
+    from raydist.distributed_dataset import DistributedDataset as DistributedDataset
+    from raydist.distributed_dataset import DistributedIterator as DistributedIterator
     from raydist.errors import CancelledError as CancelledError
     from raydist.errors import CollectiveMismatchError as CollectiveMismatchError
     from raydist.errors import DataLossError as DataLossError
@@ -21,10 +24,36 @@ if TYPE_CHECKING:
     from raydist.errors import RaydistError as RaydistError
     from raydist.errors import SpecError as SpecError
     from raydist.errors import UnavailableError as UnavailableError
+    from raydist.metrics import Mean as Mean
+    from raydist.options import AutoShardPolicy as AutoShardPolicy
+    from raydist.options import AutotuneOptions as AutotuneOptions
     from raydist.options import InputOptions as InputOptions
+    from raydist.options import OptimizationOptions as OptimizationOptions
+    from raydist.options import Options as Options
     from raydist.options import RunOptions as RunOptions
+    from raydist.options import ThreadingOptions as ThreadingOptions
     from raydist.options import Timeouts as Timeouts
+    from raydist.pipelines.formats.example import parse_example as parse_example
+    from raydist.pipelines.formats.example import parse_single_example as parse_single_example
+    from raydist.pipelines.formats.features import FixedLenFeature as FixedLenFeature
+    from raydist.pipelines.formats.features import VarLenFeature as VarLenFeature
+    from raydist.pipelines.formats.tfrecord_writer import TFRecordOptions as TFRecordOptions
+    from raydist.pipelines.formats.tfrecord_writer import TFRecordWriter as TFRecordWriter
+    from raydist.pipelines.op import DatasetOp as DatasetOp
     from raydist.pipelines.spec import TensorSpec as TensorSpec
+    from raydist.strategies.base import Strategy as Strategy
+    from raydist.strategies.base import ValueContext as ValueContext
+    from raydist.strategies.context import ReplicaContext as ReplicaContext
+    from raydist.strategies.context import get_replica_context as get_replica_context
+    from raydist.strategies.context import get_strategy as get_strategy
+    from raydist.strategies.context import has_strategy as has_strategy
+    from raydist.strategies.context import in_cross_replica_context as in_cross_replica_context
+    from raydist.strategies.mirrored import MirroredStrategy as MirroredStrategy
+    from raydist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+    from raydist.training.callbacks import Callback as Callback
+    from raydist.training.callbacks import History as History
+    from raydist.training.early_stopping import EarlyStopping as EarlyStopping
+    from raydist.training.model import Model as Model
     from raydist.values import AUTOTUNE as AUTOTUNE
     from raydist.values import INFINITE_CARDINALITY as INFINITE_CARDINALITY
     from raydist.values import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
@@ -37,26 +66,55 @@ __version__ = "0.1.0"
 # The public names and the modules that define them. The imports above say the same to type checkers and editors.
 _MODULE_OF = {
     "AUTOTUNE": "raydist.values",
+    "AutoShardPolicy": "raydist.options",
+    "AutotuneOptions": "raydist.options",
+    "Callback": "raydist.training.callbacks",
     "CancelledError": "raydist.errors",
     "CollectiveMismatchError": "raydist.errors",
     "DataLossError": "raydist.errors",
+    "Dataset": "raydist.dataset",
+    "DatasetOp": "raydist.pipelines.op",
     "DeadlineExceededError": "raydist.errors",
+    "DistributedDataset": "raydist.distributed_dataset",
+    "DistributedIterator": "raydist.distributed_dataset",
+    "EarlyStopping": "raydist.training.early_stopping",
     "FailedPreconditionError": "raydist.errors",
+    "FixedLenFeature": "raydist.pipelines.formats.features",
+    "History": "raydist.training.callbacks",
     "INFINITE_CARDINALITY": "raydist.values",
     "InputContext": "raydist.values",
     "InputOptions": "raydist.options",
     "InvalidArgumentError": "raydist.errors",
+    "Mean": "raydist.metrics",
+    "MirroredStrategy": "raydist.strategies.mirrored",
+    "Model": "raydist.training.model",
     "NotFoundError": "raydist.errors",
+    "OneDeviceStrategy": "raydist.strategies.one_device",
+    "OptimizationOptions": "raydist.options",
+    "Options": "raydist.options",
     "OutOfRangeError": "raydist.errors",
     "PerReplica": "raydist.values",
     "RaydistError": "raydist.errors",
     "ReduceOp": "raydist.values",
+    "ReplicaContext": "raydist.strategies.context",
     "RunOptions": "raydist.options",
     "SpecError": "raydist.errors",
+    "Strategy": "raydist.strategies.base",
+    "TFRecordOptions": "raydist.pipelines.formats.tfrecord_writer",
+    "TFRecordWriter": "raydist.pipelines.formats.tfrecord_writer",
     "TensorSpec": "raydist.pipelines.spec",
+    "ThreadingOptions": "raydist.options",
     "Timeouts": "raydist.options",
     "UNKNOWN_CARDINALITY": "raydist.values",
     "UnavailableError": "raydist.errors",
+    "ValueContext": "raydist.strategies.base",
+    "VarLenFeature": "raydist.pipelines.formats.features",
+    "get_replica_context": "raydist.strategies.context",
+    "get_strategy": "raydist.strategies.context",
+    "has_strategy": "raydist.strategies.context",
+    "in_cross_replica_context": "raydist.strategies.context",
+    "parse_example": "raydist.pipelines.formats.example",
+    "parse_single_example": "raydist.pipelines.formats.example",
 }
 
 __all__ = sorted([*_MODULE_OF, "__version__"])

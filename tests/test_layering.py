@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "raydist"
 
 # From the bottom up. A module may import its own layer and those before it.
 LAYERS = (
-    {"errors", "nest", "values", "options", "metrics"},
+    {"errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
     {"dataset"},
     {"collectives", "cluster"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"__init__"},
 )
 RAY_ALLOWED = ("actors", "cluster", "collectives.ray_backend")
-TORCH_FORBIDDEN = ("errors", "nest", "values", "options", "pipelines", "dataset", "__init__")
+TORCH_FORBIDDEN = ("errors", "nest", "values", "settings", "options", "pipelines", "dataset", "__init__")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
