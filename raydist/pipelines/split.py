@@ -85,7 +85,7 @@ def _require_rows(columns: Sequence[Any], paths: Sequence[str]) -> Sequence[Any]
         if np.ndim(leaf) == 0:
             name = f" {paths[index]!r}" if len(paths) > index and paths[index] else ""
             raise InvalidArgumentError(
-                f"Every leaf of a distributed dataset must have rows to split over the replicas, got a scalar leaf{name}"
+                f"Every leaf of a distributed dataset must have rows to split over the replicas, got a scalar{name}"
                 f" of type {type(leaf).__name__}. Call the `batch` method on the dataset, with the global batch size, "
                 "before distributing it."
             )

@@ -1,0 +1,162 @@
+"""A strategy's view of a dataset: every batch is a nest with one part per replica.
+
+The driver handles references only; an input pipeline on an actor makes the batches, and the replicas map them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import cloudpickle
+
+from raydist.actors.driver_iterator import BatchLeaf, DistributedIterator, PassOpener
+from raydist.actors.input_job import InputJob
+from raydist.actors.replica_iterator import ReplicaIterator
+from raydist.errors import InvalidArgumentError
+from raydist.nest import map_structure
+from raydist.options import InputOptions, Timeouts
+from raydist.pipelines.merged import merged_options
+from raydist.pipelines.seeds import draw_seed
+from raydist.pipelines.spec import TensorSpec
+from raydist.values import InputContext
+
+if TYPE_CHECKING:
+    from raydist.dataset import Dataset
+
+__all__ = [
+    "BatchLeaf",
+    "DistributedDataset",
+    "DistributedIterator",
+    "PerReplicaDataset",
+    "ReplicaIterator",
+    "distribute",
+    "distribute_from_function",
+]
+
+
+class DistributedDataset(ABC):
+    """A dataset as a strategy hands it out (tf.distribute.DistributedDataset). It has no transformations.
+
+    Every `iter()` is a new epoch of this object.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], options: InputOptions) -> None:
+        self._datasets = tuple(datasets)
+        self._options = options
+        self._num_iterations = 0
+
+    @property
+    def options(self) -> InputOptions:
+        """How it is distributed."""
+        return self._options
+
+    @property
+    @abstractmethod
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one replica's part of a batch."""
+
+    def cardinality(self) -> int:
+        """That of the dataset it was made from (of the first one, where there are several)."""
+        return self._datasets[0].cardinality()
+
+    def _next_epoch(self) -> int:
+        self._num_iterations += 1
+        return self._num_iterations - 1
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+@final
+class PerReplicaDataset(DistributedDataset):
+    """A distributed dataset whose batches are nests of PerReplica, made by an input pipeline on an actor."""
+
+    def __init__(self, datasets: Sequence[Dataset], side: InputSide, options: InputOptions, *, dealt: bool) -> None:
+        super().__init__(datasets, options)
+        self._side = side
+        self._dealt = dealt
+
+    @property
+    def element_spec(self) -> Any:
+        spec = self._datasets[0].element_spec
+        return spec if self._dealt else map_structure(self._piece_spec, spec)
+
+    def _piece_spec(self, spec: TensorSpec) -> TensorSpec:
+        if not spec.shape or spec.shape[0] is None or spec.shape[0] % self._side.num_replicas:
+            return TensorSpec((None, *spec.shape[1:]) if spec.shape else spec.shape, spec.dtype)
+        return TensorSpec((spec.shape[0] // self._side.num_replicas, *spec.shape[1:]), spec.dtype)
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(
+            self._side.opener, self._job(), find_spec=lambda: self.element_spec, drain=self._side.drain
+        )
+
+    def _job(self) -> InputJob:
+        ops = tuple(dataset._op for dataset in self._datasets)
+        options = merged_options(ops[0])
+        epoch = self._next_epoch()
+        return InputJob(
+            label=f"epoch {epoch} of the distributed dataset",
+            ops=pickle_ops(ops),
+            dealt=self._dealt,
+            num_replicas=self._side.num_replicas,
+            seed=draw_seed() if options.seed is None else options.seed,
+            epoch=epoch,
+            options=options,
+            input_options=self._options,
+            num_workers=0,
+            timeouts=self._side.timeouts,
+        )
+
+
+def pickle_ops(ops: Any) -> bytes:
+    """The bytes of a pipeline; InvalidArgumentError that shows what cannot be pickled."""
+    try:
+        data: bytes = cloudpickle.dumps(ops)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"A distributed dataset must be picklable, with the functions given to it and what these refer to: "
+            f"{type(error).__name__}: {error}. Open files, locks and connections inside the function, or use "
+            "from_generator with a function that opens them."
+        ) from error
+    return data
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InputSide:
+    """What a strategy gives to the datasets it distributes.
+
+    Attributes:
+        opener: Starts passes: the strategy's `InputHost`.
+        num_replicas: Number of replicas.
+        timeouts: Limits.
+        drain: Waits until every dispatched step is done (the replicas may be reading an iterator).
+        num_workers: Input workers for the AUTOTUNE choice of `InputOptions.num_input_workers`.
+    """
+
+    opener: PassOpener
+    num_replicas: int
+    timeouts: Timeouts
+    drain: Callable[[], None]
+    auto_workers: int = 0
+
+
+def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> DistributedDataset:
+    """A dataset of global batches, each cut into one piece per replica."""
+    return PerReplicaDataset([dataset], side, options, dealt=False)
+
+
+def distribute_from_function(
+    dataset_fn: Callable[[InputContext], Dataset], side: InputSide, options: InputOptions
+) -> DistributedDataset:
+    """Datasets of per-replica elements: element k of a worker's dataset goes to its replica k % N.
+
+    With `InputOptions(per_replica=True)` the function is called once per replica, and each reads its own dataset.
+    """
+    num_pipelines = side.num_replicas if options.per_replica else 1
+    datasets = [dataset_fn(InputContext(num_pipelines, i, side.num_replicas)) for i in range(num_pipelines)]
+    return PerReplicaDataset(datasets, side, options, dealt=True)
