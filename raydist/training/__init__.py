@@ -1,0 +1,1 @@
+"""Training loops that the library owns: compile, fit, evaluate, predict."""

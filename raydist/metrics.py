@@ -1,0 +1,58 @@
+"""What torchmetrics lacks: a weighted mean that stays exact over millions of steps.
+
+Any torchmetrics metric works in a scope. Importing this module imports torch and torchmetrics, so it is imported only
+when it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torchmetrics import Metric
+
+__all__ = ["Mean"]
+
+
+@final
+class Mean(Metric):
+    """Weighted mean of all values given to it (tf.keras.metrics.Mean): sum(weight * value) / sum(weight).
+
+    Sums are kept in float64 (torchmetrics.MeanMetric keeps float32, which loses digits of a loss over a long epoch) and
+    added over replicas, so that uneven batches weigh what they hold. Without any weight the mean is 0, as in Keras.
+
+    >>> mean = Mean()
+    >>> mean.update(1.0, weight=3)  # a mean over 3 rows
+    >>> mean.update([2.0, 2.0])     # two values
+    >>> mean.compute()
+    tensor(1.4000, dtype=torch.float64)
+    """
+
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+
+    total: torch.Tensor
+    weight: torch.Tensor
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, value: Any, weight: Any = 1.0) -> None:
+        """Add values.
+
+        Args:
+            value: A number, or a tensor of values.
+            weight: A number or a tensor that broadcasts to the shape of `value`.
+        """
+        device = self.total.device
+        values = torch.as_tensor(value, dtype=torch.float64, device=device).detach()
+        weights = torch.as_tensor(weight, dtype=torch.float64, device=device).detach().expand(values.shape)
+        self.total += (values * weights).sum()
+        self.weight += weights.sum()
+
+    def compute(self) -> torch.Tensor:
+        """The mean so far: a float64 scalar."""
+        return torch.where(self.weight == 0, 0.0, self.total / self.weight)

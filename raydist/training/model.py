@@ -1,0 +1,261 @@
+"""`Model`: compile, fit, evaluate and predict for any torch module, over any strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.metrics import Mean
+from raydist.strategies.context import get_strategy
+from raydist.training.callbacks import Callback, CallbackList, History
+from raydist.training.evaluation import Evaluation
+from raydist.training.fit import Fit, FitPlan
+from raydist.training.model_state import pack, rebuild, restore_module, restore_optimizer
+from raydist.training.passes import distributed, num_batches
+from raydist.training.prediction import Prediction
+from raydist.training.reporter import Reporter
+from raydist.training.saving import read_model_file, write_model_file
+from raydist.training.steps import Compiled, Trainee
+from raydist.training.trackers import RowCount, Trackers, named_metrics
+from raydist.training.views import SilentView, View, make_view
+
+if TYPE_CHECKING:
+    from raydist.dataset import Dataset
+    from raydist.distributed_dataset import DistributedDataset
+    from raydist.strategies.base import Strategy
+
+    Data = Dataset | DistributedDataset
+
+__all__ = ["Model"]
+
+
+@final
+class Model:
+    """Trains a module with the strategy in whose scope it was made (keras.Model).
+
+    Every number is the one that a single replica would give: the loss that is optimised is the mean over the rows of
+    the *global* batch, losses and metrics count every row once, however rows fall on replicas.
+
+    Elements of datasets are (x, y) or (x, y, sample_weight), batched by the global batch size. The module is called
+    with x; a plain tuple is unpacked into its arguments. With sample weights the loss is sum(w * loss) / sum(w) over
+    the global batch. Metrics do not see the weights.
+
+    Args:
+        module: The module; its parameters are trained in place.
+        config: JSON-able keyword arguments of the module's constructor, saved so that `Model.load(path)` can build
+            the module again.
+
+    >>> import numpy as np, torch, raydist as rd
+    >>> x = np.arange(8, dtype=np.float32)[:, None]
+    >>> data = rd.Dataset.from_tensor_slices((x, 2 * x)).batch(4)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1))
+    ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.02), torch.nn.MSELoss())
+    >>> history = model.fit(data, epochs=3, verbose=False)
+    >>> len(history.history["loss"]), model.predict(data, verbose=False).shape
+    (3, torch.Size([8, 1]))
+
+    Source: keras.Model.
+    """
+
+    def __init__(self, module: nn.Module, *, config: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(module, nn.Module):
+            raise InvalidArgumentError(f"Model needs a torch.nn.Module instance, got {module!r}.")
+        self._module = module
+        self._config = config
+        self._strategy = get_strategy()
+        self._compiled: Compiled | None = None
+        self.stop_training = False
+        """Set it in a callback to end `fit` after the current execution."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module."""
+        return self._module
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that was current when the model was made."""
+        return self._strategy
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The module's parameters, for optimizers."""
+        return self._module.parameters()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module here, on the driver."""
+        return self._module(*args, **kwargs)
+
+    def compile(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any, Any], torch.Tensor],
+        metrics: Any = (),
+        steps_per_execution: int = 1,
+    ) -> None:
+        """Say how to train. Call it in the scope, where optimizer and metrics must be made.
+
+        Args:
+            optimizer: Over parameters of the module.
+            loss: `loss(prediction, target)` on one replica's rows, a function or a module: a scalar that is their
+                mean, or one loss per row (required for sample weights). A mean over anything else but rows, such as
+                class weights or ignored tokens, does not add up over replicas: give losses per row then.
+            metrics: torchmetrics metrics, updated with (prediction, target): a sequence, or a dict that names them in
+                logs. Otherwise they are named by their class: "multiclass_accuracy".
+            steps_per_execution: Steps per call to the replicas, which then run the loop; callbacks are called once per
+                execution. Worth it for steps of a few milliseconds.
+
+        Raises:
+            InvalidArgumentError: An argument is of the wrong kind, or the optimizer's parameters are not the module's.
+        """
+        _require_optimizer(optimizer, self._module, loss)
+        if not callable(loss):
+            raise InvalidArgumentError(f"loss must be callable as loss(prediction, target), got {loss!r}.")
+        if steps_per_execution < 1:
+            raise InvalidArgumentError(f"steps_per_execution must be >= 1, got {steps_per_execution!r}.")
+        with self._strategy.scope():
+            trackers = Trackers(Mean(), RowCount(), named_metrics(metrics))
+        self._compiled = Compiled(optimizer, loss, trackers, steps_per_execution)
+
+    def fit(
+        self,
+        dataset: Data,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        validation_data: Data | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+    ) -> History:
+        """Train.
+
+        Args:
+            dataset: Batched by the global batch size. Each epoch iterates it anew.
+            epochs: Number of epochs.
+            steps_per_epoch: Batches per epoch. The iterator then goes on from epoch to epoch; when it ends early, there
+                is one warning and training stops.
+            validation_data: Evaluated after each epoch; its results get "val_" in front of their names.
+            callbacks: Called at the joints of the training, in this order.
+            verbose: Show progress: a bar in a terminal, one changing line in a notebook, plain lines in a log.
+
+        Returns:
+            The history of the logs: `.history["loss"]` has one value per epoch.
+
+        Raises:
+            InvalidArgumentError: A dataset has no batch, or never ends.
+            SpecError: Elements are not (x, y) or (x, y, sample_weight).
+
+        Blocking: returns when all steps are done. A user function's error is raised here.
+        """
+        trainee = self._trainee()
+        plan = FitPlan(distributed(self._strategy, dataset), epochs, steps_per_epoch)
+        held_out = None if validation_data is None else distributed(self._strategy, validation_data)
+        history = History()
+        params = {"epochs": epochs, "steps": plan.total()}
+        hooks = CallbackList((*callbacks, history), self, params)
+        if not self._module.training:
+            self._module.train()
+        with _view(verbose) as view:
+            evaluation = Evaluation(trainee, hooks, Reporter(view))
+            validate = None if held_out is None else lambda label: evaluation.run(held_out, label)
+            Fit(trainee, plan, model=self, callbacks=hooks, reporter=Reporter(view), validate=validate).run()
+        return history
+
+    def evaluate(self, dataset: Data, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> dict[str, Any]:
+        """Loss and metrics over `dataset`, with the module in evaluation mode. Waits for the result.
+
+        Returns:
+            Name -> value: "loss", and each metric.
+        """
+        data = distributed(self._strategy, dataset)
+        hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_batches(data)})
+        with _view(verbose) as view:
+            reporter = Reporter(view)
+            logs = Evaluation(self._trainee(), hooks, reporter).run(data, "Evaluate")
+            reporter.result(logs)
+        return logs
+
+    def predict(self, dataset: Data, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> Any:
+        """The module's outputs for every row, in the order of the dataset. Waits for them; needs no `compile`.
+
+        Elements may be x alone, or tuples whose first part is x. The module runs in evaluation mode, one batch per call
+        to the replicas.
+
+        Returns:
+            A CPU tensor of all rows, or a nest of them as the module returns it (lists as tuples).
+
+        Raises:
+            SpecError: An output has not one entry per row, or rows of different batches differ in shape.
+        """
+        data = distributed(self._strategy, dataset)
+        hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_batches(data)})
+        with _view(verbose) as view:
+            return Prediction(self._strategy, self._module, hooks, Reporter(view)).run(data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save module and optimizer state as one safetensors file, replacing `path` at once or not at all.
+
+        Nothing is pickled. Waits for dispatched steps.
+        """
+        optimizer = None if self._compiled is None else self._compiled.optimizer
+        write_model_file(path, *pack(self._module, optimizer, self._config))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        module: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Model:
+        """A model with the state of a file, not compiled. Call it in the scope.
+
+        Args:
+            path: What `save` wrote.
+            module: The module to load into, in place. None: the saved class is imported by its name and called with the
+                saved `config`, so load only files that you trust to name a class.
+            optimizer: An optimizer over `module`'s parameters to load into, in place.
+
+        Raises:
+            NotFoundError: There is no such file.
+            DataLossError: The file is damaged.
+            InvalidArgumentError: State and module (or optimizer) do not fit, or the module can not be built.
+        """
+        tensors, manifest = read_model_file(path)
+        target = rebuild(manifest) if module is None else module
+        restore_module(target, tensors, manifest)
+        if optimizer is not None:
+            restore_optimizer(optimizer, tensors, manifest)
+        return cls(target, config=manifest.config)
+
+    def _trainee(self) -> Trainee:
+        if self._compiled is None:
+            raise FailedPreconditionError("The model must be compiled first: model.compile(optimizer, loss).")
+        return Trainee(self._strategy, self._module, self._compiled)
+
+
+@contextlib.contextmanager
+def _view(verbose: bool) -> Iterator[View]:
+    with contextlib.closing(make_view() if verbose else SilentView()) as view:
+        yield view
+
+
+def _require_optimizer(optimizer: Any, module: nn.Module, loss: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}. "
+            "Example: torch.optim.SGD(model.parameters(), lr=0.1)."
+        )
+    known = {id(parameter) for part in (module, loss) if isinstance(part, nn.Module) for parameter in part.parameters()}
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = [tuple(parameter.shape) for parameter in given if id(parameter) not in known]
+    if foreign:
+        raise InvalidArgumentError(
+            f"The optimizer must hold parameters of the model: {len(foreign)} of its {len(given)} are not among them, "
+            f"the first has the shape {foreign[0]}. Make it from model.parameters(), once the module is complete."
+        )

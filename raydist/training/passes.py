@@ -1,0 +1,97 @@
+"""One pass over a dataset, seen from the driver: executions with hooks around them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import DistributedDataset
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.training.executions import Executions
+from raydist.values import INFINITE_CARDINALITY
+
+if TYPE_CHECKING:
+    from raydist.strategies.base import Strategy
+
+__all__ = ["distributed", "in_evaluation_mode", "num_batches", "require_finite", "require_steps", "run_pass"]
+
+
+def run_pass(
+    calls: Executions,
+    *,
+    begin: Callable[[int], None],
+    end: Callable[[int], None],
+    limit: int | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+    """Execute until `limit` steps, the end of the data or `stopped()`.
+
+    Args:
+        calls: What to execute.
+        begin: Called with the index of the next step, before its execution.
+        end: Called with the number of steps done, after an execution.
+        limit: Most steps; None for all there are.
+        stopped: Asked before each execution.
+
+    Returns:
+        The number of steps done.
+    """
+    done = 0
+    while (limit is None or done < limit) and not stopped() and calls.ready():
+        begin(done)
+        steps = calls.execute(None if limit is None else limit - done)
+        if steps == 0:
+            break
+        done += steps
+        end(done)
+    return done
+
+
+def distributed(strategy: Strategy, dataset: Any) -> DistributedDataset:
+    """`dataset` as the strategy sees it; a Dataset is distributed, a DistributedDataset taken as it is."""
+    if isinstance(dataset, DistributedDataset):
+        return dataset
+    if isinstance(dataset, Dataset):
+        view: DistributedDataset = strategy.distribute_dataset(dataset)
+        return view
+    raise SpecError(
+        f"Data must be a raydist.Dataset batched by the global batch size, got {type(dataset).__name__}. "
+        "Arrays: Dataset.from_tensor_slices((x, y)).batch(128). A torch Dataset or DataLoader: Dataset.from_generator."
+    )
+
+
+def num_batches(data: DistributedDataset) -> int | None:
+    """How many batches one pass has, where that is known."""
+    known = data.cardinality()
+    return known if known >= 0 else None
+
+
+def require_finite(data: DistributedDataset, what: str) -> None:
+    """InvalidArgumentError for a dataset that never ends."""
+    if data.cardinality() == INFINITE_CARDINALITY:
+        raise InvalidArgumentError(f"{what} needs a dataset that ends, got an infinite one. Add .take(num_batches).")
+
+
+def require_steps(steps: int, what: str) -> None:
+    """InvalidArgumentError for a dataset that gave no batch."""
+    if steps == 0:
+        raise InvalidArgumentError(
+            f"The dataset for {what} must have at least one batch, got none. "
+            "Check its filters, take / skip, drop_remainder, and that its files are not empty."
+        )
+
+
+@contextlib.contextmanager
+def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """`module.eval()` inside; afterwards every submodule has the training flag it had."""
+    flags = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, flag in flags:
+            part.training = flag

@@ -1,0 +1,93 @@
+"""`predict`: the module's outputs for every row of a dataset, in its order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from raydist.errors import SpecError
+from raydist.nest import flatten, map_structure, unflatten
+from raydist.training.executions import executions
+from raydist.training.passes import in_evaluation_mode, num_batches, require_finite, require_steps, run_pass
+from raydist.training.steps import prediction_step
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from raydist.distributed_dataset import DistributedDataset
+    from raydist.strategies.base import Strategy
+    from raydist.training.callbacks import CallbackList
+    from raydist.training.reporter import Reporter
+
+__all__ = ["Prediction"]
+
+MAX_UNREAD = 8
+"""Batches whose outputs may still be on their way: reading them only then leaves the replicas busy meanwhile."""
+
+
+@final
+class Prediction:
+    """One call of `Model.predict`."""
+
+    def __init__(self, strategy: Strategy, module: nn.Module, callbacks: CallbackList, reporter: Reporter) -> None:
+        self._strategy = strategy
+        self._module = module
+        self._callbacks = callbacks
+        self._reporter = reporter
+        self._unread: deque[Any] = deque()
+        self._outputs: list[Any] = []  # one nest of CPU tensors per batch
+        self._rows = 0
+
+    def run(self, data: DistributedDataset) -> Any:
+        """The outputs for all of `data`. Waits for them."""
+        require_finite(data, "predict")
+        self._reporter.start("Predict", num_batches(data))
+        self._callbacks.call("on_predict_begin", {})
+        with in_evaluation_mode(self._module), contextlib.closing(iter(data)) as iterator:
+            calls = executions(self._strategy, prediction_step(self._module), iterator)
+
+            def after_execution(done: int) -> None:
+                self._collect(calls.result, done)
+
+            steps = run_pass(
+                calls, begin=lambda step: self._callbacks.call("on_predict_batch_begin", step, {}), end=after_execution
+            )
+            self._read_until(0)
+        require_steps(steps, "predict")
+        self._reporter.stop(steps, self._rows)
+        self._callbacks.call("on_predict_end", {})
+        self._reporter.result({})
+        return joined(self._outputs)
+
+    def _collect(self, result: Any, done: int) -> None:
+        self._unread.append(result)
+        self._callbacks.batch_end("on_predict_batch_end", done - 1, lambda: {"outputs": self._strategy.gather(result)})
+        self._read_until(MAX_UNREAD)
+        self._reporter.step(len(self._outputs), lambda: (self._rows, {}))
+
+    def _read_until(self, left: int) -> None:
+        while len(self._unread) > left:
+            output = self._strategy.gather(self._unread.popleft())
+            self._outputs.append(output)
+            self._rows += len(flatten(output)[0][0])
+
+
+def joined(outputs: list[Any]) -> Any:
+    """The nests of all batches as one nest.
+
+    >>> joined([{"y": torch.tensor([1, 2])}, {"y": torch.tensor([3])}])
+    {'y': tensor([1, 2, 3])}
+    """
+    try:
+        return map_structure(lambda *parts: torch.cat(parts), *outputs)
+    except RuntimeError:
+        _, structure = flatten(outputs[0])
+        leaves = zip(*(flatten(output)[0] for output in outputs), strict=True)
+        shapes = unflatten(structure, [sorted({tuple(part.shape[1:]) for part in parts}) for parts in leaves])
+        raise SpecError(
+            f"Predictions of all batches must agree in all but their first dimension, got rows of the shapes {shapes}. "
+            "Pad them in the module, or predict with a loop of your own."
+        ) from None

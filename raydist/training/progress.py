@@ -1,0 +1,129 @@
+"""How far a pass over a dataset is, how fast it goes and what is left: arithmetic and words of the progress bar.
+
+Nothing in here writes anywhere (`views.py` does) or knows a clock: times are arguments.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+
+__all__ = ["Meter", "Report", "duration"]
+
+RATE_WINDOW_S = 10.0
+"""The rate is that of the last seconds, so that the time left follows when a run gets slower or faster."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One state of the progress display.
+
+    Attributes:
+        label: "Epoch 1/3", "Evaluate", ...
+        step: Batches done.
+        total: Batches in all; None where that is not known.
+        rate: Examples per second, None before anything was measured.
+        elapsed_s: Seconds since the start of the pass.
+        left_s: Estimated seconds to go, None where the total is not known.
+        logs: Loss and metrics.
+        done: Whether the pass is over.
+    """
+
+    label: str
+    step: int
+    total: int | None
+    rate: float | None
+    elapsed_s: float
+    left_s: float | None
+    logs: Mapping[str, Any] = field(default_factory=dict)
+    done: bool = False
+
+    @property
+    def steps(self) -> str:
+        """Batches done and in all.
+
+        >>> Report("Epoch 1/3", 5, 20, None, 0.0, None).steps
+        '5/20'
+        """
+        return f"{self.step}" if self.total is None else f"{self.step}/{self.total}"
+
+    @property
+    def details(self) -> str:
+        """Rate, logs and time, separated by two blanks.
+
+        >>> Report("Epoch 1/3", 5, 20, 1234.5, 10.0, 30.0, {"loss": 0.25}).details
+        '1,234 examples/s  loss 0.2500  30.0 s left'
+        """
+        parts = [] if self.rate is None else [f"{_number(self.rate)} examples/s"]
+        parts += [f"{name} {_value(value)}" for name, value in self.logs.items()]
+        if self.done:
+            parts.append(f"in {duration(self.elapsed_s)}")
+        elif self.left_s is not None:
+            parts.append(f"{duration(self.left_s)} left")
+        return "  ".join(parts)
+
+    @property
+    def line(self) -> str:
+        """All of it in one line, for logs."""
+        return f"{self.label}  {self.steps} steps  {self.details}".rstrip()
+
+
+@final
+class Meter:
+    """Measures one pass. Give it steps and rows as they are *completed*; asks for nothing by itself."""
+
+    def __init__(self, label: str, total: int | None, now: float) -> None:
+        self.label = label
+        self.total = total
+        self._start = now
+        self._points: deque[tuple[float, int, int]] = deque([(now, 0, 0)])  # (time, steps, rows), the oldest first
+
+    def report(self, now: float, step: int, rows: int, logs: Mapping[str, Any]) -> Report:
+        """The state at time `now` in seconds, when `step` batches with `rows` rows are done."""
+        self._points.append((now, step, rows))
+        while len(self._points) > 2 and self._points[1][0] <= now - RATE_WINDOW_S:
+            self._points.popleft()
+        since, old_step, old_rows = self._points[0]
+        passed = now - since
+        rate = (rows - old_rows) / passed if passed > 0 else None
+        return Report(self.label, step, self.total, rate, now - self._start, self._left(step, old_step, passed), logs)
+
+    def finished(self, now: float, step: int, rows: int) -> Report:
+        """The last report: the rate of the whole pass."""
+        elapsed = now - self._start
+        rate = rows / elapsed if elapsed > 0 else None
+        return Report(self.label, step, step, rate, elapsed, None, done=True)
+
+    def _left(self, step: int, old_step: int, passed: float) -> float | None:
+        if self.total is None or step == old_step:
+            return None
+        return max(0, self.total - step) * passed / (step - old_step)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or hours, minutes and seconds from a minute on.
+
+    >>> duration(4.25), duration(3725.4)
+    ('4.2 s', '1:02:05')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _number(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"<{'x'.join(map(str, value.shape))} values>"
+    if isinstance(value, float):
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+    return str(value)

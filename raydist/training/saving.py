@@ -1,0 +1,153 @@
+"""Model files: one safetensors file with a JSON manifest in its header. No pickle, so that loading runs no code.
+
+Tensors are named "module.<name>" and "optimizer.<parameter index>.<name>". The manifest says how the rest is to be
+put together, and holds a SHA-256 of every tensor: a damaged file is refused, not loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError
+
+__all__ = ["Manifest", "read_model_file", "snapshot", "write_model_file"]
+
+FORMAT_VERSION = 1
+MANIFEST_KEY = "raydist.model"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a model file says besides its tensors.
+
+    Attributes:
+        module_class: "package.module:QualifiedName" of the module's class.
+        config: Keyword arguments of its constructor; None if the user gave none.
+        extra: Entries of the module's state that are no tensors.
+        optimizer: Groups and plain values of the optimizer's state; None without an optimizer.
+        sha256: Digest of each tensor's bytes.
+        version: Format of the file.
+    """
+
+    module_class: str
+    config: dict[str, Any] | None
+    extra: dict[str, Any]
+    optimizer: dict[str, Any] | None
+    sha256: dict[str, str]
+    version: int = FORMAT_VERSION
+
+
+def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with every tensor copied into a plain one on the CPU that shares memory with no other."""
+    return {name: _plain(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    # Not clone(): a variable of a strategy may be a subclass, and its copy would be one as well.
+    with torch.no_grad():
+        return torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
+
+
+def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """SHA-256 of each tensor's bytes."""
+    return {name: hashlib.sha256(_bytes(tensor)).hexdigest() for name, tensor in tensors.items()}
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tensor], manifest: Manifest) -> None:
+    """Write the file under a temporary name and rename it: a reader finds the old file or the new one, never a part."""
+    target = Path(path)
+    header = {MANIFEST_KEY: _as_json(manifest)}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        os.close(handle)
+        save_file(tensors, temporary, metadata=header)
+        _flush_to_disk(temporary)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _flush_to_disk(path: str) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _as_json(manifest: Manifest) -> str:
+    try:
+        return json.dumps(asdict(manifest))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"A model file holds tensors and JSON values only: {error}. Give JSON-able constructor arguments as config "
+            "(numbers, strings, lists, dicts), and keep other objects out of state_dict()."
+        ) from None
+
+
+def read_model_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], Manifest]:
+    """The tensors (on the CPU) and the manifest of a file.
+
+    Raises:
+        NotFoundError: There is no such file.
+        DataLossError: It is truncated, damaged, or no model file.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise NotFoundError(f"A model file must exist to be loaded, found none at {str(file)!r}.")
+    try:
+        with safe_open(file, framework="pt") as content:
+            manifest = _parse(content.metadata() or {}, str(file))
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise DataLossError(
+            f"{str(file)!r} is no whole model file ({error}): it is truncated, damaged or of another kind. Use a copy.",
+            path=str(file),
+        ) from None
+    _verify(tensors, manifest, str(file))
+    return tensors, manifest
+
+
+def _parse(header: Mapping[str, str], path: str) -> Manifest:
+    if MANIFEST_KEY not in header:
+        raise DataLossError(
+            f"{path!r} has no raydist manifest: it was not written by Model.save. "
+            "Read it with safetensors.torch.load_file and module.load_state_dict.",
+            path=path,
+        )
+    try:
+        found = json.loads(header[MANIFEST_KEY])
+        if found["version"] == FORMAT_VERSION:
+            return Manifest(**{field.name: found[field.name] for field in fields(Manifest)})
+    except (ValueError, KeyError, TypeError):
+        raise DataLossError(f"The manifest of {path!r} is damaged. Use a copy of the file.", path=path) from None
+    raise InvalidArgumentError(
+        f"{path!r} has format version {found['version']}, this raydist reads version {FORMAT_VERSION}. "
+        "Load it with the version of raydist that wrote it."
+    )
+
+
+def _verify(tensors: Mapping[str, torch.Tensor], manifest: Manifest, path: str) -> None:
+    found = digests(tensors)
+    damaged = sorted(name for name in {*found, *manifest.sha256} if found.get(name) != manifest.sha256.get(name))
+    if damaged:
+        raise DataLossError(
+            f"{path!r} is damaged: {len(damaged)} tensors differ from what was saved, the first is {damaged[0]!r}. "
+            "Use a copy of the file.",
+            path=path,
+        )

@@ -1,0 +1,152 @@
+"""The step functions: what one replica does with its piece of one batch.
+
+Each is an ordinary closure over the module, the optimizer and the trackers, as a user would write it for
+`strategy.run`. A replica without rows runs them on stand-in rows, which count nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from raydist.errors import SpecError
+from raydist.nest import flatten, map_structure
+from raydist.strategies.context import get_replica_context
+from raydist.training.elements import Example, apply_module, inputs_of, unpack
+from raydist.training.losses import LocalLoss, mean_loss, weighted_loss
+from raydist.training.trackers import Trackers
+from raydist.values import ReduceOp
+
+if TYPE_CHECKING:
+    from raydist.strategies.base import Strategy
+
+__all__ = ["Compiled", "Step", "Trainee", "evaluation_step", "looped", "prediction_step", "training_step"]
+
+Step = Callable[[Any], Any]
+
+_END = object()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What `Model.compile` was given, and the counters made for it."""
+
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Any, Any], torch.Tensor]
+    trackers: Trackers
+    steps_per_execution: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trainee:
+    """What fit and evaluate work on: a compiled module and the strategy in whose scope it was made."""
+
+    strategy: Strategy
+    module: nn.Module
+    compiled: Compiled
+
+
+def training_step(module: nn.Module, compiled: Compiled) -> Step:
+    """Forward, backward and update on one batch."""
+    optimizer, loss_fn, trackers = compiled.optimizer, compiled.loss, compiled.trackers
+
+    def train_step(batch: Any) -> None:
+        example = unpack(batch)
+        optimizer.zero_grad()
+        prediction = apply_module(module, example.x)
+        loss = _local_loss(loss_fn, prediction, example)
+        loss.mean.backward() if example.sample_weight is None else _global_objective(loss).backward()
+        optimizer.step()
+        _track(trackers, loss, prediction, example)
+
+    return train_step
+
+
+def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
+    """Loss and metrics of one batch."""
+    loss_fn, trackers = compiled.loss, compiled.trackers
+
+    def test_step(batch: Any) -> None:
+        example = unpack(batch)
+        with torch.no_grad():
+            prediction = apply_module(module, example.x)
+            loss = _local_loss(loss_fn, prediction, example)
+            _track(trackers, loss, prediction, example)
+
+    return test_step
+
+
+def prediction_step(module: nn.Module) -> Step:
+    """The module's outputs for one batch, one entry per row, on the CPU."""
+
+    def predict_step(batch: Any) -> Any:
+        with torch.no_grad():
+            inputs = inputs_of(batch)
+            prediction = _lists_as_tuples(apply_module(module, inputs))
+        num_rows = len(flatten(inputs)[0][0])
+        return map_structure(lambda leaf: _output(leaf, num_rows), prediction)
+
+    return predict_step
+
+
+def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
+    """Up to `count` steps in one call, drawing batches from a distributed iterator inside the replica.
+
+    Returns the number of steps done: less than `count` at the end of the data only.
+    """
+
+    def loop(iterator: Iterator[Any], count: int) -> int:
+        for done in range(count):
+            batch = next(iterator, _END)
+            if batch is _END:
+                return done
+            step(batch)
+        return count
+
+    return loop
+
+
+def _local_loss(loss_fn: Callable[[Any, Any], Any], prediction: Any, example: Example) -> LocalLoss:
+    value = loss_fn(prediction, example.y)
+    if example.sample_weight is None:
+        return mean_loss(value, _num_rows(example))
+    return weighted_loss(value, example.sample_weight)
+
+
+def _global_objective(loss: LocalLoss) -> torch.Tensor:
+    context = get_replica_context()
+
+    def sum_over_replicas(weight: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = context.all_reduce(ReduceOp.SUM, weight * 0 if context.num_rows == 0 else weight)
+        return total
+
+    return loss.objective(sum_over_replicas)
+
+
+def _track(trackers: Trackers, loss: LocalLoss, prediction: Any, example: Example) -> None:
+    if get_replica_context().num_rows == 0:
+        return
+    trackers.update(loss.mean.detach(), loss.weight, _num_rows(example))
+    trackers.update_metrics(map_structure(lambda leaf: leaf.detach(), _lists_as_tuples(prediction)), example.y)
+
+
+def _output(leaf: Any, num_rows: int) -> torch.Tensor:
+    if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (num_rows,):
+        got = f"shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+        raise SpecError(f"predict needs tensors with one entry per input row ({num_rows}) from the module, got {got}.")
+    return leaf.cpu()
+
+
+def _num_rows(example: Example) -> int:
+    return len(flatten((example.x, example.y))[0][0])
+
+
+def _lists_as_tuples(value: Any) -> Any:
+    """Many modules return a list of outputs; in a nest a list would be one leaf."""
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,140 @@
+"""What a pass over a dataset keeps count of: the loss, the rows and the user's metrics.
+
+All of them are metrics made in the strategy's scope: each replica updates its own in the step, the driver reads them
+merged and resets them. A step therefore returns nothing, and nothing is fetched until somebody looks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torchmetrics import Metric, MetricCollection
+
+from raydist.errors import InvalidArgumentError
+from raydist.metrics import Mean
+
+__all__ = ["RowCount", "Trackers", "named_metrics"]
+
+
+@final
+class RowCount(Metric):
+    """Number of rows seen, on all replicas: what the rate is computed from."""
+
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, num_rows: int) -> None:
+        """Add the rows of one batch of one replica."""
+        self.total += num_rows
+
+    def compute(self) -> torch.Tensor:
+        """Rows so far."""
+        return self.total.clone()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trackers:
+    """Counters of one model.
+
+    Attributes:
+        loss: Mean loss, weighted by rows (or by sample weights).
+        rows: Number of rows.
+        metrics: The user's metrics by their names in logs.
+    """
+
+    loss: Mean
+    rows: RowCount
+    metrics: Mapping[str, Metric]
+
+    def update(self, loss: torch.Tensor, weight: Any, num_rows: int) -> None:
+        """Count one batch of one replica (in the step)."""
+        self.loss.update(loss, weight)
+        self.rows.update(num_rows)
+
+    def update_metrics(self, prediction: Any, target: Any) -> None:
+        """Give the user's metrics one batch of one replica (in the step)."""
+        for metric in self.metrics.values():
+            metric.update(prediction, target)
+
+    def reset(self) -> None:
+        """Start a new pass (on the driver)."""
+        for metric in self._all():
+            metric.reset()
+
+    def read(self) -> dict[str, Any]:
+        """The logs so far (on the driver): floats, and tensors where a metric is not a single number.
+
+        Waits for all dispatched steps.
+        """
+        logs: dict[str, Any] = {"loss": float(self.loss.compute())}
+        logs.update((name, _as_log(metric.compute())) for name, metric in self.metrics.items())
+        return logs
+
+    def num_rows(self) -> int:
+        """Rows seen so far, on all replicas. Waits for all dispatched steps."""
+        return int(self.rows.compute())
+
+    def rows_and_logs(self) -> tuple[int, dict[str, Any]]:
+        """`num_rows()` and `read()`, what a progress display needs."""
+        return self.num_rows(), self.read()
+
+    def _all(self) -> Iterable[Metric]:
+        return (self.loss, self.rows, *self.metrics.values())
+
+
+def named_metrics(metrics: Any) -> dict[str, Metric]:
+    """Names for the metrics of `compile`: a dict's keys, else class names in snake case, numbered where they repeat.
+
+    >>> from torchmetrics.classification import MulticlassAccuracy
+    >>> list(named_metrics([MulticlassAccuracy(3), MulticlassAccuracy(3)]))
+    ['multiclass_accuracy', 'multiclass_accuracy_1']
+    """
+    if isinstance(metrics, Mapping | MetricCollection):
+        named = dict(metrics.items())
+    else:
+        named = {}
+        for metric in (metrics,) if isinstance(metrics, Metric) else tuple(metrics):
+            named[_free_name(_snake_case(type(metric).__name__), named)] = metric
+    for name, metric in named.items():
+        _require_metric(str(name), metric)
+    return named
+
+
+def _require_metric(name: str, metric: Any) -> None:
+    if not isinstance(metric, Metric):
+        raise InvalidArgumentError(
+            f"metrics must be torchmetrics.Metric objects, got {type(metric).__name__} for {name!r}. "
+            "Wrap a function in a torchmetrics.Metric subclass."
+        )
+    if name == "loss":
+        raise InvalidArgumentError('A metric can not be named "loss": logs use this name for the loss itself.')
+
+
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+    number, free = 0, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _as_log(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.detach().cpu()
+    return value
