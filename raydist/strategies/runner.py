@@ -6,15 +6,17 @@ instead of waiting, and refuses every later step until the driver has built a ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, final
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, final
 
 import torch
 
+from raydist.actors.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.process_group import open_communicator
-from raydist.distributed_dataset import ReplicaIterator
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.nest import flatten
 from raydist.strategies.context import ReplicaContext, enter_replica
@@ -27,6 +29,9 @@ from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
 
+# Values that a step reduces inside of its backward pass must not get between the gradients: each has a group of its own.
+_PURPOSES = ("gradients", "values")
+
 
 @final
 class ReplicaRunner:
@@ -36,7 +41,8 @@ class ReplicaRunner:
         self._setup = setup
         self._device = torch.device(setup.device)
         self._mirror = MirrorReplica(setup.rank, device=setup.device)
-        self._communicator: Communicator | None = None
+        self._communicators: dict[str, Communicator] = {}
+        self._generation = -1
         self._peers: Connected | None = None
         self._failed_step: int | None = None
         self._seed: int | None = None
@@ -47,15 +53,19 @@ class ReplicaRunner:
 
     def join(self, membership: Membership) -> None:
         """Form a generation of the group with the other replicas; forgets an earlier failure. Blocks until all are in."""
-        if self._communicator is None:
-            self._communicator = open_communicator(
-                membership, device=self._device, timeout_s=self._setup.collective_timeout_s
-            )
+        if not self._communicators:
+            self._communicators = {purpose: self._open(membership, purpose) for purpose in _PURPOSES}
         else:
-            self._communicator.reconfigure(membership)
-        reducer = GradientReducer(self._communicator, bucket_bytes=self._setup.bucket_bytes)
-        self._peers = Connected(self._communicator, reducer, self._device, self._mirror)
+            for purpose, communicator in self._communicators.items():
+                communicator.reconfigure(_for_purpose(membership, purpose))
+        self._generation = membership.generation
+        reducer = GradientReducer(self._communicators["gradients"], bucket_bytes=self._setup.bucket_bytes)
+        self._peers = Connected(self._communicators["values"], reducer, self._device, self._mirror)
         self._failed_step = None
+
+    def _open(self, membership: Membership, purpose: str) -> Communicator:
+        timeout_s = self._setup.collective_timeout_s
+        return open_communicator(_for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s)
 
     def step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
@@ -69,9 +79,9 @@ class ReplicaRunner:
             raise
 
     def _require_ready(self, header: StepHeader) -> Connected:
-        if self._peers is None or self._communicator is None:
+        if self._peers is None:
             raise FailedPreconditionError("raydist bug: a replica must join its group before the first step.")
-        if self._failed_step is not None or header.generation != self._communicator.membership.generation:
+        if self._failed_step is not None or header.generation != self._generation:
             raise CancelledError(
                 f"Step {header.step} was given up on replica {self._setup.rank}, because step {self._failed_step} failed."
             )
@@ -81,17 +91,30 @@ class ReplicaRunner:
         self._reseed(header.seed)
         parts = [self._to_device(part) for part in resolve_parts(header.sources, objects)]
         fn, args, kwargs = self._mirror.apply(header.shipment, parts)
-        self._bind_iterators((args, kwargs), peers)
-        with peers.run(header.rows, header.gradient_reduce_op, stand_in=header.stand_in):
-            with enter_replica(ReplicaContext(self._view, peers)):
-                value = fn(*args, **kwargs)
-        return pack_result(value, absent=peers.stands_in)
+        with (
+            self._bound_iterators((args, kwargs), header, peers),
+            peers.run(header.rows, header.gradient_reduce_op, stand_in=header.stand_in),
+            enter_replica(ReplicaContext(self._view, peers)),
+        ):
+            value = fn(*args, **kwargs)
+            absent = peers.stands_in
+        return pack_result(value, absent=absent)
 
-    def _bind_iterators(self, arguments: Any, peers: Connected) -> None:
-        """Tell iterators among the arguments whose they are: they draw this replica's pieces and say of how many rows."""
-        for leaf in flatten(arguments)[0]:
-            if isinstance(leaf, ReplicaIterator):
-                leaf.bind(self._setup.rank, device=self._device, on_batch=peers.next_batch)
+    @contextlib.contextmanager
+    def _bound_iterators(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
+        """Iterators among the arguments draw this replica's pieces and tell of how many rows each batch is."""
+        empty: Literal["stand_in", "zero_rows"] = "stand_in" if header.stand_in else "zero_rows"
+        with contextlib.ExitStack() as stack:
+            for leaf in flatten(arguments)[0]:
+                if isinstance(leaf, ReplicaIterator):
+                    stack.callback(leaf.release)
+                    leaf.bind(
+                        self._setup.rank,
+                        place=self._to_device,
+                        on_batch=lambda batch: peers.next_batch(batch.rows),
+                        empty_batch=empty,
+                    )
+            yield
 
     def _to_device(self, part: Any) -> Any:
         if isinstance(part, torch.Tensor) and part.device != self._device:
@@ -110,10 +133,14 @@ class ReplicaRunner:
 
     def abort(self) -> None:
         """End this replica's collectives now, and with them its peers'. May come from any thread."""
-        if self._communicator is not None:
-            self._communicator.abort()
+        for communicator in self._communicators.values():
+            communicator.abort()
 
     def close(self) -> None:
         """Leave the group."""
-        if self._communicator is not None:
-            self._communicator.close()
+        for communicator in self._communicators.values():
+            communicator.close()
+
+
+def _for_purpose(membership: Membership, purpose: str) -> Membership:
+    return replace(membership, group=f"{membership.group}-{purpose}")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import ray
+
+from raydist.actors.portable_errors import pack_error
+from raydist.actors.supervision import RemoteFailure, kill_actors, root_cause, wait_for_all
+from raydist.errors import CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError
+
+
+def test_the_root_cause_explains_the_others() -> None:
+    broken, given_up = UnavailableError("connection closed"), CancelledError("step 4 was given up")
+    user, mismatch = ValueError("bad label"), CollectiveMismatchError("different shapes")
+    dead = UnavailableError("replica 1 is gone while step 3 was under way: killed")
+    late = DeadlineExceededError("no answer")
+    assert root_cause([given_up, broken, user, mismatch]) is user
+    assert root_cause([user, dead]) is dead
+    assert root_cause([given_up, mismatch, broken]) is mismatch
+    assert root_cause([broken, late, given_up]) is late
+    assert root_cause([given_up, broken]) is broken
+
+
+class Worker:
+    def answer(self, value: Any) -> Any:
+        return value
+
+    def fail(self, error: Exception) -> None:
+        raise RemoteFailure(pack_error(error, "note of the worker"))
+
+    def fail_oddly(self) -> None:
+        raise RemoteFailure(pack_error(Odd("one", "two")))
+
+    def stuck(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Odd(Exception):  # noqa: N818 - any user's exception
+    """Cannot be unpickled: its constructor wants two arguments."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def wait(refs: list[Any], **changed: Any) -> list[Any]:
+    names = [f"worker {index}" for index in range(len(refs))]
+    limits: dict[str, Any] = {"timeout_s": 20.0, "doing": "step 3", "limit": "Timeouts.step_s", "on_error": lambda: None}
+    return wait_for_all(refs, names, **{**limits, **changed})
+
+
+@pytest.fixture
+def workers(ray_cluster: None) -> Any:
+    actors = [ray.remote(num_cpus=0)(Worker).remote() for _ in range(2)]
+    yield actors
+    kill_actors(actors)
+
+
+@pytest.mark.ray
+def test_values_come_in_order(workers: list[Any]) -> None:
+    assert wait([workers[1].answer.remote("b"), workers[0].answer.remote("a")]) == ["b", "a"]
+    assert wait([workers[1].answer.remote("b")], values=False) == []
+
+
+@pytest.mark.ray
+def test_an_error_keeps_its_type_notes_and_traceback(workers: list[Any]) -> None:
+    with pytest.raises(ValueError, match="bad label") as caught:
+        wait([workers[0].answer.remote(1), workers[1].fail.remote(ValueError("bad label"))])
+    assert caught.value.__notes__ == ["note of the worker"]
+
+
+@pytest.mark.ray
+def test_an_error_that_cannot_travel_is_still_told(workers: list[Any]) -> None:
+    with pytest.raises(Exception, match="Odd: one two"):
+        wait([workers[0].fail_oddly.remote()])
+
+
+@pytest.mark.ray
+def test_a_dead_worker_is_named_and_its_peers_are_told(workers: list[Any]) -> None:
+    told: list[bool] = []
+    refs = [workers[0].answer.remote(1), workers[1].stuck.remote(60)]
+    ray.kill(workers[1])
+    with pytest.raises(UnavailableError, match="worker 1 is gone while step 3"):
+        wait(refs, on_error=lambda: told.append(True))
+    assert told == [True]
+
+
+@pytest.mark.ray
+def test_who_does_not_answer_is_named(workers: list[Any]) -> None:
+    with pytest.raises(DeadlineExceededError, match=r"within 0.5 s, but worker 1 did not answer.*raise Timeouts.step_s"):
+        wait([workers[0].answer.remote(1), workers[1].stuck.remote(60)], timeout_s=0.5)
