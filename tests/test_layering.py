@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "raydist"
 LAYERS = (
     {"errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
-    {"dataset"},
+    {"dataset", "iterators"},
     {"collectives", "cluster"},
     {"actors"},
     {"distributed_dataset"},
