@@ -1,0 +1,194 @@
+"""Control state: what steers training and is not a tensor of the model, as a flat table of paths.
+
+An object's control state is its `__dict__` (training flag, param_groups, a scheduler's counters, plain attributes, the
+names of submodules). Walking its dicts and lists gives one :class:`Leaf` per *path*, so that two sides can be compared,
+and changed attributes named, sent and patched one by one. Containers are patched in place: a dict somebody holds
+(`group = optimizer.param_groups[0]`) stays the one in use.
+
+>>> model = {"training": True, "groups": [{"lr": 0.1}]}
+>>> before = capture(model)
+>>> model["groups"][0]["lr"] = 0.5
+>>> changes = changed(before, capture(model))
+>>> {describe(path): value for path, value in changes.items()}
+{"groups[0]['lr']": 0.5}
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+__all__ = ["Flat", "Identity", "Keys", "Leaf", "Path", "capture", "changed", "describe", "patch", "seal"]
+
+Path = tuple[Hashable, ...]
+Digest = Callable[[Any], Hashable]
+
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, enum.Enum)
+_CONTAINERS = (dict, OrderedDict, list)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The leaf of a container itself: its type, and its keys in order (indices for a list)."""
+
+    kind: type
+    names: tuple[Hashable, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value, and a mark of its content when it was captured (None where `value` itself cannot change)."""
+
+    value: Any
+    mark: Hashable = None
+
+    def same(self, other: Leaf) -> bool:
+        if self.mark is not None or other.mark is not None:
+            return self.mark == other.mark
+        if self.value is other.value:
+            return True
+        return type(self.value) is type(other.value) and bool(self.value == other.value)
+
+    def sealed(self) -> Leaf:
+        """The leaf without its value, where the mark is enough: what is remembered must not keep objects alive."""
+        return self if self.mark is None else Leaf(None, self.mark)
+
+
+Flat = dict[Path, Leaf]
+
+
+@final
+class Identity:
+    """A mark that is equal for one and the same object, and keeps it from nothing: not even from dying.
+
+    A plain id could be given to a second object after the first one's death.
+    """
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._ref: Any = weakref.ref(value)
+        except TypeError:
+            self._ref = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self._ref is other._ref
+
+    def __hash__(self) -> int:
+        return id(self._ref)
+
+
+def seal(flat: Flat) -> Flat:
+    """`flat` for later comparison, without references to mutable objects."""
+    return {path: leaf.sealed() for path, leaf in flat.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `value` cannot change and compares by content."""
+    if type(value) in (tuple, frozenset):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, (*_IMMUTABLE, Keys))
+
+
+def capture(root: dict[str, Any], *, skip: Collection[str] = (), digest: Digest = Identity) -> Flat:
+    """Every leaf below `root`, a `__dict__`, by its path.
+
+    Args:
+        root: The dictionary to walk; dicts and lists in it are walked too, everything else is a leaf.
+        skip: Keys of `root` that are not control state.
+        digest: Mark of a value that can change inside (an array, an object of a user's class).
+    """
+    flat: Flat = {}
+    top = {key: value for key, value in root.items() if key not in skip} if skip else root
+    _walk((), top, flat, digest, {id(root)})
+    return flat
+
+
+def _walk(prefix: Path, container: Any, flat: Flat, digest: Digest, above: set[int]) -> None:
+    names = tuple(container) if isinstance(container, dict) else tuple(range(len(container)))
+    flat[(*prefix, Keys)] = Leaf(Keys(type(container), names))
+    for name, value in list(_items(container)):
+        path = (*prefix, name)
+        if type(value) in _CONTAINERS and id(value) not in above:
+            _walk(path, value, flat, digest, above | {id(value)})
+        elif _is_plain(value):
+            flat[path] = Leaf(value)
+        else:
+            flat[path] = Leaf(value, digest(value))
+
+
+def _items(container: Any) -> Iterator[tuple[Hashable, Any]]:
+    return iter(container.items()) if isinstance(container, dict) else iter(enumerate(container))
+
+
+def changed(before: Flat, now: Flat) -> dict[Path, Any]:
+    """Values of `now` that differ from `before`; what was removed shows as new `Keys` of its container."""
+    found: dict[Path, Any] = {}
+    for path, leaf in now.items():
+        old = before.get(path)
+        if old is None or not old.same(leaf):
+            found[path] = leaf.value
+    return found
+
+
+def patch(root: dict[str, Any], changes: Mapping[Path, Any], *, skip: Collection[str] = ()) -> None:
+    """Make `root` what the other side's is, in place; `skip` as in :func:`capture`."""
+    by_depth = sorted(changes.items(), key=lambda item: len(item[0]))
+    shapes = [(path[:-1], value) for path, value in by_depth if path[-1] is Keys]
+    for prefix, keys in shapes:
+        _make_container(root, prefix, keys)
+    for path, value in by_depth:
+        if path[-1] is not Keys:
+            _put(_resolve(root, path[:-1]), path[-1], value)
+    for prefix, keys in shapes:
+        _trim(_resolve(root, prefix), keys, kept=skip if not prefix else ())
+
+
+def _resolve(root: Any, path: Path) -> Any:
+    for name in path:
+        root = root[name]
+    return root
+
+
+def _make_container(root: dict[str, Any], prefix: Path, keys: Keys) -> None:
+    if not prefix:
+        return
+    parent, name = _resolve(root, prefix[:-1]), prefix[-1]
+    has = name in parent if isinstance(parent, dict) else isinstance(name, int) and name < len(parent)
+    if not has or type(parent[name]) is not keys.kind:
+        _put(parent, name, keys.kind())
+
+
+def _put(container: Any, name: Any, value: Any) -> None:
+    if isinstance(container, list):
+        container.extend([None] * (name + 1 - len(container)))
+    container[name] = value
+
+
+def _trim(container: Any, keys: Keys, *, kept: Collection[str]) -> None:
+    """Drop what the other side no longer has, and take its order."""
+    if isinstance(container, list):
+        del container[len(keys.names) :]
+        return
+    rest = {name: container[name] for name in container if name in kept}
+    ordered = {name: container[name] for name in keys.names if name in container}
+    container.clear()
+    container.update(ordered)
+    container.update(rest)
+
+
+def describe(path: Path) -> str:
+    """A path as the user would write it.
+
+    >>> describe(("param_groups", 0, "lr"))
+    "param_groups[0]['lr']"
+    """
+    names = [name for name in path if name is not Keys]
+    return str(names[0]) + "".join(f"[{name!r}]" for name in names[1:]) if names else "its attributes"

@@ -1,0 +1,173 @@
+"""Finding what a step reaches that the replicas do not have, and shipping it once, in one pickle."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.strategies.control_kinds import attributes, kind_of
+from raydist.strategies.mirror_objects import is_mirrored_class
+from raydist.strategies.mirror_table import DriverTable
+from raydist.strategies.mirror_tensor import MirroredTensor, record_of
+from raydist.strategies.scope import Scope
+from raydist.strategies.shipping import HandlePickler, PersistentId, dumps
+from raydist.strategies.shipping_reach import Reach
+from raydist.values import PerReplica
+
+__all__ = ["Discovery"]
+
+_NEVER_MIRRORED = (str, bytes, int, float, bool, tuple, list, dict, set, frozenset, type(None))
+
+
+@final
+class Discovery:
+    """One look at what a step reaches. Nothing is changed until the driver takes over `new`.
+
+    Attributes:
+        new: Objects without a handle so far, with the handles they shall get.
+        per_replica: PerReplica leaves in the order of their placeholders.
+    """
+
+    def __init__(self, name: str, table: DriverTable, scope: Scope, externals: Mapping[str, Any]) -> None:
+        self._name = name
+        self._table = table
+        self._scope = scope
+        self._externals = {id(obj): key for key, obj in externals.items()}
+        self._handles: dict[int, int] = {}
+        self.new: list[tuple[int, Any]] = []
+        self.per_replica: list[PerReplica] = []
+
+    def pickle(self, obj: Any) -> bytes:
+        """Pickle a function or its arguments; mirrored objects become handles."""
+        return dumps(obj, self._identify, reach=Reach(self._is_shared))
+
+    def bundle(self) -> bytes:
+        """Pickle of every new object, and of those that they lead to; empty if there are none."""
+        if not self.new:
+            return b""
+        file = io.BytesIO()
+        pickler = HandlePickler(file, self._identify_in_bundle, reach=Reach(self._is_shared), to_replica=True)
+        pickler.dump([obj for _, obj in self.new])
+        pickler.dump(self.new)
+        self._check_origin()
+        return file.getvalue()
+
+    def _identify(self, obj: Any) -> PersistentId | None:
+        pid = self._elsewhere(obj)
+        if pid is None and self._is_mirrorable(obj):
+            return "object", self._handle(obj)
+        return pid
+
+    def _identify_in_bundle(self, obj: Any) -> PersistentId | None:
+        pid = self._elsewhere(obj)
+        if pid is None and self._is_mirrorable(obj):
+            self._handle(obj)
+        return pid
+
+    def _elsewhere(self, obj: Any) -> PersistentId | None:
+        """The persistent id of what every replica has already."""
+        if type(obj) in _NEVER_MIRRORED:
+            return None
+        handle = self._table.handle_of(obj)
+        if handle is not None:
+            return "object", handle
+        if isinstance(obj, PerReplica):
+            return self._part(obj)
+        name = self._externals.get(id(obj))
+        return None if name is None else ("external", name)
+
+    def _part(self, value: PerReplica) -> PersistentId:
+        for index, known in enumerate(self.per_replica):
+            if known is value:
+                return "part", index
+        self.per_replica.append(value)
+        return "part", len(self.per_replica) - 1
+
+    def _handle(self, obj: Any) -> int:
+        if id(obj) not in self._handles:
+            self._refuse_foreign(obj)
+            self._handles[id(obj)] = self._table.reserve()
+            self.new.append((self._handles[id(obj)], obj))
+        return self._handles[id(obj)]
+
+    def _is_shared(self, obj: Any) -> bool:
+        """Whether a function that reaches `obj` must not be imported by the replicas."""
+        return type(obj) not in _NEVER_MIRRORED and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
+
+    def _elsewhere_quietly(self, obj: Any) -> bool:
+        return self._table.handle_of(obj) is not None or isinstance(obj, PerReplica) or id(obj) in self._externals
+
+    def _is_mirrorable(self, obj: Any) -> bool:
+        if isinstance(obj, torch.Tensor):
+            if isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope:
+                return True
+            if type(obj) is MirroredTensor:  # shares memory with a mirrored tensor: copied, with fresh values
+                record = record_of(obj)
+                record.owner.before_values(record)
+            return False
+        kind = kind_of(obj)
+        if kind is not None and isinstance(obj, torch.nn.Module):
+            self._note_buffers(obj)
+        return kind is not None
+
+    def _note_buffers(self, module: torch.nn.Module) -> None:
+        """Buffers are told from other tensors by the module that registered them."""
+        for buffer in attributes(module).get("_buffers", {}).values():
+            if buffer is not None and self._table.handle_of(buffer) is None:
+                self._handle(buffer)
+
+    def _refuse_foreign(self, obj: Any) -> None:
+        # What is ours has a handle already and does not come here.
+        is_tensor = type(obj) is MirroredTensor
+        if record_of(obj).tensor is obj if is_tensor else is_mirrored_class(type(obj)):
+            raise FailedPreconditionError(
+                f"A step may use the variables of one strategy; {_title(obj)} belongs to another one than {self._name}. "
+                f"Create it under this strategy's scope, or call run() of the strategy that it belongs to."
+            )
+
+    def _check_origin(self) -> None:
+        """Every new parameter must have been made under this strategy's scope."""
+        for _, obj in self.new:
+            if isinstance(obj, torch.nn.parameter.UninitializedTensorMixin):
+                raise FailedPreconditionError(
+                    f"Parameters must be initialised before a step uses them, {self._place(obj)} is lazy. "
+                    f"Call the module once on an example under the scope."
+                )
+            if isinstance(obj, torch.nn.Parameter) and obj not in self._scope:
+                raise FailedPreconditionError(
+                    f"Everything that a step trains must be made under the scope of {self._name}; "
+                    f"{self._place(obj)} was not. Create it inside `with strategy.scope():`."
+                )
+            if isinstance(obj, torch.nn.Module) and not self._is_made_here(obj):
+                raise FailedPreconditionError(
+                    f"Modules that a step uses must be made under the scope of {self._name}; a {type(obj).__name__} "
+                    f"was not. Create it inside `with strategy.scope():`."
+                )
+
+    def _is_made_here(self, module: torch.nn.Module) -> bool:
+        tensors = [*module.parameters(), *module.buffers()]
+        return not tensors or any(tensor in self._scope or self._table.handle_of(tensor) for tensor in tensors)
+
+    def _place(self, parameter: torch.Tensor) -> str:
+        for _, obj in self.new:
+            if isinstance(obj, torch.nn.Module):
+                for name, found in obj.named_parameters():
+                    if found is parameter:
+                        return f"parameter {name!r} of module {type(obj).__name__}"
+        for _, obj in self.new:
+            if isinstance(obj, torch.optim.Optimizer):
+                for index, group in enumerate(obj.param_groups):
+                    if any(found is parameter for found in group["params"]):
+                        return f"a parameter in param_groups[{index}] of optimizer {type(obj).__name__}"
+        return _title(parameter)
+
+
+def _title(obj: Any) -> str:
+    if isinstance(obj, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"a {'parameter' if isinstance(obj, torch.nn.Parameter) else 'buffer'} of shape {tuple(obj.shape)}"
+    return f"a {type(obj).__name__}"

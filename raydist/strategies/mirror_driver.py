@@ -1,0 +1,214 @@
+"""The driver half of mirroring: the user's objects, and what the replicas must be sent before each step.
+
+Nothing happens to an object until a step reaches it. Then it is shipped, once, and becomes *mirrored* in place: it stays
+the object that the program holds, but reads of it fetch the replicas' present values and writes are found before the
+next step. A program that only runs steps pays for pickling its function, and for nothing per parameter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.strategies.control import Flat
+from raydist.strategies.mirror_control import Control
+from raydist.strategies.mirror_discovery import Discovery
+from raydist.strategies.mirror_link import ReplicaLink, Shipment
+from raydist.strategies.mirror_objects import MirroredClasses
+from raydist.strategies.mirror_state import Writes
+from raydist.strategies.mirror_states import LazyStates
+from raydist.strategies.mirror_table import DriverTable
+from raydist.strategies.mirror_variables import Variables
+from raydist.strategies.scope import Scope
+from raydist.strategies.shipping import PersistentId, loads
+
+__all__ = ["MirrorDriver"]
+
+_FUNCTIONS_KEPT = 64
+
+
+@final
+class MirrorDriver:
+    """The mirrored objects of one strategy.
+
+    Args:
+        name: The strategy, for messages.
+        link: The way to its replicas.
+    """
+
+    def __init__(self, name: str, link: ReplicaLink) -> None:
+        self._name = name
+        self._link = link
+        self._lock = threading.RLock()
+        self._scope = Scope()
+        self._table = DriverTable()
+        self._classes = MirroredClasses(self)
+        self._variables = Variables(link, self._scope, self._refresh_modules)
+        self._control = Control(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
+        self._states = LazyStates(link, self._table, loads=self._loads)
+        self._sent: OrderedDict[bytes, None] = OrderedDict()
+        self._released = False
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Note what is created in the block as created under this strategy."""
+        self._require_open()
+        return self._scope.enter()
+
+    def prepare(
+        self,
+        fn: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        externals: Mapping[str, Any] | None = None,
+    ) -> Shipment:
+        """Everything that one step needs on the replicas and that they do not have.
+
+        The shipment must be applied by every replica, in the order of the calls; if it cannot be, call :meth:`reset`.
+        Waits for dispatched steps only where the driver changed something without having read it.
+
+        Args:
+            fn: The step function.
+            args: Its positional arguments; `PerReplica` leaves become placeholders.
+            kwargs: Its keyword arguments.
+            externals: Objects that every replica has by itself, under the names given to `MirrorReplica`.
+
+        Raises:
+            FailedPreconditionError: Something reached was not made under this strategy's scope, belongs to another
+                strategy, cannot be pickled, or was changed by the last step and on the driver too.
+        """
+        with self._lock:
+            self._require_open()
+            discovery = Discovery(self._name, self._table, self._scope, externals or {})
+            function = discovery.pickle(fn)
+            arguments = discovery.pickle((tuple(args), dict(kwargs or {})))
+            writes = Writes()
+            states = self._collect(writes)
+            written = discovery.pickle(writes) if writes else b""
+            bundle = discovery.bundle()
+            self._adopt(discovery, states)
+            digest, body, forgotten = self._function(function)
+            released = self._take_released()
+            parts = tuple(discovery.per_replica)
+            return Shipment(released, bundle, written, body, digest, forgotten, arguments, parts)
+
+    def _collect(self, writes: Writes) -> dict[int, Flat]:
+        states = self._control.collect(writes)
+        self._variables.collect(writes)
+        self._states.collect(writes)
+        return states
+
+    def _adopt(self, discovery: Discovery, states: Mapping[int, Flat]) -> None:
+        """All is pickled: what was found is mirrored from here on, and what was written is settled."""
+        for handle, obj in discovery.new:
+            self._table.add(obj, handle)
+        for handle, obj in discovery.new:
+            if isinstance(obj, torch.Tensor):
+                self._variables.add(obj, handle)
+            else:
+                self._control.add(obj, handle)
+                self._states.add(obj, handle)
+                self._classes.mirror(obj)
+        self._control.settle(states)
+        self._variables.settle()
+        self._states.settle()
+
+    def _function(self, pickled: bytes) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+        """(digest, bytes to send, digests to forget)."""
+        digest = hashlib.blake2b(pickled, digest_size=16).digest()
+        if digest in self._sent:
+            self._sent.move_to_end(digest)
+            return digest, b"", ()
+        self._sent[digest] = None
+        forgotten = [self._sent.popitem(last=False)[0]] if len(self._sent) > _FUNCTIONS_KEPT else []
+        return digest, pickled, tuple(forgotten)
+
+    def _take_released(self) -> tuple[int, ...]:
+        released = self._table.take_released()
+        for handle in released:
+            self._variables.forget(handle)
+            self._control.forget(handle)
+            self._states.forget(handle)
+        return released
+
+    def dispatched(self) -> None:
+        """A step is on its way: what the driver holds is stale from here on."""
+        with self._lock:
+            self._variables.expire()
+            self._control.expire()
+            self._states.expire()
+
+    def refresh(self) -> None:
+        """Fetch everything that changed on the replicas, after the dispatched steps."""
+        with self._lock:
+            self._control.refresh(modules=True)
+            self._control.refresh(modules=False)
+            self._variables.refresh()
+            self._states.refresh()
+
+    def reset(self, source: int = 0) -> None:
+        """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
+        with self._lock:
+            state = self._link.call(source, "dump")
+            self._link.call_all("load", state)
+            self.dispatched()
+
+    def release(self, *, fetch: bool = True) -> None:
+        """Make everything plain again. May be called twice.
+
+        Args:
+            fetch: Fetch the final values first; False leaves the values that were read last.
+        """
+        with self._lock:
+            if self._released:
+                return
+            try:
+                if fetch:
+                    self.refresh()
+            finally:
+                self._released = True
+                self._make_plain()
+
+    def _make_plain(self) -> None:
+        for _, obj in list(self._table.objects()):
+            if not isinstance(obj, torch.Tensor):
+                self._classes.plain(obj)
+        self._variables.release()
+        self._table.clear()
+
+    def before_read(self, obj: Any, name: str) -> None:
+        """An attribute of a mirrored object is about to be read."""
+        handle = self._table.handle_of(obj)
+        if handle is not None:
+            with self._lock:
+                self._control.touch(obj, handle)
+                self._states.before_read(obj, handle, name)
+
+    def before_write(self, obj: Any, name: str) -> None:
+        """An attribute of a mirrored object is about to be set or deleted."""
+        self.before_read(obj, name)
+
+    def _refresh_modules(self) -> None:
+        with self._lock:
+            self._control.refresh(modules=True)
+
+    def _loads(self, data: bytes) -> Any:
+        return loads(data, self._resolve)
+
+    def _resolve(self, pid: PersistentId) -> Any:
+        if pid[0] == "object":
+            return self._table.object_of(pid[1])
+        if pid[0] == "device":
+            return "cpu"
+        raise FailedPreconditionError(f"raydist bug: a replica sent the unknown persistent id {pid!r}.")
+
+    def _require_open(self) -> None:
+        if self._released:
+            raise FailedPreconditionError(f"{self._name} must be open, it was closed. Create a new strategy.")

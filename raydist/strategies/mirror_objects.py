@@ -1,0 +1,141 @@
+"""Mirrored modules, optimizers, schedulers, ... on the driver: the user's objects, told apart by their class alone.
+
+An object becomes mirrored in place, by a change of its class to a subclass that announces every access to an attribute
+before it happens. The subclass carries the original's name, `isinstance` and `obj.__class__` see the original, and
+copies and pickles are made as if the object had never been mirrored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from raydist.errors import FailedPreconditionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["AttributeOwner", "MirroredClasses", "is_mirrored_class"]
+
+
+class AttributeOwner(Protocol):
+    """Who keeps the attributes of mirrored objects fresh."""
+
+    def before_read(self, obj: Any, name: str) -> None:
+        """`obj.name` is about to be read (or a method of that name called)."""
+
+    def before_write(self, obj: Any, name: str) -> None:
+        """`obj.name` is about to be set or deleted."""
+
+
+@final
+class MirroredClasses:
+    """Makes objects of one owner mirrored, and plain again."""
+
+    def __init__(self, owner: AttributeOwner) -> None:
+        self._owner = owner
+        self._classes: dict[type, type] = {}
+        self._originals: dict[type, type] = {}
+
+    def original(self, obj: Any) -> type:
+        """The class of `obj` as its author wrote it."""
+        return self._originals.get(type(obj), type(obj))
+
+    def mirror(self, obj: Any) -> None:
+        """Make `obj` mirrored. Objects whose class cannot change (a torch.Generator) stay as they are."""
+        cls = type(obj)
+        if cls in self._originals or not cls.__flags__ & _HEAP_TYPE:
+            return
+        if cls not in self._classes:
+            mirrored = self._subclass(cls)
+            self._classes[cls] = mirrored
+            self._originals[mirrored] = cls
+        try:
+            _set_class(obj, self._classes[cls])
+        except TypeError as error:
+            raise FailedPreconditionError(
+                f"A mirrored object must allow a subclass of its class, {cls.__qualname__} does not ({error}). "
+                f"Remove its __slots__."
+            ) from error
+
+    def plain(self, obj: Any) -> None:
+        """Undo :meth:`mirror`."""
+        _set_class(obj, self.original(obj))
+
+    @contextmanager
+    def as_plain(self, obj: Any) -> Iterator[None]:
+        """Undo :meth:`mirror` for a moment: what runs inside sees the original class."""
+        mirrored = type(obj)
+        _set_class(obj, self.original(obj))
+        try:
+            yield
+        finally:
+            _set_class(obj, mirrored)
+
+    def _subclass(self, original: type) -> type:
+        namespace = {
+            "__slots__": (),
+            _MARK: True,
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+            "__getattribute__": self._getattribute(original),
+            "__setattr__": self._setattr(original),
+            "__delattr__": self._delattr(original),
+            "__reduce_ex__": self._reduce_ex(),
+        }
+        return type(original)(original.__name__, (original,), namespace)
+
+    def _getattribute(self, original: type) -> Callable[[Any, str], Any]:
+        owner, read = self._owner, original.__getattribute__
+
+        def __getattribute__(obj: Any, name: str) -> Any:
+            if name == "__class__":
+                return original
+            owner.before_read(obj, name)
+            return read(obj, name)
+
+        return __getattribute__
+
+    def _setattr(self, original: type) -> Callable[[Any, str, Any], None]:
+        owner, write = self._owner, original.__setattr__
+
+        def __setattr__(obj: Any, name: str, value: Any) -> None:
+            if name != "__class__":
+                owner.before_write(obj, name)
+            write(obj, name, value)
+
+        return __setattr__
+
+    def _delattr(self, original: type) -> Callable[[Any, str], None]:
+        owner, delete = self._owner, original.__delattr__
+
+        def __delattr__(obj: Any, name: str) -> None:
+            owner.before_write(obj, name)
+            delete(obj, name)
+
+        return __delattr__
+
+    def _reduce_ex(self) -> Callable[[Any, Any], Any]:
+        def __reduce_ex__(obj: Any, protocol: Any) -> Any:
+            self._owner.before_read(obj, "__dict__")
+            with self.as_plain(obj):
+                return obj.__reduce_ex__(protocol)
+
+        return __reduce_ex__
+
+
+_MARK = "_raydist_mirrored"
+
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: set on classes made by a class statement, whose instances may change class."""
+
+
+def is_mirrored_class(cls: type) -> bool:
+    """Whether objects of `cls` are mirrored, by whichever owner."""
+    return _MARK in vars(cls)
+
+
+def _set_class(obj: Any, cls: type) -> None:
+    object.__setattr__(obj, "__class__", cls)

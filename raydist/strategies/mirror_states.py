@@ -1,0 +1,139 @@
+"""The driver half for tensors that are no variables: optimizer states and metric states, fetched only when read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.strategies.control import Flat, capture, changed, seal
+from raydist.strategies.control_kinds import attributes, content_digest
+from raydist.strategies.mirror_link import ReplicaLink
+from raydist.strategies.mirror_metrics import divide_states, merge_states, restore_states, state_names
+from raydist.strategies.mirror_state import Writes
+from raydist.strategies.mirror_table import DriverTable
+
+__all__ = ["LazyStates"]
+
+
+@final
+class LazyStates:
+    """Optimizer states (the first replica's: they are equal) and metric states (merged over replicas)."""
+
+    def __init__(self, link: ReplicaLink, table: DriverTable, *, loads: Callable[[bytes], Any]) -> None:
+        self._link = link
+        self._table = table
+        self._loads = loads
+        self._digest = content_digest(table.handle_of)
+        self._known: dict[int, Flat] = {}
+        self._optimizers: set[int] = set()
+        self._metrics: set[int] = set()
+        self._fresh: set[int] = set()
+
+    def add(self, obj: Any, handle: int) -> None:
+        """The replicas hold the present state of `obj`."""
+        if isinstance(obj, torch.optim.Optimizer):
+            self._optimizers.add(handle)
+        elif state_names(obj):
+            self._metrics.add(handle)
+        else:
+            return
+        self._fresh.add(handle)
+        self._known[handle] = self._capture(obj)
+
+    def forget(self, handle: int) -> None:
+        """The program dropped an object."""
+        for held in (self._optimizers, self._metrics, self._fresh):
+            held.discard(handle)
+        self._known.pop(handle, None)
+
+    def expire(self) -> None:
+        """A step was dispatched: the replicas' states are the newer ones."""
+        self._fresh.clear()
+
+    def before_read(self, obj: Any, handle: int, name: str) -> None:
+        """Fetch what reading `obj.name` would show."""
+        if handle in self._metrics or (handle in self._optimizers and name in ("state", "__dict__")):
+            self._fetch(obj, handle)
+
+    def refresh(self) -> None:
+        """Fetch everything."""
+        for handle in sorted(self._optimizers | self._metrics):
+            obj = self._table.object_of(handle)
+            if obj is not None:
+                self._fetch(obj, handle)
+
+    def _fetch(self, obj: Any, handle: int) -> None:
+        if handle in self._fresh:
+            return
+        self._refuse_blind_write(obj, handle)
+        if handle in self._metrics:
+            self._fetch_metrics()
+        else:
+            self._fresh.add(handle)
+            state = self._loads(self._link.call(0, "collect_optimizer_state", handle))
+            _take_over(attributes(obj)["state"], state)
+            self._known[handle] = self._capture(obj)
+
+    def _fetch_metrics(self) -> None:
+        self._fresh |= self._metrics
+        per_replica = [self._loads(states) for states in self._link.call_all("collect_metrics")]
+        for handle in self._metrics:
+            metric = self._table.object_of(handle)
+            if metric is not None:
+                restore_states(metric, merge_states(metric, [states[handle] for states in per_replica]))
+                self._known[handle] = self._capture(metric)
+
+    def _refuse_blind_write(self, obj: Any, handle: int) -> None:
+        if changed(self._known[handle], self._capture_open(obj)):
+            raise FailedPreconditionError(
+                f"The states of {type(obj).__name__} must be read from it before they are changed on the driver; they "
+                f"were changed through a reference kept from before the last step. Read them again, and change them "
+                f"then."
+            )
+
+    def collect(self, writes: Writes) -> None:
+        """Add what the driver changed since the last step."""
+        for handle in sorted(self._optimizers | self._metrics):
+            obj = self._table.object_of(handle)
+            if obj is None or not changed(self._known[handle], self._capture_open(obj)):
+                continue
+            if handle not in self._fresh:
+                self._refuse_blind_write(obj, handle)
+            if handle in self._metrics:
+                writes.metrics[handle] = divide_states(obj)
+            else:
+                writes.optimizer_states[handle] = dict(attributes(obj)["state"])
+
+    def settle(self) -> None:
+        """What `collect` found is on its way."""
+        for handle in self._optimizers | self._metrics:
+            obj = self._table.object_of(handle)
+            if obj is not None:
+                self._known[handle] = self._capture(obj)
+
+    def _capture(self, obj: Any) -> Flat:
+        return seal(self._capture_open(obj))
+
+    def _capture_open(self, obj: Any) -> Flat:
+        if isinstance(obj, torch.optim.Optimizer):
+            state = attributes(obj)["state"]
+            # By handle: what is remembered must not keep parameters alive.
+            return capture({self._table.handle_of(p) or id(p): values for p, values in state.items()}, digest=self._digest)
+        held = attributes(obj)
+        return capture({name: held[name] for name in state_names(obj)}, digest=self._digest)
+
+
+def _take_over(state: dict[Any, Any], fresh: dict[Any, Any]) -> None:
+    """Replace an optimizer's state in place, down to the dictionary of each parameter."""
+    for parameter in [known for known in state if known not in fresh]:
+        del state[parameter]
+    for parameter, values in fresh.items():
+        held = state.get(parameter)
+        if isinstance(held, dict) and isinstance(values, dict):
+            held.clear()
+            held.update(values)
+        else:
+            state[parameter] = values

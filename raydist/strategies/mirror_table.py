@@ -1,0 +1,96 @@
+"""Which object has which handle: one table per side."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, final
+
+__all__ = ["DriverTable", "ReplicaTable"]
+
+
+@final
+class DriverTable:
+    """Handles of the driver's objects. Holds none of them: what the program drops is gone, and its handle released."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, int] = {}
+        self._refs: dict[int, weakref.ref[Any]] = {}
+        self._released: list[int] = []
+        self._next = 0
+
+    def reserve(self) -> int:
+        """A number that was never used before."""
+        self._next += 1
+        return self._next
+
+    def add(self, obj: Any, handle: int) -> None:
+        """Let `obj` be known by `handle`."""
+        key = id(obj)
+
+        def forget(_: weakref.ref[Any]) -> None:
+            self._handles.pop(key, None)
+            self._refs.pop(handle, None)
+            self._released.append(handle)
+
+        self._handles[key] = handle
+        self._refs[handle] = weakref.ref(obj, forget)
+
+    def handle_of(self, obj: Any) -> int | None:
+        """The handle of `obj`, None if it has none."""
+        return self._handles.get(id(obj))
+
+    def object_of(self, handle: int) -> Any:
+        """The object of a handle, None if the program has dropped it."""
+        ref = self._refs.get(handle)
+        return None if ref is None else ref()
+
+    def objects(self) -> Iterator[tuple[int, Any]]:
+        """Handles and living objects, in the order of the handles."""
+        for handle in sorted(self._refs):
+            obj = self.object_of(handle)
+            if obj is not None:
+                yield handle, obj
+
+    def take_released(self) -> tuple[int, ...]:
+        """Handles released since the last call."""
+        taken = tuple(self._released)
+        del self._released[: len(taken)]
+        return taken
+
+    def clear(self) -> None:
+        """Forget every object, without releasing anything."""
+        self._refs.clear()
+        self._handles.clear()
+        self._released.clear()
+
+
+@final
+class ReplicaTable:
+    """Handles of one replica's objects, which it keeps until the driver releases them."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._handles: dict[int, int] = {}
+
+    def add(self, handle: int, obj: Any) -> None:
+        """Let `obj` be known by `handle`."""
+        self._objects[handle] = obj
+        self._handles[id(obj)] = handle
+
+    def release(self, handle: int) -> None:
+        """Drop a handle."""
+        obj = self._objects.pop(handle, None)
+        self._handles.pop(id(obj), None)
+
+    def handle_of(self, obj: Any) -> int | None:
+        """The handle of `obj`, None if it has none."""
+        return self._handles.get(id(obj))
+
+    def object_of(self, handle: int) -> Any:
+        """The object of a handle."""
+        return self._objects[handle]
+
+    def items(self) -> list[tuple[int, Any]]:
+        """Handles and objects, in the order of the handles: the same on every replica."""
+        return sorted(self._objects.items())

@@ -1,0 +1,227 @@
+"""Mirrored variables on the driver: ordinary parameters and buffers that read the replicas' current values.
+
+A tensor that exists already becomes mirrored in place, by a change of its class, so that every optimizer, closure and
+list that holds it goes on holding the right object. Each torch function on it first asks its :class:`TensorOwner` for
+fresh values, and is noted as a possible write.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, final
+
+import torch
+
+__all__ = ["MirroredTensor", "TensorOwner", "TensorRecord", "mirror_tensor", "plain_tensor", "record_of"]
+
+_RECORD = "_raydist_record"
+
+
+class TensorOwner(Protocol):
+    """Who keeps a mirrored tensor's values fresh."""
+
+    def before_values(self, record: TensorRecord) -> None:
+        """The values of the tensor are about to be read or written."""
+
+    def before_flags(self, record: TensorRecord) -> None:
+        """`requires_grad` is about to be read or written."""
+
+    def after_use(self, record: TensorRecord) -> None:
+        """A function that may have written, or handed out the memory, has returned."""
+
+    def copied(self, copy: torch.Tensor) -> None:
+        """A deep copy was made."""
+
+
+@final
+class TensorRecord:
+    """What the driver knows about one mirrored tensor.
+
+    Attributes:
+        handle: The number both sides know it by.
+        version: The tensor's `_version` when it last equalled the replicas' value.
+        memory: Its address then: `p.data = x` exchanges the memory.
+        requires_grad: The flag then.
+        synced: Its values then; kept only while somebody else shares the memory and could write unseen.
+    """
+
+    __slots__ = ("__weakref__", "_tensor", "handle", "memory", "owner", "plain", "requires_grad", "synced", "version")
+
+    def __init__(self, tensor: torch.Tensor, handle: int, owner: TensorOwner) -> None:
+        self._tensor = weakref.ref(tensor)
+        self.handle = handle
+        self.owner = owner
+        self.plain = type(tensor)
+        self.synced: torch.Tensor | None = None
+        self.settle(tensor)
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The mirrored tensor, None once the program has dropped it."""
+        return self._tensor()
+
+    def settle(self, tensor: torch.Tensor) -> None:
+        """The tensor equals the replicas' value now."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.version = tensor._version
+            self.memory = _address(tensor)
+            self.requires_grad = tensor.requires_grad
+            self.synced = tensor.detach().clone() if is_shared(tensor) else None
+
+    def guard(self, tensor: torch.Tensor) -> None:
+        """Keep the present values for comparison if somebody shares the memory from now on."""
+        if self.synced is None and is_shared(tensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                self.synced = tensor.detach().clone()
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether the driver has written to the tensor since it was settled."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor._version != self.version or _address(tensor) != self.memory:
+                return True
+            return self.synced is not None and not _equal(self.synced, tensor.detach())
+
+    def merge(self, tensor: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+        """`fresh`, but for the elements written here since the tensor was settled (through a numpy view, say)."""
+        if self.synced is None or self.synced.shape != fresh.shape or self.synced.dtype != fresh.dtype:
+            return fresh
+        kept = _differs(self.synced, tensor.detach())
+        return torch.where(kept, tensor.detach(), fresh.to(tensor.device)) if bool(kept.any()) else fresh
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether another tensor, a numpy array or a dlpack capsule uses the same memory.
+
+    The storage is counted once by `tensor` and once by the handle that this very question makes.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
+
+
+def _address(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape
+
+
+def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    both_nan = (a != a) & (b != b)  # noqa: PLR0124  # only NaN differs from itself
+    return (a != b) & ~both_nan
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and not bool(_differs(a, b).any())
+
+
+def _getters(names: Iterable[str]) -> frozenset[Callable[..., Any]]:
+    return frozenset(getattr(torch.Tensor, name).__get__ for name in names if hasattr(torch.Tensor, name))
+
+
+_NO_VALUES: frozenset[Callable[..., Any]] = _getters(
+    ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
+    + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names", "_version", "_backward_hooks"]
+) | frozenset(
+    [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.is_floating_point]
+    + [torch.Tensor.is_complex, torch.Tensor.element_size, torch.Tensor.storage_offset, torch.Tensor.is_contiguous]
+    + [torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__, torch.Tensor.register_hook]  # type: ignore[attr-defined]
+    + [torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__, torch.Tensor.__len__]
+    + [torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.get_device, torch.Tensor.type]
+)
+_FLAGS: frozenset[Callable[..., Any]] = frozenset(
+    [
+        torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+        torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+        torch.Tensor.requires_grad_,
+    ]
+)
+
+
+class MirroredTensor(torch.Tensor):
+    """A parameter or buffer whose values live on the replicas. Made by :func:`mirror_tensor`, never constructed."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        records = [] if func in _NO_VALUES else list(_records((*args, *kwargs.values())))
+        for record in records:
+            if func in _FLAGS:
+                record.owner.before_flags(record)
+            else:
+                record.owner.before_values(record)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        for record in records:
+            record.owner.after_use(record)
+        if func is torch.Tensor.detach and records and type(result) is torch.Tensor:
+            # nn.Parameter(p), and weight_norm with it, insist on a detach that keeps the class.
+            result.__class__ = MirroredTensor
+            result.__dict__[_RECORD] = records[0]
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) in memo:
+            found: torch.Tensor = memo[id(self)]
+            return found
+        record = record_of(self)
+        record.owner.before_values(record)
+        with torch._C.DisableTorchFunctionSubclass():
+            copy = _as_plain(self, self.detach().clone(memory_format=torch.preserve_format))
+        record.owner.copied(copy)
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        record = record_of(self)
+        record.owner.before_values(record)
+        with torch._C.DisableTorchFunctionSubclass():
+            return _as_plain(self, self.detach()).__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        record = record_of(self)
+        record.owner.before_values(record)
+        with torch._C.DisableTorchFunctionSubclass():
+            shown = self.detach().requires_grad_(self.requires_grad) if self.is_leaf else self.detach()
+            prefix = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
+            return prefix + torch.Tensor.__repr__(shown, tensor_contents=tensor_contents)
+
+
+
+def _as_plain(mirrored: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if isinstance(mirrored, torch.nn.Parameter):
+        return torch.nn.Parameter(values, mirrored.requires_grad)
+    return values.requires_grad_(mirrored.requires_grad)
+
+
+def record_of(tensor: torch.Tensor) -> TensorRecord:
+    """The record of a mirrored tensor, or of the one it shares memory with."""
+    record: TensorRecord = tensor.__dict__[_RECORD]
+    return record
+
+
+def _records(values: Iterable[Any]) -> Iterator[TensorRecord]:
+    for value in values:
+        if isinstance(value, MirroredTensor):
+            yield record_of(value)
+        elif isinstance(value, list | tuple):
+            yield from _records(value)
+
+
+def mirror_tensor(tensor: torch.Tensor, handle: int, owner: TensorOwner) -> TensorRecord:
+    """Make `tensor` a mirrored one, in place."""
+    record = TensorRecord(tensor, handle, owner)
+    was_parameter = isinstance(tensor, torch.nn.Parameter)
+    tensor.__class__ = MirroredTensor
+    tensor.__dict__[_RECORD] = record
+    if was_parameter:
+        tensor.__dict__["_is_param"] = True
+    return record
+
+
+def plain_tensor(record: TensorRecord) -> None:
+    """Undo :func:`mirror_tensor`."""
+    tensor = record.tensor
+    if tensor is not None:
+        del tensor.__dict__[_RECORD]
+        tensor.__dict__.pop("_is_param", None)
+        tensor.__class__ = record.plain

@@ -1,0 +1,81 @@
+"""What is created under `strategy.scope()`.
+
+PyTorch calls hooks when a module registers a parameter, a buffer or a submodule; inside the scope they note what was
+registered, and for a parameter that no module owns yet, its constructor does. Nothing else happens until a step reaches
+an object: the scope answers one question, *was this made here?*
+"""
+
+from __future__ import annotations
+
+import contextvars
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
+
+import torch
+from torch.nn.modules import module as torch_module
+
+__all__ = ["Scope"]
+
+_active: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("raydist_scope", default=None)
+
+
+@final
+class Scope:
+    """The objects created under one strategy. Holds none of them alive."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, weakref.ref[Any]] = {}
+
+    def mark(self, obj: Any) -> None:
+        """Note that `obj` was created here."""
+        key = id(obj)
+        self._marks[key] = weakref.ref(obj, lambda _: self._marks.pop(key, None))
+
+    def __contains__(self, obj: Any) -> bool:
+        ref = self._marks.get(id(obj))
+        return ref is not None and ref() is obj
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the caller is inside this scope (the innermost one counts)."""
+        return _active.get() is self
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Note what this thread creates until the end of the block."""
+        token = _active.set(self)
+        with ExitStack() as stack:
+            stack.callback(_active.reset, token)
+            for register in (
+                torch_module.register_module_parameter_registration_hook,
+                torch_module.register_module_buffer_registration_hook,
+                torch_module.register_module_module_registration_hook,
+            ):
+                stack.callback(register(self._registered).remove)
+            stack.enter_context(self._constructed_parameters())
+            yield
+
+    def _registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        if self.is_active:
+            self.mark(module)
+            if value is not None:
+                self.mark(value)
+
+    @contextmanager
+    def _constructed_parameters(self) -> Iterator[None]:
+        """Note parameters that are used without a module; torch has no hook for these."""
+        original: Callable[..., Any] = torch.nn.Parameter.__new__
+
+        def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
+            parameter = original(cls, *args, **kwargs)
+            if self.is_active:
+                self.mark(parameter)
+            return parameter
+
+        torch.nn.Parameter.__new__ = construct  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.nn.Parameter.__new__ = original  # type: ignore[method-assign]

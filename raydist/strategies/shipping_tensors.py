@@ -1,0 +1,106 @@
+"""Tensors as bytes: storages are sent once, so that views and tied tensors still share memory on the other side."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+import torch
+
+__all__ = ["StorageBytes", "TensorReducer", "dense"]
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain, contiguous CPU copy-or-view of the values, without history."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().to("cpu").contiguous()
+
+
+@final
+class StorageBytes:
+    """The memory behind one or more tensors, as a byte array that pickles without a detour through torch."""
+
+    def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self._array = array
+        self._tensor: torch.Tensor | None = None
+
+    def bytes_tensor(self) -> torch.Tensor:
+        """The memory as uint8; every call gives the same memory."""
+        if self._tensor is None:
+            array = self._array if self._array.flags.writeable else self._array.copy()
+            self._tensor = torch.from_numpy(array)
+        return self._tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StorageBytes, (self._array,)
+
+
+def _rebuild_view(
+    storage: StorageBytes, dtype: torch.dtype, geometry: tuple[int, tuple[int, ...], tuple[int, ...]]
+) -> torch.Tensor:
+    offset, size, stride = geometry
+    empty = torch.empty(0, dtype=dtype)
+    return empty.set_(storage.bytes_tensor().untyped_storage(), offset, size, stride)  # type: ignore[call-overload, no-any-return]
+
+
+def _rebuild_tensor(values: torch.Tensor, device: str, requires_grad: bool) -> torch.Tensor:
+    return values.to(device).requires_grad_(requires_grad)
+
+
+def _rebuild_parameter(values: torch.Tensor, device: str, requires_grad: bool) -> torch.nn.Parameter:
+    return torch.nn.Parameter(values.to(device), requires_grad)
+
+
+@final
+class ReplicaDevice:
+    """Pickles as the device of the replica that reads it (see `shipping.HandlePickler`)."""
+
+
+@final
+class TensorReducer:
+    """Pickle reductions of the tensors of one pickling.
+
+    Args:
+        to_replica: Tensors of a model move to the device of the replica that reads them. Scalars on the CPU stay
+            there (optimizers count their steps in them), and so does everything when this is False, but a GPU's
+            tensors, which go to the reader's GPU.
+    """
+
+    def __init__(self, *, to_replica: bool) -> None:
+        self._to_replica = to_replica
+        self._replica_device = ReplicaDevice()
+        self._storages: dict[int, StorageBytes] = {}
+
+    def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
+        """How to pickle `tensor`; None to leave it to torch (sparse, quantised, ...)."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_conj():
+                return None
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
+            rebuild = _rebuild_parameter if is_parameter else _rebuild_tensor
+            device = self._replica_device if moves else "cpu"
+            return rebuild, (_Values(self, tensor.detach()), device, tensor.requires_grad)
+
+    def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
+        """The one `StorageBytes` of this pickling for the memory of `tensor`."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._storages:
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+            self._storages[key] = StorageBytes(memory.cpu().numpy())
+        return self._storages[key]
+
+
+@final
+class _Values:
+    """A detached tensor on its way: pickles as a view of its storage."""
+
+    def __init__(self, owner: TensorReducer, tensor: torch.Tensor) -> None:
+        self._owner = owner
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tensor = self._tensor
+        geometry = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+        return _rebuild_view, (self._owner.storage_of(tensor), tensor.dtype, geometry)
