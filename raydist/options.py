@@ -2,19 +2,128 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, final
 
 from raydist.errors import InvalidArgumentError
+from raydist.settings import SettingsGroup, count, group, one_of, optional_count, typed
 from raydist.values import AUTOTUNE, ReduceOp
 
-__all__ = ["InputOptions", "RunOptions", "Timeouts"]
+__all__ = [
+    "AutoShardPolicy",
+    "AutotuneOptions",
+    "InputOptions",
+    "OptimizationOptions",
+    "Options",
+    "RunOptions",
+    "ThreadingOptions",
+    "Timeouts",
+]
 
 
 def _require(ok: bool, what: str, got: object) -> None:
     if not ok:
         raise InvalidArgumentError(f"{what}, got {got!r}.")
+
+
+@final
+class AutoShardPolicy(enum.Enum):
+    """How a dataset is divided between workers (tf.data.experimental.AutoShardPolicy).
+
+    DATA: one pipeline serves all workers, every element once. FILE: whole files per worker. OFF: every worker reads
+    everything. AUTO: FILE if the source is files, else DATA.
+    """
+
+    AUTO = "AUTO"
+    FILE = "FILE"
+    DATA = "DATA"
+    OFF = "OFF"
+
+
+@final
+class AutotuneOptions(SettingsGroup):
+    """What raydist may use where it is left to choose.
+
+    Attributes:
+        enabled: Let a `prefetch` without a size grow its buffer while its consumer waits; False keeps 2 elements.
+        cpu_budget: At most this many threads for one operation of a pipeline; None for no limit.
+        ram_budget: At most this many bytes read ahead by one `prefetch`; None for no limit.
+    """
+
+    __slots__ = ()
+    enabled = typed(True, bool)
+    cpu_budget = optional_count(None, 1)
+    ram_budget = optional_count(None, 1)
+
+
+@final
+class OptimizationOptions(SettingsGroup):
+    """Rewrites of a pipeline; none of them changes an element.
+
+    Attributes:
+        noop_elimination: Leave out operations that change nothing: `take(-1)`, `skip(0)`, `repeat(1)`, `shuffle(1)`.
+        map_fusion: Run neighbouring maps in one loop.
+        filter_fusion: Run a filter in one loop with its neighbours.
+        late_gather: Let `shuffle`, `take`, `skip` and `repeat` over data in memory or in mapped files move indices.
+    """
+
+    __slots__ = ()
+    noop_elimination = typed(True, bool)
+    map_fusion = typed(True, bool)
+    filter_fusion = typed(True, bool)
+    late_gather = typed(True, bool)
+
+
+@final
+class ThreadingOptions(SettingsGroup):
+    """Threads of one iterator.
+
+    Attributes:
+        private_threadpool_size: Threads for the maps and filters whose parallelism was left to raydist; None or 0 for
+            none: the thread that iterates does the work.
+    """
+
+    __slots__ = ()
+    private_threadpool_size = optional_count(None, 0)
+
+
+@final
+class Options(SettingsGroup):
+    """Settings of a whole pipeline (tf.data.Options), applied by `dataset.with_options(options)`.
+
+    What is set explicitly wins over what was set earlier in the pipeline; the options of all inputs are merged.
+
+    Attributes:
+        seed: Root of every random choice that has no seed of its own; None draws one when iteration starts.
+        deterministic: Keep the order of elements; False lets parallel operations deliver what is ready.
+        autotune: What raydist may use where it is left to choose: :class:`AutotuneOptions`.
+        optimization: Which rewrites are on: :class:`OptimizationOptions`.
+        threading: Threads of an iterator: :class:`ThreadingOptions`.
+        auto_shard_policy: How a strategy divides the dataset between workers.
+        on_error: "raise": an element's error is raised at its place, and iteration goes on after it.
+        num_input_workers: Actors that run the map and filter functions when a strategy iterates; 0 for none.
+
+    Raises:
+        AttributeError: There is no setting of that name.
+        TypeError: The value has the wrong type.
+
+    >>> options = Options(seed=1)
+    >>> options.optimization.map_fusion = False
+    >>> options
+    Options(seed=1, optimization=OptimizationOptions(map_fusion=False))
+    """
+
+    __slots__ = ()
+    seed = optional_count(None, 0)
+    deterministic = typed(True, bool)
+    autotune = group(AutotuneOptions)
+    optimization = group(OptimizationOptions)
+    threading = group(ThreadingOptions)
+    auto_shard_policy = one_of(AutoShardPolicy.DATA, *AutoShardPolicy)
+    on_error = one_of("raise", "raise")
+    num_input_workers = count(0, 0)
 
 
 @final

@@ -17,7 +17,7 @@ from raydist.errors import SpecError
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.spec import TensorSpec, most_specific_common
 
-__all__ = ["Block", "concat_blocks"]
+__all__ = ["Block", "Column", "common_specs", "concat_blocks", "object_column"]
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,13 +25,18 @@ Column = np.ndarray[Any, np.dtype[Any]]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Consecutive elements, column by column. Immutable: columns may be shared between blocks and must not be written.
+    """Consecutive elements, column by column.
+
+    A column that something else may read as well (a user's array, a mapped file) is marked read-only, `writeable`
+    False; a writable one belongs to the block. Whoever hands elements out copies read-only ones, so that a user may work
+    in place.
 
     Attributes:
         structure: The nest of one element.
         specs: Spec of each leaf of one element, in leaf order.
         columns: One array per leaf, first axis `num_rows`. Dense (dtype of the spec) where every element has the same
-            shape and holds numbers; else dtype object: rows are bytes, str or arrays (of bytes, str or differing shapes).
+            shape and holds numbers; else dtype object: rows are bytes, str or arrays (of bytes, of str, or of
+            differing shapes).
         num_rows: Number of elements.
     """
 
@@ -45,6 +50,11 @@ class Block:
         """Bytes of the dense columns, and an estimate (that of the first row) of the others."""
         return sum(_column_bytes(column) for column in self.columns)
 
+    @property
+    def signature(self) -> str:
+        """Structure and dtypes as text: what neighbouring elements must share."""
+        return f"{self.structure} of {', '.join(_dtype_name(spec) for spec in self.specs)}"
+
     def slice(self, start: int, stop: int) -> Block:
         """Elements `start` .. `stop`, without a copy."""
         start, stop, _ = slice(start, stop).indices(self.num_rows)
@@ -54,6 +64,13 @@ class Block:
         """The elements at `indices`, in that order (a copy)."""
         return Block(self.structure, self.specs, tuple(c[indices] for c in self.columns), len(indices))
 
+    def shared(self) -> Block:
+        """The same elements, marked read-only."""
+        views = tuple(column.view() for column in self.columns)
+        for view in views:
+            view.flags.writeable = False
+        return Block(self.structure, self.specs, views, self.num_rows)
+
     def row(self, index: int) -> Any:
         """Element `index` as transformations see it: a nest of numpy arrays, numpy scalars, bytes and str."""
         return unflatten(self.structure, [column[index] for column in self.columns])
@@ -61,6 +78,10 @@ class Block:
     def rows(self) -> list[Any]:
         """Every element, see :meth:`row`."""
         return [self.row(i) for i in range(self.num_rows)]
+
+
+def _dtype_name(spec: TensorSpec) -> str:
+    return {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)
 
 
 def _column_bytes(column: Column) -> int:
@@ -77,12 +98,13 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
         return first
     specs = first.specs
     for other in blocks[1:]:
-        specs = _common_specs(first, specs, other)
+        specs = common_specs(first, specs, other)
     columns = tuple(_concat_columns([b.columns[i] for b in blocks]) for i in range(len(specs)))
     return Block(first.structure, specs, columns, sum(b.num_rows for b in blocks))
 
 
-def _common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> tuple[TensorSpec, ...]:
+def common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> tuple[TensorSpec, ...]:
+    """Specs that the elements of both blocks have, `specs` being those of `first`; a SpecError shows what differs."""
     if other.structure != first.structure:
         raise SpecError(f"All elements must have one structure, got {first.structure} and then {other.structure}.")
     common = []
@@ -100,6 +122,12 @@ def _concat_columns(columns: list[Column]) -> Column:
         return np.concatenate(columns)
     if all(c.dtype == object and c.shape[1:] == columns[0].shape[1:] for c in columns):
         return np.concatenate(columns)
-    joined = np.empty(sum(len(c) for c in columns), dtype=object)
-    joined[:] = [row for column in columns for row in column]
-    return joined
+    return object_column([row for column in columns for row in column])
+
+
+def object_column(rows: Sequence[Any]) -> Column:
+    """A column of any Python objects, arrays included."""
+    column = np.empty(len(rows), dtype=object)
+    for index, row in enumerate(rows):  # `column[:] = rows` would look into arrays
+        column[index] = row
+    return column

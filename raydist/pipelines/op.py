@@ -3,9 +3,9 @@
 A :class:`DatasetOp` *describes* one operation of a pipeline: an immutable, picklable node that knows its inputs. An
 :class:`OpIterator` *runs* one pass over it. Descriptions start nothing; iterators hold all the state there is.
 
-Iterators pull *blocks* (see `blocks.py`) and pass the wanted number of elements down: `next_block(limit)` returns between
-1 and `limit` elements. Because nobody receives more than was asked for, most iterators keep nothing between two calls, and
-the state of a whole pipeline is a handful of integers.
+Iterators pull *blocks* (see `blocks.py`) and pass the wanted number of elements down: `next_block(limit)` returns
+between 1 and `limit` elements. Because nobody receives more than was asked for, most iterators keep nothing between two
+calls, and the state of a whole pipeline is a handful of integers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
 from raydist.pipelines.seeds import RandomKey
 
@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from raydist.pipelines.blocks import Block
     from raydist.pipelines.executor import Executor
 
-__all__ = ["DatasetOp", "ElementError", "ElementwiseOp", "IterContext", "Kernel", "OpIterator", "Placement", "State"]
+__all__ = [
+    "DatasetOp",
+    "ElementError",
+    "ElementwiseOp",
+    "Item",
+    "IterContext",
+    "Kernel",
+    "OpIterator",
+    "Placement",
+    "RandomAccess",
+    "Schedule",
+    "State",
+]
 
 State = dict[str, Any]
 """State of an iterator: JSON-able, small (integers and the states of its inputs)."""
@@ -39,6 +51,8 @@ class DatasetOp(ABC):
 
     placement: ClassVar[Placement] = "inline"
     preserves_order: ClassVar[bool] = True
+    content_blind: ClassVar[bool] = False
+    """Whether it only picks and orders elements, so that it may work on their indices instead."""
 
     @property
     @abstractmethod
@@ -62,6 +76,16 @@ class DatasetOp(ABC):
         return None
 
     @property
+    def options(self) -> Options | None:
+        """Options that this operation sets for the whole pipeline."""
+        return None
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether the only input can stand for this operation."""
+        return False
+
+    @property
     def name(self) -> str:
         """The method that made this operation, for `explain()` and messages."""
         return type(self).__name__.removesuffix("Op").lower()
@@ -73,7 +97,10 @@ class DatasetOp(ABC):
 
 
 class RandomAccess(ABC):
-    """Reads any elements of an operation by their indices, without state."""
+    """Reads any elements of an operation by their indices, without state. Picklable."""
+
+    cheap: ClassVar[bool] = False
+    """Whether an element costs no more to make than its index costs to move."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -96,10 +123,11 @@ class OpIterator(ABC):
         """
 
     @abstractmethod
-    def state_dict(self) -> State | None:
-        """State after the elements handed out so far, or None while an error or rest is pending.
+    def state_dict(self) -> State:
+        """State after the elements and errors handed out so far.
 
-        None is allowed only between two blocks of one request; callers keep an older state and count from there.
+        An iterator that holds a rest (a read-ahead, elements that follow an error) answers with the state before that
+        rest and the number of items handed out since: see `resume.py`.
         """
 
     @abstractmethod
@@ -113,9 +141,22 @@ class OpIterator(ABC):
 @final
 @dataclass(frozen=True, slots=True)
 class ElementError:
-    """The error of one element, standing at its place among the results of a kernel."""
+    """The error of one element, standing at its place among the results of a kernel.
+
+    Attributes:
+        error: What was raised.
+        index: Index of the element among the inputs of the operation that raised it, counted from the kernel's
+            `start`; None once the error has been handed out by an iterator.
+        kernel: Which kernel of its stage raised it (set by `run_stage`).
+    """
 
     error: Exception
+    index: int | None = None
+    kernel: int = 0
+
+
+Item = Union["Block", ElementError]
+"""What an iterator hands out: a block of elements, or an error that takes the place of one element."""
 
 
 class Kernel(ABC):
@@ -124,12 +165,37 @@ class Kernel(ABC):
     It may run in threads or other processes, and again after a failure.
     """
 
+    label: str
+    """Operation and user function, for error notes: "map-1 (train.py:12 augment)"."""
+
     preserves_count: ClassVar[bool] = True
     """Whether n elements in are n elements (or errors) out, so that the next kernel's start is known beforehand."""
 
+    @property
     @abstractmethod
-    def run(self, block: Block, start: int) -> Sequence[Block | ElementError]:
-        """Results in order. `start` is the index of the block's first element among all inputs of this operation."""
+    def uses_index(self) -> bool:
+        """Whether results depend on `start` (random numbers): then `start` must be known before the work begins."""
+
+    @abstractmethod
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        """Results in order. `start` is the index of the block's first item among all inputs of this operation.
+
+        Errors of earlier operations count as items: they keep their place and pass by.
+        """
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How parallel an elementwise operation may run.
+
+    Attributes:
+        parallelism: Calls at a time; None lets the executor choose; 1 means in order, in one thread.
+        deterministic: Keep the order; None for what the options say.
+    """
+
+    parallelism: int | None = None
+    deterministic: bool | None = None
 
 
 class ElementwiseOp(DatasetOp):
@@ -140,6 +206,11 @@ class ElementwiseOp(DatasetOp):
     @abstractmethod
     def kernel(self, ctx: IterContext) -> Kernel:
         """The work on one block."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """How parallel the work may be. Neighbours are fused into one stage only if theirs are equal."""
+        return Schedule()
 
     @final
     def make_iterator(self, ctx: IterContext) -> OpIterator:
@@ -158,6 +229,7 @@ class IterContext:
         executor: Runs kernels: inline, on threads, or on a pool of actors.
         operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
         builder: Turns an op into an iterator, fusing neighbouring kernels (`plan.py`).
+        plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
     """
 
     seed: int
@@ -166,6 +238,7 @@ class IterContext:
     executor: Executor
     operation_names: dict[int, str] = field(repr=False)
     builder: Callable[[DatasetOp, IterContext], OpIterator] = field(repr=False)
+    plan: object = field(repr=False, default=None)
 
     def build(self, op: DatasetOp) -> OpIterator:
         """An iterator over `op`."""

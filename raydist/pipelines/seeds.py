@@ -8,7 +8,9 @@ the element, so that threads, processes and restarts draw the same numbers whate
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -63,7 +65,13 @@ class RandomKey:
         >>> float(key.generator(5).random()) == float(key.generator(5).random())
         True
         """
-        return np.random.Generator(np.random.Philox(key=self._philox_key(), counter=index * _ELEMENT_STRIDE))
+        return next(self.generators(index))
+
+    def generators(self, start: int) -> Iterator[np.random.Generator]:
+        """The generators of elements `start`, `start + 1`, ..."""
+        key = self._philox_key()
+        for index in itertools.count(start):
+            yield np.random.Generator(np.random.Philox(key=key, counter=index * _ELEMENT_STRIDE))
 
     def words(self, start: int, count: int) -> np.ndarray:
         """Words `start` .. `start + count` of this stream of uint64, in any order of calls.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class TensorSpec:
     TensorSpec(shape=(None, 28), dtype=float32)
     """
 
+    __nest_leaf__: ClassVar[bool] = True  # a dataclass, but one leaf of a nest of specs
     shape: tuple[int | None, ...] | None
     dtype: np.dtype[Any]
 

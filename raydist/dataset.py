@@ -1,0 +1,362 @@
+"""rd.Dataset: the fluent facade of the input engine, one method per operation."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+
+from raydist.nest import flatten
+from raydist.options import Options
+from raydist.pipelines.arrow import arrow_batches
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.convert import numpy_rows, torch_rows
+from raydist.pipelines.explain import explain
+from raydist.pipelines.iterator import DatasetIterator, Optional
+from raydist.pipelines.merged import merged_options
+from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.filter import FilterOp
+from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.ops.prefetch import PrefetchOp
+from raydist.pipelines.ops.repeat import RepeatOp
+from raydist.pipelines.ops.shuffle import ShuffleOp
+from raydist.pipelines.ops.skip import SkipOp
+from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.ops.unbatch import UnbatchOp
+from raydist.pipelines.ops.with_options import WithOptionsOp
+from raydist.pipelines.ops.zip import ZipOp
+from raydist.pipelines.outputs import DeclaredOutput
+from raydist.pipelines.plan import make_plan
+from raydist.pipelines.seeds import draw_seed
+from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.range import RangeOp
+from raydist.pipelines.spec import as_dtype
+from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+__all__ = ["Dataset", "DatasetIterator", "Optional"]
+
+
+@final
+class Dataset:
+    """A pipeline of elements: an immutable, picklable graph that runs when it is iterated (tf.data.Dataset).
+
+    Elements are nests (tuple, dict, namedtuple, dataclass) of numbers, arrays, torch tensors, bytes and str. Iterating
+    gives torch tensors; every `iter()` is a new epoch of this object, counted from 0.
+
+    >>> [x.tolist() for x in Dataset.range(5).map(lambda x: x * x).batch(2)]
+    [[0, 1], [4, 9], [16]]
+    """
+
+    def __init__(self, op: DatasetOp) -> None:
+        self._op = op
+        self._epochs = itertools.count()
+        self._drawn_seed: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # cloudpickle, because the functions of a pipeline are often lambdas. Epochs are counted anew.
+        return _unpickle, (cloudpickle.dumps(self._op),)
+
+    # ---- sources
+
+    @staticmethod
+    def range(*args: int, output_type: Any = np.int64) -> Dataset:
+        """The numbers of `range([start,] stop[, step])`, int64 unless `output_type` says otherwise.
+
+        Raises:
+            InvalidArgumentError: No or more than three arguments, or a step of 0.
+
+        >>> [int(x) for x in Dataset.range(1, 7, 2)]
+        [1, 3, 5]
+        """
+        return Dataset(RangeOp.of(args, as_dtype(output_type)))
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any) -> Dataset:
+        """One element per entry of the first dimension of every leaf of `tensors`. Arrays are not copied.
+
+        Raises:
+            InvalidArgumentError: A leaf is a scalar, or first dimensions differ.
+
+        >>> list(Dataset.from_tensor_slices({"x": [1, 2], "y": [b"a", b"b"]}).as_numpy_iterator())[1]
+        {'x': np.int64(2), 'y': b'b'}
+        """
+        return Dataset(MemoryOp.of_slices(tensors))
+
+    @staticmethod
+    def from_tensors(tensors: Any) -> Dataset:
+        """One element: `tensors`.
+
+        >>> [x.tolist() for x in Dataset.from_tensors([1, 2])]
+        [[1, 2]]
+        """
+        return Dataset(MemoryOp.of_tensors(tensors))
+
+    @staticmethod
+    def zip(*datasets: Any) -> Dataset:
+        """Element k of every dataset in one tuple; `zip((a, {"b": b}))` takes any nest. Ends with the shortest.
+
+        Raises:
+            TypeError: An argument is not a dataset or a nest of them.
+
+        >>> list(Dataset.zip(Dataset.range(3), Dataset.range(5, 9)).as_numpy_iterator())[-1]
+        (np.int64(2), np.int64(7))
+        """
+        leaves, structure = flatten(datasets[0] if len(datasets) == 1 else datasets)
+        wrong = [leaf for leaf in leaves if not isinstance(leaf, Dataset)]
+        if wrong or not leaves:
+            raise TypeError(f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}.")
+        return Dataset(ZipOp(tuple(leaf._op for leaf in leaves), structure))
+
+    # ---- element by element
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        seed: int | None = None,
+        output_spec: Any = None,
+    ) -> Dataset:
+        """`map_func` of every element.
+
+        Args:
+            map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
+                numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
+                depends on (seed, operation, epoch, index of the element) alone.
+            num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist.
+            deterministic: Keep the order of elements; None for `Options.deterministic`.
+            seed: Seed of `rng`; None for that of the iteration.
+            output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
+                one call on the first element.
+
+        Raises:
+            InvalidArgumentError: `num_parallel_calls` is 0 or below AUTOTUNE.
+
+        >>> [int(x) for x in Dataset.range(3).map(lambda x: x + 1)]
+        [1, 2, 3]
+        """
+        declared = DeclaredOutput.parse(output_spec)
+        return Dataset(MapOp(self._op, map_func, num_parallel_calls, deterministic, seed, declared))
+
+    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+        """The elements for which `predicate` returns True. It gets what a map function gets, and must return one bool.
+
+        >>> [int(x) for x in Dataset.range(5).filter(lambda x: x % 2 == 0)]
+        [0, 2, 4]
+        """
+        return Dataset(FilterOp(self._op, predicate))
+
+    def map_batches(self, fn: Callable[..., Any], batch_size: int, num_parallel_calls: int | None = None) -> Dataset:
+        """`fn` of up to `batch_size` consecutive elements at once, as a structure of arrays.
+
+        Every leaf gains a first dimension; `fn` returns leaves that share a first dimension, whose entries are the new
+        elements (more or fewer if it likes). Much faster than `map` where `fn` is vectorised.
+
+        >>> [int(x) for x in Dataset.range(4).map_batches(lambda x: x * 10, batch_size=3)]
+        [0, 10, 20, 30]
+        """
+        return Dataset(UnbatchOp(MapOp(BatchOp(self._op, batch_size), fn, num_parallel_calls)))
+
+    # ---- groups
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
+        """Stack consecutive elements along a new first dimension: (...) -> (batch_size, ...).
+
+        The last batch is short unless `drop_remainder`. A batch with a bad element is lost whole: the error is raised
+        in its place.
+
+        Args:
+            batch_size: Elements per batch, >= 1; of the global batch where a strategy distributes the dataset.
+            drop_remainder: Leave out a short last batch; the first dimension is then static.
+
+        Raises:
+            InvalidArgumentError: `batch_size` < 1.
+            SpecError: The elements of one batch differ in shape or dtype (at iteration).
+
+        >>> [b.tolist() for b in Dataset.range(5).batch(2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        return Dataset(BatchOp(self._op, batch_size, drop_remainder))
+
+    def unbatch(self) -> Dataset:
+        """The entries of the first dimension of every element, one by one.
+
+        >>> [int(x) for x in Dataset.range(4).batch(3).unbatch()]
+        [0, 1, 2, 3]
+        """
+        return Dataset(UnbatchOp(self._op))
+
+    # ---- order and count
+
+    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Dataset:
+        """Random order: each output is drawn from a buffer of `buffer_size` elements, refilled from the input.
+
+        The state of an iterator holds the position alone; restoring it reads the input again up to there.
+
+        Args:
+            buffer_size: >= 1, or UNKNOWN_CARDINALITY for the whole input. As large as the dataset: a perfect shuffle.
+            seed: With a seed, every epoch's order is the same in every process.
+            reshuffle_each_iteration: A new order every epoch; False keeps one order, even without a seed.
+
+        Raises:
+            InvalidArgumentError: `buffer_size` is out of range.
+
+        >>> ds = Dataset.range(10).shuffle(10, seed=1)
+        >>> sorted(int(x) for x in ds) == list(range(10))
+        True
+        """
+        return Dataset(ShuffleOp(self._op, buffer_size, seed, reshuffle_each_iteration))
+
+    def repeat(self, count: int | None = None) -> Dataset:
+        """`count` passes, each an epoch of what is before; None or a negative count: for ever. An empty dataset ends.
+
+        >>> [int(x) for x in Dataset.range(2).repeat(2)]
+        [0, 1, 0, 1]
+        """
+        return Dataset(RepeatOp(self._op, count))
+
+    def take(self, count: int) -> Dataset:
+        """The first `count` elements; all for a negative count.
+
+        >>> [int(x) for x in Dataset.range(5).take(2)]
+        [0, 1]
+        """
+        return Dataset(TakeOp(self._op, count))
+
+    def skip(self, count: int) -> Dataset:
+        """All but the first `count` elements; none for a negative count.
+
+        >>> [int(x) for x in Dataset.range(5).skip(3)]
+        [3, 4]
+        """
+        return Dataset(SkipOp(self._op, count))
+
+    def prefetch(self, buffer_size: int | None = None) -> Dataset:
+        """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.
+
+        The state of an iterator is that of the elements handed out. The thread ends with the iterator.
+
+        Raises:
+            InvalidArgumentError: `buffer_size` is below AUTOTUNE.
+
+        >>> [int(x) for x in Dataset.range(3).prefetch(2)]
+        [0, 1, 2]
+        """
+        return Dataset(PrefetchOp(self._op, buffer_size))
+
+    def apply(self, transformation: Callable[[Dataset], Dataset]) -> Dataset:
+        """`transformation(self)`, which must be a dataset.
+
+        Raises:
+            TypeError: It is something else.
+
+        >>> [int(x) for x in Dataset.range(3).apply(lambda ds: ds.skip(1))]
+        [1, 2]
+        """
+        result = transformation(self)
+        if not isinstance(result, Dataset):
+            raise TypeError(f"The function given to apply must return a Dataset, got {result!r:.100}.")
+        return result
+
+    # ---- options and properties
+
+    def with_options(self, options: Options) -> Dataset:
+        """Set options for the whole pipeline; what is set explicitly wins over what was set before.
+
+        >>> Dataset.range(3).with_options(Options(seed=7)).options().seed
+        7
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"with_options takes rd.Options, got {options!r:.100}.")
+        return Dataset(WithOptionsOp(self._op, options.frozen()))
+
+    def options(self) -> Options:
+        """The options of the pipeline, merged over all inputs; they cannot be changed."""
+        return merged_options(self._op).frozen()
+
+    @property
+    def element_spec(self) -> Any:
+        """Nest of `rd.TensorSpec` of one element. May call a map function once, on the first element."""
+        return self._op.element_spec()
+
+    def cardinality(self) -> int:
+        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Runs nothing."""
+        return self._op.cardinality()
+
+    def __len__(self) -> int:
+        count = self.cardinality()
+        if count == INFINITE_CARDINALITY:
+            raise TypeError("The dataset is infinite and has no length. Use take(n) or cardinality().")
+        if count == UNKNOWN_CARDINALITY:
+            raise TypeError("The dataset's length is unknown before it is read. Use cardinality().")
+        return count
+
+    def __bool__(self) -> bool:
+        return True
+
+    def explain(self) -> str:
+        """The graph as written, as optimised, and where each stage runs, as text.
+
+        >>> print(Dataset.range(3).take(-1).batch(2).explain())
+        as written:
+          batch-2: batch(2)
+            take-1: take(-1)
+              range-0: range(0, 3, 1)
+        as optimised:
+          batch-2: batch(2)
+            range-0: range(0, 3, 1)
+        stages:
+          range-0: in the consumer's process
+          batch-2: in the consumer's process
+        """
+        return explain(make_plan(self._op, self.options()))
+
+    # ---- iteration
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        """A new epoch; elements are nests of torch tensors (scalar bytes and str as Python objects)."""
+        # Torch is imported by the first iteration that hands out tensors: building and pickling pipelines needs none.
+        from torch import from_numpy
+
+        return self._iterate(functools.partial(torch_rows, from_numpy=from_numpy))
+
+    def as_numpy_iterator(self) -> DatasetIterator[Any]:
+        """A new epoch; elements are nests of numpy arrays and scalars, bytes and str.
+
+        >>> list(Dataset.range(2).as_numpy_iterator())
+        [np.int64(0), np.int64(1)]
+        """
+        return self._iterate(numpy_rows)
+
+    def arrow_batches(self) -> DatasetIterator[Any]:
+        """A new epoch; each element (a batch) as a `pyarrow.RecordBatch` with one row per entry of its first dimension.
+
+        Raises:
+            InvalidArgumentError: The leaves of an element have no common first dimension (at iteration): use `batch`.
+
+        >>> [batch.num_rows for batch in Dataset.range(5).batch(2).arrow_batches()]
+        [2, 2, 1]
+        """
+        return self._iterate(arrow_batches)
+
+    def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
+        options = self.options()
+        seed = options.seed
+        if seed is None:
+            if self._drawn_seed is None:
+                self._drawn_seed = draw_seed()
+            seed = self._drawn_seed
+        return DatasetIterator(self._op, options=options, seed=seed, epoch=next(self._epochs), convert=convert)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self._op.label}, cardinality {self.cardinality()}>"
+
+
+def _unpickle(op: bytes) -> Dataset:
+    return Dataset(cloudpickle.loads(op))

@@ -1,0 +1,131 @@
+"""The executor port: where the work of a stage is done.
+
+A stage is a chain of fused kernels. Every executor calls the same pure function, :func:`run_stage`, on a block; whether
+it does so at once, on threads or on a pool of actors changes no element and no order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import ElementError, Item, Kernel
+
+__all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "run_stage"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """Fused kernels, picklable; sent to a worker once.
+
+    Attributes:
+        name: Its operations and epoch, "map-1+filter-2@0.3": unique among the specs of one iterator.
+        kernels: The work, in order.
+    """
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a stage made of one block.
+
+    Attributes:
+        items: Elements and errors in order.
+        inputs: Items that entered each kernel.
+    """
+
+    items: tuple[Item, ...]
+    inputs: tuple[int, ...]
+
+
+def run_stage(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
+    """Run the kernels of `spec` on `block`, one after the other.
+
+    Args:
+        spec: The stage.
+        block: Consecutive elements.
+        starts: For each kernel, the index of the first item that it gets here.
+    """
+    items: Sequence[Item] = (block,)
+    inputs = []
+    for number, (kernel, start) in enumerate(zip(spec.kernels, starts, strict=True)):
+        items, entered = _run_kernel(kernel, number, items, start)
+        inputs.append(entered)
+    return StageResult(tuple(items), tuple(inputs))
+
+
+def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) -> tuple[list[Item], int]:
+    results: list[Item] = []
+    at = start
+    for item in items:
+        if isinstance(item, ElementError):
+            results.append(item)
+            at += 1
+            continue
+        for made in kernel.run(item, at):
+            results.append(replace(made, kernel=number) if isinstance(made, ElementError) else made)
+        at += item.num_rows
+    return results, at - start
+
+
+class Pending(ABC):
+    """The coming result of one submitted block."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether :meth:`result` returns without waiting."""
+
+    @abstractmethod
+    def result(self) -> StageResult:
+        """The result. Waits, up to the executor's limit; raises DeadlineExceededError or UnavailableError."""
+
+
+class Executor(ABC):
+    """Runs stages on blocks.
+
+    Attributes:
+        window: Blocks worth having in flight; 1 for work that is done at once.
+    """
+
+    window: int
+
+    @abstractmethod
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        """Begin `run_stage(spec, block, starts)`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what has not begun, and stop. May be called twice."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Ready(Pending):
+    value: StageResult
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StageResult:
+        return self.value
+
+
+@final
+class InlineExecutor(Executor):
+    """Works at once, in the caller's thread."""
+
+    def __init__(self) -> None:
+        self.window = 1
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        return _Ready(run_stage(spec, block, starts))
+
+    def close(self) -> None:
+        """Nothing to stop."""

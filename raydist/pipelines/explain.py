@@ -1,0 +1,40 @@
+"""The text of `dataset.explain()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raydist.pipelines.op import DatasetOp, ElementwiseOp
+from raydist.pipelines.plan import Plan
+
+__all__ = ["explain"]
+
+
+def explain(plan: Plan) -> str:
+    """The graph as written, as optimised, and where each operation runs."""
+    lines = ["as written:", *_tree(plan.written, plan, 1)]
+    lines += ["as optimised:", *_tree(plan.optimised, plan, 1)]
+    lines += ["stages:", *(f"  {line}" for line in _stages(plan.optimised, plan))]
+    return "\n".join(lines)
+
+
+def _tree(op: DatasetOp, plan: Plan, depth: int) -> Iterator[str]:
+    """Consumers above their inputs, inputs indented."""
+    yield f"{'  ' * depth}{plan.names[id(op)]}: {op.label}"
+    for source in op.inputs:
+        yield from _tree(source, plan, depth + 1)
+
+
+def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
+    for source in op.inputs:
+        yield from _stages(source, plan)
+    yield f"{plan.names[id(op)]}: {_place(op)}"
+
+
+def _place(op: DatasetOp) -> str:
+    if not isinstance(op, ElementwiseOp):
+        return "in the consumer's process"
+    parallelism = op.schedule.parallelism
+    if parallelism is None:
+        return "on the iterator's executor"
+    return "in the consumer's thread" if parallelism == 1 else f"on up to {parallelism} threads or workers"

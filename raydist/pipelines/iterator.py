@@ -1,0 +1,180 @@
+"""The iterator that users hold: one element at a time over the engine's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, TypeVar, final
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.options import Options
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.demand import Demand
+from raydist.pipelines.executor import Executor, InlineExecutor
+from raydist.pipelines.op import DatasetOp, OpIterator, State
+from raydist.pipelines.plan import Plan, make_plan, start
+from raydist.pipelines.threads import ThreadExecutor
+
+__all__ = ["DatasetIterator", "Optional", "local_executor"]
+
+T = TypeVar("T")
+_STATE_VERSION = 1
+_NO_ROWS: Sequence[Any] = ()
+
+
+@final
+class Optional(Generic[T]):
+    """An element, or the knowledge that there is none (tf.experimental.Optional)."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: tuple[T, ...]) -> None:
+        self._values = values
+
+    @classmethod
+    def from_value(cls, value: T) -> Self:
+        """An optional with a value."""
+        return cls((value,))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """An optional without one."""
+        return cls(())
+
+    def has_value(self) -> bool:
+        """Whether there is an element."""
+        return bool(self._values)
+
+    def get_value(self) -> T:
+        """The element; InvalidArgumentError if there is none."""
+        if not self._values:
+            raise InvalidArgumentError("This Optional has no value: the dataset had ended. Ask has_value() first.")
+        return self._values[0]
+
+    def __repr__(self) -> str:
+        return f"Optional({self._values[0]!r})" if self._values else "Optional.empty()"
+
+
+def local_executor(options: Options) -> Executor:
+    """The executor of this process that the options ask for."""
+    threads = options.threading.private_threadpool_size or 1
+    threads = min(threads, options.autotune.cpu_budget or threads)
+    return InlineExecutor() if threads == 1 else ThreadExecutor(threads)
+
+
+@final
+class DatasetIterator(Generic[T]):
+    """One epoch of a dataset. Opened by the first element; closed at the end, by `close()`, or when it is dropped.
+
+    An element's error is raised in its place, and iteration goes on after it. Not for use by several threads at a time.
+    """
+
+    def __init__(
+        self, op: DatasetOp, *, options: Options, seed: int, epoch: int, convert: Callable[[Block], Sequence[T]]
+    ) -> None:
+        self._op = op
+        self._options = options
+        self._seed = seed
+        self._epoch = epoch
+        self._convert = convert
+        self._plan: Plan = make_plan(op, options)
+        self._executor: Executor | None = None
+        self._source: OpIterator | None = None
+        self._demand = Demand()
+        self._border: State = {}  # the engine's state before `_rows`
+        self._rows: Sequence[T] = _NO_ROWS
+        self._at = 0
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        at = self._at
+        if at >= len(self._rows):
+            self._refill()
+            at = self._at
+        self._at = at + 1
+        return self._rows[at]
+
+    def _refill(self) -> None:
+        source = self._open()
+        border = source.state_dict()
+        self._rows, self._at = _NO_ROWS, 0
+        block = self._demand.read(source, 1 << 62)
+        self._border = border
+        self._rows = self._convert(block)
+
+    def _open(self) -> OpIterator:
+        if self._closed:
+            raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
+        if self._source is None:
+            self._executor = local_executor(self._options)
+            self._source = start(self._plan, seed=self._seed, epoch=self._epoch, executor=self._executor)
+        return self._source
+
+    def get_next(self) -> T:
+        """The next element.
+
+        Raises:
+            OutOfRangeError: There is none.
+            Exception: The error of the element at this place.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("The dataset has ended. Take a new iterator with iter(dataset).") from None
+
+    def get_next_as_optional(self) -> Optional[T]:
+        """The next element, or an empty Optional at the end."""
+        try:
+            return Optional.from_value(next(self))
+        except StopIteration:
+            return Optional.empty()
+
+    @property
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one element."""
+        return self._op.element_spec()
+
+    def state_dict(self) -> State:
+        """JSON-able state after the last element handed out, at most 10 KB."""
+        source = self._open()
+        left = self._at < len(self._rows)
+        return {
+            "version": _STATE_VERSION,
+            "pipeline": self._plan.fingerprint,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "at": self._border if left else source.state_dict(),
+            "skip": self._at if left else 0,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on after the element that `state` was saved behind.
+
+        Raises:
+            InvalidArgumentError: The state was saved by another pipeline.
+        """
+        found = (state.get("version"), state.get("pipeline"))
+        if found != (_STATE_VERSION, self._plan.fingerprint):
+            raise InvalidArgumentError(
+                f"The state must be of this pipeline ({self._plan.fingerprint}), got one of {state.get('pipeline')!r} "
+                f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
+            )
+        self.close()
+        self._closed = False
+        self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
+        self._open().load_state_dict(state["at"])
+        for _ in range(int(state["skip"])):
+            next(self)
+
+    def close(self) -> None:
+        """Stop threads. Further elements are a FailedPreconditionError."""
+        self._closed = True
+        self._rows, self._at = _NO_ROWS, 0
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None

@@ -1,0 +1,126 @@
+"""What a user's values become: Python, numpy and torch values as leaves of an element.
+
+Python int becomes int64, float float32, bool bool; numpy and torch types are kept; a list is one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError, SpecError
+
+__all__ = ["PYTHON_DTYPES", "as_leaf", "is_torch"]
+
+Leaf = Any  # a numpy array or scalar, bytes or str
+
+PYTHON_DTYPES: dict[type, np.dtype[Any]] = {
+    bool: np.dtype(np.bool_),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float32),
+    complex: np.dtype(np.complex128),
+}
+
+
+def is_torch(value: Any) -> bool:
+    """Whether `value` is a torch tensor, found out without importing torch."""
+    kind = type(value)
+    return kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def as_leaf(value: Any) -> Leaf:
+    """The leaf for one value of a user.
+
+    >>> as_leaf(3).dtype, as_leaf([1.5, 2]).dtype, as_leaf(b"x")
+    (dtype('int64'), dtype('float32'), b'x')
+
+    Raises:
+        SpecError: The value is nothing that a tensor can hold.
+    """
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, bytes | str):
+        return bytes(value) if isinstance(value, bytes) else str(value)
+    if isinstance(value, np.generic):
+        return _array(np.asarray(value))[()]
+    for kind, dtype in PYTHON_DTYPES.items():
+        if isinstance(value, kind):
+            return _python_number(value, dtype)
+    if isinstance(value, list):
+        return _list(value)
+    return _foreign(value)
+
+
+def _python_number(value: Any, dtype: np.dtype[Any]) -> np.generic:
+    try:
+        number: np.generic = dtype.type(value)
+    except OverflowError:
+        raise InvalidArgumentError(f"A Python int must fit into int64, got {value}. Use a float or text.") from None
+    return number
+
+
+def _array(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.kind in "biufc":
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.kind in "SU":
+        return array.astype(object)
+    if array.dtype.kind == "O":
+        kinds = {type(item) for item in array.flat}
+        if kinds <= {bytes} or kinds <= {str}:
+            return array
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise SpecError(f"A leaf must hold numbers, bools, bytes or str, got an object array of {names}.")
+    raise SpecError(f"A leaf must hold numbers, bools, bytes or str, got dtype {array.dtype}. Convert it to numbers.")
+
+
+def _list(values: list[Any]) -> Any:
+    """One tensor from a list: Python numbers inside follow the rules for Python numbers."""
+    if not values:
+        return np.empty(0, np.float32)
+    leaves = [as_leaf(value) for value in values]
+    first = leaves[0]
+    if isinstance(first, bytes | str):
+        if {type(leaf) for leaf in leaves} != {type(first)}:
+            raise SpecError(f"A list is one tensor and must hold one type, got {values!r:.200}.")
+        column = np.empty(len(leaves), object)
+        column[:] = leaves
+        return column
+    shapes = {np.shape(leaf) for leaf in leaves}
+    if len(shapes) > 1:
+        raise SpecError(f"A list is one tensor and must be rectangular, got rows of the shapes {_few(shapes)}.")
+    return np.stack([np.asarray(leaf) for leaf in leaves]).astype(_list_dtype(leaves), copy=False)
+
+
+def _list_dtype(leaves: Sequence[Any]) -> np.dtype[Any]:
+    dtypes = {leaf.dtype for leaf in leaves}
+    if dtypes == {PYTHON_DTYPES[int], PYTHON_DTYPES[float]}:  # [1, 2.5]: numpy alone would choose float64
+        return PYTHON_DTYPES[float]
+    return np.result_type(*dtypes)
+
+
+def _few(things: set[Any]) -> str:
+    return ", ".join(sorted(map(str, things))[:4])
+
+
+def _foreign(value: Any) -> Any:
+    if is_torch(value):
+        return _torch(value)
+    if hasattr(value, "__array__"):
+        return _array(np.asarray(value))
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise SpecError(
+        f"A leaf must be a number, a numpy array, a torch tensor, bytes or str, got {value!r:.100} of type {kind}. "
+        "Tuples, dicts, namedtuples and dataclasses may hold several leaves."
+    )
+
+
+def _torch(tensor: Any) -> Any:
+    try:
+        return _array(tensor.detach().cpu().resolve_conj().resolve_neg().numpy())
+    except TypeError:
+        raise SpecError(
+            f"A leaf must have a dtype that numpy knows, got a torch tensor of {tensor.dtype}. "
+            "Return tensor.float() here and convert in the step, on the device."
+        ) from None

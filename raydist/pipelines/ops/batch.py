@@ -1,0 +1,161 @@
+"""Dataset.batch: consecutive elements stacked along a new first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import map_structure
+from raydist.pipelines.blocks import Block, Column, concat_blocks
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
+from raydist.pipelines.spec import TensorSpec
+
+__all__ = ["BatchOp", "cut_into_batches"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BatchOp(DatasetOp):
+    """Batches of `batch_size` elements of `input`."""
+
+    input: DatasetOp
+    batch_size: int
+    drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InvalidArgumentError(f"batch_size must be >= 1, got {self.batch_size}.")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        return f"batch({self.batch_size}{', drop_remainder' if self.drop_remainder else ''})"
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if count < 0:
+            return count
+        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
+
+    def element_spec(self) -> Any:
+        size = self.batch_size if self.drop_remainder else None
+        return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _BatchIterator(self, ctx.build(self.input), ctx.operation_names[id(self)])
+
+
+@final
+class _BatchIterator(OpIterator):
+    def __init__(self, op: BatchOp, source: OpIterator, name: str) -> None:
+        self._op = op
+        self._source = source
+        self._name = name
+        self._outbox: Outbox | None = None
+
+    def next_block(self, limit: int) -> Block:
+        outbox = self._open_outbox()
+        while not outbox:
+            wanted = limit * self._op.batch_size
+            items = read_items(self._source, wanted)
+            batches = cut_into_batches(items, self._op.batch_size, self._op.drop_remainder)
+            for batch in batches:
+                if isinstance(batch, ElementError) and isinstance(batch.error, SpecError):
+                    batch.error.add_note(f"In {self._name}.")
+            outbox.put(batches, self._source.state_dict())
+            if not batches and count_items(items) < wanted:
+                raise StopIteration
+        return outbox.take(limit)
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._source.state_dict())
+        return self._outbox
+
+    def state_dict(self) -> State:
+        return self._open_outbox().state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._source.load_state_dict(self._open_outbox().load_state_dict(state))
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def cut_into_batches(items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:
+    """Batches of `size` items; one that holds an error is that error."""
+    try:
+        return _cut_blocks([item for item in items if isinstance(item, Block)], items, size, drop_remainder)
+    except SpecError:
+        return _cut_singly(items, size, drop_remainder)
+
+
+def _cut_blocks(blocks: Sequence[Block], items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:
+    """The fast path: no error among the items, and one dtype and shape; so all whole batches are one reshape."""
+    if not blocks:
+        return _cut_singly(items, size, drop_remainder)
+    if len(blocks) < len(items):
+        raise SpecError("An error is among the elements.")
+    rows = concat_blocks(blocks)
+    whole = rows.num_rows // size
+    batches: list[Item] = [_stack(rows.slice(0, whole * size), whole, size)] if whole else []
+    rest = rows.num_rows - whole * size
+    if rest and not drop_remainder:
+        batches.append(_stack(rows.slice(whole * size, rows.num_rows), 1, rest))
+    return batches
+
+
+def _cut_singly(items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:
+    batches: list[Item] = []
+    while total := count_items(items):
+        if total < size and drop_remainder:
+            break
+        batches.append(_one_batch(keep_items(items, size)))
+        items = drop_items(items, size)
+    return batches
+
+
+def _one_batch(items: Sequence[Item]) -> Item:
+    blocks = []
+    for item in items:
+        if isinstance(item, ElementError):
+            return item
+        blocks.append(item)
+    try:
+        rows = concat_blocks(blocks)
+        return _stack(rows, 1, rows.num_rows)
+    except SpecError as error:
+        return ElementError(error)
+
+
+def _stack(rows: Block, count: int, size: int) -> Block:
+    """`count` batches of `size` rows."""
+    pairs = zip(rows.columns, rows.specs, rows.structure.paths(), strict=True)
+    columns = [_dense(column, spec, path) for column, spec, path in pairs]
+    stacked = tuple(column.reshape(count, size, *column.shape[1:]) for column in columns)
+    specs = tuple(
+        TensorSpec((size, *column.shape[1:]), spec.dtype) for column, spec in zip(columns, rows.specs, strict=True)
+    )
+    return Block(rows.structure, specs, stacked, count)
+
+
+def _dense(column: Column, spec: TensorSpec, path: str) -> Column:
+    if column.dtype != object or column.ndim > 1 or spec.shape == ():
+        return column
+    shapes = [row.shape for row in column]
+    if len(set(shapes)) > 1:
+        where = f" of {path!r}" if path else ""
+        other = next(row for row, shape in enumerate(shapes) if shape != shapes[0])
+        raise SpecError(
+            f"All elements of a batch must have one shape{where}, got {shapes[0]} and, {other} elements later, "
+            f"{shapes[other]}. Make them equal in a map before the batch."
+        )
+    return np.stack(list(column))

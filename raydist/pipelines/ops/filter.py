@@ -1,0 +1,92 @@
+"""Dataset.filter: the elements for which a predicate is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.functions import call_rows, describe
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["FilterOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FilterOp(ElementwiseOp):
+    """The elements of `input` for which `predicate` returns True."""
+
+    input: DatasetOp
+    predicate: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.predicate):
+            raise InvalidArgumentError(f"filter needs a function, got {self.predicate!r}.")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        return f"filter({describe(self.predicate)})"
+
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def kernel(self, ctx: IterContext) -> Kernel:
+        return _FilterKernel(self.predicate, f"{ctx.operation_names[id(self)]} ({describe(self.predicate)})")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _FilterKernel(Kernel):
+    preserves_count: ClassVar[bool] = False
+    predicate: Callable[..., Any]
+    label: str
+
+    @property
+    def uses_index(self) -> bool:
+        return False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        answers = call_rows(self.predicate, block.shared(), start)
+        if not set(map(type, answers)) <= {bool, np.bool_}:
+            answers = [_truth(answer, start + row) for row, answer in enumerate(answers)]
+        errors = [row for row, answer in enumerate(answers) if isinstance(answer, ElementError)]
+        items: list[Item] = []
+        first = 0
+        for row in errors:
+            items += [*_kept(block.slice(first, row), answers[first:row]), answers[row]]
+            first = row + 1
+        return items + _kept(block.slice(first, block.num_rows), answers[first:])
+
+
+def _kept(block: Block, answers: list[Any]) -> list[Item]:
+    mask = np.array(answers, dtype=bool)
+    if mask.all():
+        return [block] if block.num_rows else []
+    kept = np.flatnonzero(mask)
+    return [block.take(kept)] if len(kept) else []
+
+
+def _truth(answer: Any, index: int) -> bool | np.bool_ | ElementError:
+    if isinstance(answer, ElementError):
+        return answer
+    try:
+        leaf = as_leaf(answer)
+    except SpecError:
+        leaf = None
+    if getattr(leaf, "dtype", None) == np.bool_ and np.ndim(leaf) == 0:
+        return bool(leaf)
+    return ElementError(SpecError(f"The predicate of a filter must return one bool, got {answer!r:.100}."), index)

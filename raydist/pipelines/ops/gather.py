@@ -1,0 +1,56 @@
+"""Elements by their indices: what the optimiser puts behind operations that only pick and order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import FailedPreconditionError
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, ElementwiseOp, Item, IterContext, Kernel, RandomAccess
+
+__all__ = ["GatherOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GatherOp(ElementwiseOp):
+    """The elements of `source` whose indices `input` gives."""
+
+    input: DatasetOp
+    source: DatasetOp
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        return f"gather({self.source.label})"
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def element_spec(self) -> Any:
+        return self.source.element_spec()
+
+    def kernel(self, ctx: IterContext) -> Kernel:
+        access = self.source.random_access()
+        if access is None:
+            raise FailedPreconditionError(f"raydist bug: {self.source.label} has no random access.")
+        return _GatherKernel(access, ctx.operation_names[id(self)])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _GatherKernel(Kernel):
+    access: RandomAccess
+    label: str
+
+    @property
+    def uses_index(self) -> bool:
+        return False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        return [self.access.gather(block.columns[0])]

@@ -1,0 +1,109 @@
+"""Dataset.map: a function of every element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.functions import call_rows, describe, wants_rng
+from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel, Schedule
+from raydist.pipelines.outputs import DeclaredOutput
+from raydist.pipelines.probe import probe_spec
+from raydist.pipelines.rows import items_of_rows
+from raydist.pipelines.seeds import RandomKey
+from raydist.values import AUTOTUNE
+
+__all__ = ["MapOp", "items_of_results", "parse_parallelism"]
+
+
+def parse_parallelism(num_parallel_calls: int | None) -> int | None:
+    """None for AUTOTUNE; InvalidArgumentError unless >= 1."""
+    if num_parallel_calls is None or num_parallel_calls == AUTOTUNE:
+        return None
+    if num_parallel_calls < 1:
+        raise InvalidArgumentError(f"num_parallel_calls must be >= 1, AUTOTUNE or None, got {num_parallel_calls}.")
+    return num_parallel_calls
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MapOp(ElementwiseOp):
+    """`fn` of every element of `input`."""
+
+    input: DatasetOp
+    fn: Callable[..., Any]
+    num_parallel_calls: int | None = None
+    deterministic: bool | None = None
+    seed: int | None = None
+    output: DeclaredOutput | None = None
+
+    def __post_init__(self) -> None:
+        parse_parallelism(self.num_parallel_calls)
+        if not callable(self.fn):
+            raise InvalidArgumentError(f"map needs a function, got {self.fn!r}.")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(parse_parallelism(self.num_parallel_calls), self.deterministic)
+
+    @property
+    def label(self) -> str:
+        return f"map({describe(self.fn)})"
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def element_spec(self) -> Any:
+        return self._spec
+
+    @cached_property
+    def _spec(self) -> Any:
+        return probe_spec(self) if self.output is None else self.output.nest()
+
+    def kernel(self, ctx: IterContext) -> Kernel:
+        key = ctx.key(self, self.seed) if wants_rng(self.fn) else None
+        return _MapKernel(self.fn, f"{ctx.operation_names[id(self)]} ({describe(self.fn)})", key, self.output)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _MapKernel(Kernel):
+    fn: Callable[..., Any]
+    label: str
+    key: RandomKey | None
+    output: DeclaredOutput | None
+
+    @property
+    def uses_index(self) -> bool:
+        return self.key is not None
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        items = items_of_results(call_rows(self.fn, block, start, self.key), start)
+        return items if self.output is None else self.output.conform(items, start)
+
+
+def items_of_results(results: list[Any], start: int) -> list[Item]:
+    """Blocks of a function's results; errors among them keep their places."""
+    items: list[Item] = []
+    first = 0
+    for index, result in enumerate(results):
+        if isinstance(result, ElementError):
+            items += [*_blocks(results[first:index], start + first), result]
+            first = index + 1
+    return items + _blocks(results[first:], start + first)
+
+
+def _blocks(values: list[Any], start: int) -> list[Item]:
+    return [item if isinstance(item, Block) else _moved(item, start) for item in items_of_rows(values)]
+
+
+def _moved(item: ElementError, start: int) -> ElementError:
+    return ElementError(item.error, start + (item.index or 0))

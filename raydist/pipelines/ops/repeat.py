@@ -1,0 +1,106 @@
+"""Dataset.repeat: the same dataset again, each pass a new epoch of what is inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
+from raydist.values import INFINITE_CARDINALITY
+
+__all__ = ["RepeatOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RepeatOp(DatasetOp):
+    """`count` passes over `input`; None or a negative count repeats for ever."""
+
+    content_blind: ClassVar[bool] = True
+    input: DatasetOp
+    count: int | None = None
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        return f"repeat({'' if self.count is None else self.count})"
+
+    @property
+    def is_noop(self) -> bool:
+        return self.count == 1
+
+    @property
+    def is_endless(self) -> bool:
+        return self.count is None or self.count < 0
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if count == 0 or self.count == 0:
+            return 0
+        if self.count is None or self.count < 0:
+            return INFINITE_CARDINALITY
+        return count if count < 0 else count * self.count
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _RepeatIterator(self, ctx)
+
+
+@final
+class _RepeatIterator(OpIterator):
+    """A pass that gave nothing ends the iteration: an endless repeat of an empty dataset would hang."""
+
+    def __init__(self, op: RepeatOp, ctx: IterContext) -> None:
+        self._op = op
+        self._ctx = ctx
+        self._pass = 0
+        self._gave = False  # whether this pass handed out anything
+        self._ended = op.count == 0
+        self._source: OpIterator | None = None
+
+    def next_block(self, limit: int) -> Block:
+        while not self._ended:
+            try:
+                block = self._open().next_block(limit)
+            except StopIteration:
+                self._next_pass()
+            except Exception:
+                self._gave = True
+                raise
+            else:
+                self._gave = True
+                return block
+        raise StopIteration
+
+    def _open(self) -> OpIterator:
+        if self._source is None:
+            self._source = self._ctx.inner_epoch(self._pass).build(self._op.input)
+        return self._source
+
+    def _next_pass(self) -> None:
+        last = not self._op.is_endless and self._pass + 1 >= (self._op.count or 0)
+        if last or not self._gave:
+            self._ended = True
+            return
+        self.close()
+        self._pass += 1
+        self._gave = False
+
+    def state_dict(self) -> State:
+        return {"pass": self._pass, "gave": self._gave, "ended": self._ended, "input": self._open().state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.close()
+        self._pass, self._gave, self._ended = int(state["pass"]), bool(state["gave"]), bool(state["ended"])
+        self._open().load_state_dict(state["input"])
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None

@@ -1,0 +1,171 @@
+"""Dataset.shuffle: a buffer from which every output is drawn.
+
+The buffer of B slots is an index computation. Output t leaves slot r_t, a random number, and input B + t takes its
+place. So output t is the last input written to slot r_t: either one that entered in this very block (the last earlier output
+of the same slot tells which), or what the slot held before it. One stable sort of r finds both for a whole block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.seeds import RandomKey, draw_seed
+from raydist.pipelines.slots import Slots
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["ShuffleOp", "sources_of_outputs"]
+
+_ROWS = 4096  # elements read at a time while filling, and again while restoring
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ShuffleOp(DatasetOp):
+    """`input` in random order, each output drawn from the next `buffer_size` elements."""
+
+    preserves_order: ClassVar[bool] = False
+    content_blind: ClassVar[bool] = True
+    placement = "exchange"
+    input: DatasetOp
+    buffer_size: int
+    seed: int | None = None
+    reshuffle_each_iteration: bool = True
+    drawn_seed: int = -1
+
+    def __post_init__(self) -> None:
+        if self.buffer_size < 1 and self.buffer_size != UNKNOWN_CARDINALITY:
+            raise InvalidArgumentError(
+                "buffer_size must be >= 1, or rd.UNKNOWN_CARDINALITY to buffer the whole input, "
+                f"got {self.buffer_size}."
+            )
+        if self.drawn_seed < 0:
+            object.__setattr__(self, "drawn_seed", draw_seed())
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        size = "all" if self.buffer_size == UNKNOWN_CARDINALITY else self.buffer_size
+        return f"shuffle({size}{'' if self.seed is None else f', seed={self.seed}'})"
+
+    @property
+    def is_noop(self) -> bool:
+        return self.buffer_size == 1
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self._key(ctx))
+
+    def _key(self, ctx: IterContext) -> RandomKey:
+        seed = self.seed
+        if seed is None and not self.reshuffle_each_iteration and ctx.options.seed is None:
+            # One order for ever: that of the operation, so that `take` and `skip` of it do not overlap.
+            seed = self.drawn_seed
+        return ctx.key(self, seed, every_epoch=self.reshuffle_each_iteration)
+
+
+def sources_of_outputs(drawn: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Where a block of outputs comes from.
+
+    Args:
+        drawn: The slot of each output; output t is followed by input t into the same slot.
+
+    Returns:
+        (previous, last): for each output the input of this block that it is, or -1 for what its slot held before the
+        block; and the inputs of this block that are still in their slots after it.
+
+    >>> previous, last = sources_of_outputs(np.array([3, 0, 3, 3]))
+    >>> previous.tolist(), last.tolist()
+    ([-1, -1, 0, 2], [1, 3])
+    """
+    order = np.argsort(drawn, kind="stable")
+    same = drawn[order[1:]] == drawn[order[:-1]]
+    previous = np.full(len(drawn), -1, dtype=np.int64)
+    previous[order[1:][same]] = order[:-1][same]
+    return previous, order[np.append(~same, True)] if len(order) else order
+
+
+@final
+class _ShuffleIterator(OpIterator):
+    """Its state is its position and the errors that passed; restoring reads the input again."""
+
+    def __init__(self, source: OpIterator, buffer_size: int, key: RandomKey) -> None:
+        self._source = source
+        self._size = buffer_size
+        self._key = key
+        self._slots = Slots()
+        self._position = 0
+        self._errors = 0
+        self._known_errors = 0  # raised before the state was saved: they pass silently while restoring
+        self._rest: np.ndarray[Any, Any] | None = None  # slots in the order in which the last elements leave
+        self._rest_at = 0
+        self._restore_to = 0
+
+    def next_block(self, limit: int) -> Block:
+        while self._position < self._restore_to:
+            self._next(min(_ROWS, self._restore_to - self._position))
+        return self._next(limit)
+
+    def _next(self, limit: int) -> Block:
+        while self._rest is None and (self._slots.count < self._size or self._size < 0):
+            wanted = _ROWS if self._size < 0 else min(_ROWS, self._size - self._slots.count)
+            if (block := self._read(wanted)) is not None:
+                self._slots.append(block)
+        if self._rest is None and (fresh := self._read(limit)) is not None:
+            return self._exchange(fresh)
+        return self._drain(limit)
+
+    def _read(self, limit: int) -> Block | None:
+        """The next inputs; None at the end, which also fixes the order of the rest."""
+        while True:
+            try:
+                return self._source.next_block(limit)
+            except StopIteration:
+                # What is left leaves in random order: generator 1 never meets the words that exchanges draw.
+                self._rest = self._key.generator(1).permutation(self._slots.count)
+                return None
+            except Exception:
+                if self._known_errors == 0:
+                    self._errors += 1
+                    raise
+                self._known_errors -= 1
+
+    def _exchange(self, fresh: Block) -> Block:
+        drawn = self._key.integers(self._position, fresh.num_rows, self._size)
+        previous, last = sources_of_outputs(drawn)
+        outputs = self._slots.exchange(fresh, drawn, previous, last)
+        self._position += fresh.num_rows
+        return outputs
+
+    def _drain(self, limit: int) -> Block:
+        rest = self._rest
+        if rest is None or self._rest_at >= len(rest):
+            raise StopIteration
+        outputs = self._slots.take(rest[self._rest_at : self._rest_at + limit])
+        self._rest_at += outputs.num_rows
+        self._position += outputs.num_rows
+        return outputs
+
+    def state_dict(self) -> State:
+        return {"position": max(self._position, self._restore_to), "errors": self._errors}
+
+    def load_state_dict(self, state: State) -> None:
+        self._restore_to = int(state["position"])
+        self._errors = self._known_errors = int(state["errors"])
+
+    def close(self) -> None:
+        self._slots = Slots()
+        self._source.close()

@@ -1,0 +1,118 @@
+"""Dataset.zip: tuples (or any nest) of the elements of several datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.nest import Structure, unflatten
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
+from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+__all__ = ["ZipOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ZipOp(DatasetOp):
+    """Element k of every dataset in one nest; ends with the shortest."""
+
+    datasets: tuple[DatasetOp, ...]
+    structure: Structure
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return self.datasets
+
+    def cardinality(self) -> int:
+        counts = [op.cardinality() for op in self.datasets]
+        if 0 in counts:
+            return 0
+        if UNKNOWN_CARDINALITY in counts:
+            return UNKNOWN_CARDINALITY
+        return min((count for count in counts if count != INFINITE_CARDINALITY), default=INFINITE_CARDINALITY)
+
+    def element_spec(self) -> Any:
+        return unflatten(self.structure, [op.element_spec() for op in self.datasets])
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _ZipIterator(self.structure, [ctx.build(op) for op in self.datasets])
+
+
+@final
+class _ZipIterator(OpIterator):
+    def __init__(self, structure: Structure, sources: Sequence[OpIterator]) -> None:
+        self._structure = structure
+        self._sources = sources
+        self._ended = False
+        self._outbox: Outbox | None = None
+
+    def next_block(self, limit: int) -> Block:
+        outbox = self._open_outbox()
+        if not outbox:
+            self._fill(outbox, limit)
+        if not outbox:
+            raise StopIteration
+        return outbox.take(limit)
+
+    def _fill(self, outbox: Outbox, limit: int) -> None:
+        if self._ended:
+            return
+        rows = limit
+        columns: list[list[Item]] = []
+        for source in self._sources:  # each is asked for what the ones before it had
+            columns.append(read_items(source, rows))
+            rows = count_items(columns[-1])
+        self._ended = rows < limit
+        outbox.put(_zip_items(self._structure, [keep_items(items, rows) for items in columns]), self._border())
+
+    def _border(self) -> State:
+        return {"ended": self._ended, "inputs": [source.state_dict() for source in self._sources]}
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._border())
+        return self._outbox
+
+    def state_dict(self) -> State:
+        return self._open_outbox().state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        border = self._open_outbox().load_state_dict(state)
+        self._ended = bool(border["ended"])
+        for source, inner in zip(self._sources, border["inputs"], strict=True):
+            source.load_state_dict(inner)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
+
+
+def _zip_items(structure: Structure, columns: list[list[Item]]) -> list[Item]:
+    """Blocks over the stretches where no input changes block; an error where any input has one."""
+    zipped: list[Item] = []
+    while columns[0]:
+        heads = [items[0] for items in columns]
+        errors = [head for head in heads if isinstance(head, ElementError)]
+        blocks = [head for head in heads if isinstance(head, Block)]
+        rows = 1 if errors else min(block.num_rows for block in blocks)
+        zipped.append(errors[0] if errors else _zip_blocks(structure, [block.slice(0, rows) for block in blocks]))
+        columns = [drop_items(items, rows) for items in columns]
+    return zipped
+
+
+def _zip_blocks(structure: Structure, blocks: Sequence[Block]) -> Block:
+    inner = iter([block.structure for block in blocks])
+    specs = tuple(spec for block in blocks for spec in block.specs)
+    columns = tuple(column for block in blocks for column in block.columns)
+    return Block(_fill_in(structure, inner), specs, columns, blocks[0].num_rows)
+
+
+def _fill_in(structure: Structure, inner: Iterator[Structure]) -> Structure:
+    """`structure` with the next structure of `inner` in the place of each leaf."""
+    if structure.kind is None:
+        return next(inner)
+    return Structure(structure.kind, structure.keys, tuple(_fill_in(child, inner) for child in structure.children))

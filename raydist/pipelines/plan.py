@@ -1,0 +1,157 @@
+"""From a description to a running iterator: names, rewrites, fusion into stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from raydist.options import Options
+from raydist.pipelines.executor import Executor, InlineExecutor, StageSpec
+from raydist.pipelines.op import DatasetOp, ElementwiseOp, IterContext, Kernel, OpIterator
+from raydist.pipelines.optimize import optimize
+from raydist.pipelines.stage import StageIterator
+from raydist.pipelines.threads import ThreadExecutor
+
+__all__ = ["Plan", "fuse", "make_plan", "name_operations", "open_iterator", "start", "walk"]
+
+
+def walk(op: DatasetOp) -> Iterator[DatasetOp]:
+    """Every operation of a graph once, inputs before their consumers."""
+    seen: set[int] = set()
+
+    def visit(node: DatasetOp) -> Iterator[DatasetOp]:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        for source in node.inputs:
+            yield from visit(source)
+        yield node
+
+    return visit(op)
+
+
+def name_operations(op: DatasetOp) -> dict[int, str]:
+    """A stable name for every operation of the graph as written, by `id`.
+
+    Sources are numbered first, so that neither what follows an operation nor any optimisation changes its name, and
+    with it its random choices.
+    """
+    return {id(node): f"{node.name}-{number}" for number, node in enumerate(walk(op))}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be run.
+
+    Attributes:
+        written: The graph as the user wrote it.
+        optimised: The graph that is run.
+        names: Name of each operation of both graphs, by `id`.
+        options: Options of the whole pipeline.
+    """
+
+    written: DatasetOp
+    optimised: DatasetOp
+    names: dict[int, str]
+    options: Options
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the graph that is run: a state fits only the pipeline that it was saved from."""
+        labels = ",".join(f"{node.name}:{self.names[id(node)]}" for node in walk(self.optimised))
+        return hashlib.blake2b(labels.encode(), digest_size=8).hexdigest()
+
+
+def make_plan(op: DatasetOp, options: Options) -> Plan:
+    """Name and rewrite a graph. Runs nothing."""
+    names = name_operations(op)
+    return Plan(op, optimize(op, names, options), names, options)
+
+
+def start(plan: Plan, *, seed: int, epoch: int, executor: Executor) -> OpIterator:
+    """One pass over a plan.
+
+    Args:
+        plan: What to run.
+        seed: Root of every random choice that has no seed of its own.
+        epoch: Which epoch of the dataset this is, from 0.
+        executor: Where stages run whose parallelism was left to raydist. The caller closes it.
+    """
+    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan)
+    return ctx.build(plan.optimised)
+
+
+def open_iterator(op: DatasetOp, *, seed: int, epoch: int, options: Options, executor: Executor) -> OpIterator:
+    """One pass over the pipeline `op`, as written; see :func:`make_plan` and :func:`start`."""
+    return start(make_plan(op, options), seed=seed, epoch=epoch, executor=executor)
+
+
+def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
+    """An iterator over `op`: its own, or stages for a chain of elementwise operations."""
+    if not isinstance(op, ElementwiseOp):
+        return op.make_iterator(ctx)
+    chain, base = _chain(op)
+    iterator = ctx.build(base)
+    for stage in fuse(chain, ctx):
+        iterator = _stage_iterator(stage, iterator, ctx)
+    return iterator
+
+
+def _chain(op: DatasetOp) -> tuple[list[ElementwiseOp], DatasetOp]:
+    """Neighbouring elementwise operations below `op`, source side first, and what they read."""
+    chain: list[ElementwiseOp] = []
+    while isinstance(op, ElementwiseOp):
+        chain.append(op)
+        (op,) = op.inputs
+    return chain[::-1], op
+
+
+def fuse(chain: Sequence[ElementwiseOp], ctx: IterContext) -> list[list[tuple[ElementwiseOp, Kernel]]]:
+    """Cut a chain into stages.
+
+    The cuts depend on the operations and options alone, never on the executor: a state saved on one executor is loaded
+    on another.
+    """
+    stages: list[list[tuple[ElementwiseOp, Kernel]]] = []
+    for op in chain:
+        kernel = op.kernel(ctx)
+        if not stages or not _joins(stages[-1], op, kernel, ctx.options):
+            stages.append([])
+        stages[-1].append((op, kernel))
+    return stages
+
+
+def _joins(stage: Sequence[tuple[ElementwiseOp, Kernel]], op: ElementwiseOp, kernel: Kernel, options: Options) -> bool:
+    if stage[-1][0].schedule != op.schedule:
+        return False
+    if not all(_may_fuse(part, options) for part in (stage[-1][1], kernel)):
+        return False
+    # The index of an element behind a filter is known only when the filter has run.
+    return not kernel.uses_index or all(part.preserves_count for _, part in stage)
+
+
+def _may_fuse(kernel: Kernel, options: Options) -> bool:
+    flags = options.optimization
+    return flags.map_fusion if kernel.preserves_count else flags.filter_fusion
+
+
+def _stage_iterator(
+    stage: Sequence[tuple[ElementwiseOp, Kernel]], source: OpIterator, ctx: IterContext
+) -> StageIterator:
+    names = "+".join(ctx.operation_names[id(op)] for op, _ in stage)
+    spec = StageSpec(f"{names}@{'.'.join(map(str, ctx.epoch))}", tuple(kernel for _, kernel in stage))
+    parallelism = stage[0][0].schedule.parallelism
+    executor = _executor(parallelism, ctx)
+    window = executor.window if parallelism is None else min(parallelism, executor.window)
+    return StageIterator(source, spec, executor, window=window, owned=executor is not ctx.executor)
+
+
+def _executor(parallelism: int | None, ctx: IterContext) -> Executor:
+    if parallelism == 1:
+        return InlineExecutor()
+    if parallelism is None or ctx.executor.window > 1:
+        return ctx.executor
+    return ThreadExecutor(min(parallelism, ctx.options.autotune.cpu_budget or parallelism))

@@ -1,0 +1,34 @@
+"""Finding out what a function returns, by running it once on the first element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raydist.errors import FailedPreconditionError
+from raydist.nest import unflatten
+from raydist.pipelines.executor import InlineExecutor
+from raydist.pipelines.merged import merged_options
+from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.plan import open_iterator
+
+__all__ = ["probe_spec"]
+
+
+def probe_spec(op: DatasetOp) -> Any:
+    """Nest of TensorSpec of the first element of `op`.
+
+    Raises:
+        FailedPreconditionError: There is no first element.
+        Exception: The function's own error on that element.
+    """
+    iterator = open_iterator(op, seed=0, epoch=0, options=merged_options(op), executor=InlineExecutor())
+    try:
+        first = iterator.next_block(1)
+    except StopIteration:
+        raise FailedPreconditionError(
+            f"The element_spec of {op.label} is found by running it on a first element, and the dataset is empty. "
+            "Declare it with output_spec=."
+        ) from None
+    finally:
+        iterator.close()
+    return unflatten(first.structure, first.specs)

@@ -1,0 +1,35 @@
+"""The iterator of every source whose elements can be read by their index."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import OpIterator, RandomAccess, State
+
+__all__ = ["IndexedIterator"]
+
+
+@final
+class IndexedIterator(OpIterator):
+    """Reads elements 0, 1, 2, ...; its state is the next index."""
+
+    def __init__(self, access: RandomAccess) -> None:
+        self._access = access
+        self._next = 0
+
+    def next_block(self, limit: int) -> Block:
+        stop = min(self._next + limit, len(self._access))
+        if stop <= self._next:
+            raise StopIteration
+        block = self._access.gather(np.arange(self._next, stop))
+        self._next = stop
+        return block
+
+    def state_dict(self) -> State:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._next = int(state["next"])

@@ -1,0 +1,109 @@
+"""Dataset.from_tensor_slices and Dataset.from_tensors: data that is in memory already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.nest import flatten, unflatten
+from raydist.pipelines.blocks import Block, Column
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.rows import block_of_rows
+from raydist.pipelines.sources.indexed import IndexedIterator
+from raydist.pipelines.spec import TensorSpec, spec_of_value
+
+__all__ = ["MemoryOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MemoryOp(DatasetOp):
+    """The rows of one block in memory."""
+
+    block: Block
+    made_by: str
+
+    @classmethod
+    def of_slices(cls, tensors: Any) -> MemoryOp:
+        """One element per entry of the first dimension of every leaf. Arrays are not copied."""
+        leaves, structure = flatten(tensors)
+        columns = [_column(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True)]
+        if not columns:
+            raise InvalidArgumentError(f"from_tensor_slices needs at least one tensor, got {tensors!r}.")
+        lengths = {path: len(column) for path, column in zip(structure.paths(), columns, strict=True)}
+        if len(set(lengths.values())) > 1:
+            raise InvalidArgumentError(f"All tensors must have the same first dimension, got {lengths}.")
+        specs = tuple(_row_spec(column) for column in columns)
+        return cls(Block(structure, specs, tuple(columns), len(columns[0])), "from_tensor_slices")
+
+    @classmethod
+    def of_tensors(cls, tensors: Any) -> MemoryOp:
+        """One element."""
+        return cls(block_of_rows([tensors]), "from_tensors")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    @property
+    def name(self) -> str:
+        return self.made_by
+
+    def cardinality(self) -> int:
+        return self.block.num_rows
+
+    def element_spec(self) -> Any:
+        return unflatten(self.block.structure, self.block.specs)
+
+    def random_access(self) -> RandomAccess:
+        return _BlockAccess(self.block)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return IndexedIterator(self.random_access())
+
+
+def _column(leaf: Any, path: str) -> Column:
+    array = as_leaf(leaf)
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        where = f" {path!r}" if path else ""
+        raise InvalidArgumentError(
+            f"from_tensor_slices needs tensors with a first dimension to slice, got a scalar{where}: {leaf!r:.100}. "
+            "Use from_tensors for one element."
+        )
+    return array
+
+
+def _row_spec(column: Column) -> TensorSpec:
+    spec = spec_of_value(column)
+    return TensorSpec(column.shape[1:], spec.dtype)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _BlockAccess(RandomAccess):
+    block: Block
+
+    def __len__(self) -> int:
+        return self.block.num_rows
+
+    def gather(self, indices: Any) -> Block:
+        if len(indices) and _consecutive(indices):
+            return _read_only(self.block.slice(int(indices[0]), int(indices[-1]) + 1))
+        return self.block.take(indices)
+
+
+def _read_only(block: Block) -> Block:
+    """Mark the columns as shared. Done on every view, because a pickled array comes back writable."""
+    for column in block.columns:
+        column.flags.writeable = False
+    return block
+
+
+def _consecutive(indices: Any) -> bool:
+    if indices[-1] - indices[0] != len(indices) - 1:
+        return False
+    return bool((np.diff(indices) == 1).all())

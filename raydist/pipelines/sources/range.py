@@ -1,0 +1,77 @@
+"""Dataset.range: consecutive integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.nest import LEAF
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.sources.indexed import IndexedIterator
+from raydist.pipelines.spec import TensorSpec
+
+__all__ = ["RangeOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RangeOp(DatasetOp):
+    """The numbers of `range(start, stop, step)`."""
+
+    start: int
+    stop: int
+    step: int = 1
+    dtype: np.dtype[Any] = np.dtype(np.int64)
+
+    def __post_init__(self) -> None:
+        if self.step == 0:
+            raise InvalidArgumentError("The step of a range must not be 0, got 0.")
+
+    @classmethod
+    def of(cls, args: Sequence[int], dtype: np.dtype[Any]) -> RangeOp:
+        """From the arguments of `range`: stop, or start and stop, or start, stop and step."""
+        if not 1 <= len(args) <= 3:
+            raise InvalidArgumentError(f"range takes stop, or start, stop and step, got {len(args)} arguments.")
+        bounds = (0, *args) if len(args) == 1 else tuple(args)
+        start, stop, *step = (int(bound) for bound in bounds)
+        return cls(start, stop, *step, dtype=dtype)
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    def cardinality(self) -> int:
+        return len(range(self.start, self.stop, self.step))
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), self.dtype)
+
+    def random_access(self) -> RandomAccess:
+        return _RangeAccess(range(self.start, self.stop, self.step), self.dtype)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return IndexedIterator(self.random_access())
+
+    @property
+    def label(self) -> str:
+        return f"range({self.start}, {self.stop}, {self.step})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RangeAccess(RandomAccess):
+    cheap: ClassVar[bool] = True
+    numbers: range
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def gather(self, indices: Any) -> Block:
+        column = (indices * self.numbers.step + self.numbers.start).astype(self.dtype, copy=False)
+        return Block(LEAF, (TensorSpec((), self.dtype),), (column,), len(indices))

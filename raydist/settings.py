@@ -1,0 +1,159 @@
+"""Groups of checked settings that know which of them were given: what :class:`raydist.Options` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, overload
+
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["Setting", "SettingsGroup", "count", "group", "one_of", "optional_count", "typed"]
+
+T = TypeVar("T")
+G = TypeVar("G", bound="SettingsGroup")
+
+
+class SettingsGroup:
+    """Named settings with defaults. An unknown name is an AttributeError, a wrong type a TypeError.
+
+    Only what was set explicitly takes part in :meth:`merge`.
+    """
+
+    __slots__ = ("_frozen", "_values")
+
+    _values: dict[str, Any]
+    _frozen: bool
+
+    def __init__(self, **settings: Any) -> None:
+        self._values = {}
+        self._frozen = False
+        for name, value in settings.items():
+            if not isinstance(getattr(type(self), name, None), Setting):
+                known = ", ".join(self.names())
+                raise AttributeError(f"{type(self).__name__} has no setting {name!r}. It has {known}.")
+            setattr(self, name, value)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The settings of this group."""
+        return [name for name, setting in vars(cls).items() if isinstance(setting, Setting)]
+
+    def merge(self, later: Self) -> Self:
+        """These settings, and over them whatever was set explicitly in `later`."""
+        merged = type(self)()
+        for source in (self, later):
+            for name, value in source._values.items():
+                mine = merged._values.get(name)
+                merged._values[name] = mine.merge(value) if isinstance(mine, SettingsGroup) else _copy(value)
+        return merged
+
+    def frozen(self) -> Self:
+        """A copy that cannot be changed."""
+        copy = type(self)().merge(self)
+        copy._freeze()
+        return copy
+
+    def _freeze(self) -> None:
+        for name in self.names():
+            if isinstance(value := getattr(self, name), SettingsGroup):
+                value._freeze()
+        self._frozen = True
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.names())
+
+    __hash__ = None  # type: ignore[assignment]  # settings can change
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._values.items() if not _is_untouched(value))
+        return f"{type(self).__name__}({given})"
+
+
+def _copy(value: Any) -> Any:
+    return type(value)().merge(value) if isinstance(value, SettingsGroup) else value
+
+
+def _is_untouched(value: Any) -> bool:
+    return isinstance(value, SettingsGroup) and all(map(_is_untouched, value._values.values()))
+
+
+class Setting(Generic[T]):
+    """One setting of a group, a descriptor.
+
+    Args:
+        make_default: Gives the value of a setting that nobody set.
+        accepts: Whether a value is of the right type and range.
+        expected: What `accepts` asks for, for the message.
+    """
+
+    def __init__(self, make_default: Callable[[], T], accepts: Callable[[object], bool], expected: str) -> None:
+        self._make_default = make_default
+        self._accepts = accepts
+        self._expected = expected
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: SettingsGroup, owner: type) -> T: ...
+    def __get__(self, instance: SettingsGroup | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        if self._name in instance._values:
+            value: T = instance._values[self._name]
+            return value
+        default = self._make_default()
+        if isinstance(default, SettingsGroup) and not instance._frozen:
+            instance._values[self._name] = default  # so that what is set inside it is kept
+        elif isinstance(default, SettingsGroup):
+            default._freeze()
+        return default
+
+    def __set__(self, instance: SettingsGroup, value: T) -> None:
+        owner = type(instance).__name__
+        if instance._frozen:
+            raise InvalidArgumentError(
+                f"The options of a dataset cannot be changed, got {self._name} = {value!r}. "
+                "Make an rd.Options() and use dataset.with_options(options)."
+            )
+        if not self._accepts(value):
+            raise TypeError(f"{owner}.{self._name} must be {self._expected}, got {value!r}.")
+        instance._values[self._name] = value
+
+
+def typed(default: T, kind: type[T]) -> Setting[T]:
+    """A setting of exactly one type."""
+    return Setting(lambda: default, lambda value: type(value) is kind, f"a {kind.__name__}")
+
+
+def one_of(default: T, *choices: T) -> Setting[T]:
+    """A setting with a few possible values."""
+    return Setting(lambda: default, lambda value: value in choices, f"one of {', '.join(map(repr, choices))}")
+
+
+def count(default: int, minimum: int) -> Setting[int]:
+    """A whole number from `minimum` on."""
+    return Setting(lambda: default, lambda value: _is_count(value, minimum), f"an int >= {minimum}")
+
+
+def optional_count(default: int | None, minimum: int) -> Setting[int | None]:
+    """A whole number from `minimum` on, or None."""
+
+    def accepts(value: object) -> bool:
+        return value is None or _is_count(value, minimum)
+
+    return Setting(lambda: default, accepts, f"None or an int >= {minimum}")
+
+
+def _is_count(value: object, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+
+
+def group(kind: type[G]) -> Setting[G]:
+    """A group inside a group."""
+    return Setting(kind, lambda value: type(value) is kind, f"a {kind.__name__}")
