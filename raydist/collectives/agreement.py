@@ -1,0 +1,54 @@
+"""Agree on a few numbers beside other work: are all ranks doing the same thing?
+
+A collective whose sizes differ between ranks does not raise: gloo ends the process, NCCL hangs. One of fixed size
+before it turns that into an error that says what each rank was doing.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.errors import CollectiveMismatchError
+
+__all__ = ["Agreement"]
+
+
+@final
+class Agreement:
+    """One exchange of named numbers that must be equal on all ranks.
+
+    Args:
+        communicator: Carries it; all ranks must start it at the same place in their sequence of collectives.
+        what: What is agreed on, for the message.
+        numbers: Name -> number, below 2**63; as many names on every rank.
+        device: Where the communicator's tensors are.
+    """
+
+    def __init__(
+        self, communicator: Communicator, what: str, numbers: dict[str, int], device: torch.device | None = None
+    ) -> None:
+        self._what = what
+        self._numbers = numbers
+        mine = torch.tensor(list(numbers.values()), dtype=torch.int64, device=device)
+        self._all = [torch.empty_like(mine) for _ in range(communicator.world_size)]
+        self._work = communicator.all_gather(self._all, mine)
+
+    def wait(self) -> None:
+        """Return if all ranks agree.
+
+        Blocking: until every rank has started it, at most the communicator's limit.
+
+        Raises:
+            CollectiveMismatchError: On every rank alike, with every rank's numbers.
+        """
+        self._work.wait()
+        rows = [tuple(row.tolist()) for row in self._all]
+        if len(set(rows)) > 1:
+            said = "; ".join(f"rank {rank}: {self._show(row)}" for rank, row in enumerate(rows))
+            raise CollectiveMismatchError(f"All ranks must agree on {self._what}, got {said}.")
+
+    def _show(self, row: tuple[int, ...]) -> str:
+        return ", ".join(f"{name} {number}" for name, number in zip(self._numbers, row, strict=True))

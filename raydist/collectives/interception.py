@@ -1,0 +1,80 @@
+"""Know when a backward pass begins and when it has truly ended.
+
+The autograd engine does not tell: its end-of-backward callback fires once per segment under reentrant checkpointing,
+and not at all for a frozen model. So `torch.autograd.backward`, which `Tensor.backward` calls, is wrapped while
+somebody wants to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, final
+
+import torch
+
+__all__ = ["intercept_backward"]
+
+Backward = Callable[..., None]
+Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
+"""Called in place of `torch.autograd.backward`, with the original function, its arguments and its keyword arguments."""
+
+_HANDLER: ContextVar[Handler | None] = ContextVar("raydist_backward_handler", default=None)
+
+
+@contextlib.contextmanager
+def intercept_backward(handler: Handler) -> Iterator[None]:
+    """Send every `backward()` that this thread calls inside the block to `handler`; other threads are not touched."""
+    token = _HANDLER.set(handler)
+    _WRAPPER.acquire()
+    try:
+        yield
+    finally:
+        _WRAPPER.release()
+        _HANDLER.reset(token)
+
+
+@final
+class _Wrapper:
+    """Puts the wrapper in place for the first user in the process, and takes it away after the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._original: Backward = torch.autograd.backward
+        self._installed: Backward | None = None
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._num_users += 1
+            if self._installed is None:
+                self._original = torch.autograd.backward
+                self._installed = self._wrap(self._original)
+                torch.autograd.backward = self._installed
+
+    def release(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            # Where somebody else has wrapped ours meanwhile, ours stays: without a handler it only passes on.
+            if self._num_users == 0 and torch.autograd.backward is self._installed:
+                torch.autograd.backward = self._original
+                self._installed = None
+
+    @staticmethod
+    def _wrap(original: Backward) -> Backward:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            handler = _HANDLER.get()
+            if handler is None:
+                original(*args, **kwargs)
+            else:
+                handler(original, args, kwargs)
+
+        return backward
+
+
+# One per process, as the function that it wraps is.
+_WRAPPER = _Wrapper()

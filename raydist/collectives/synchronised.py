@@ -1,0 +1,118 @@
+"""One synchronised backward pass of one replica: from gradients as they appear to `.grad` values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.reduction import GlobalGradient, Reduction
+from raydist.values import ReduceOp
+
+__all__ = ["StepWeight", "SynchronisedPass"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepWeight:
+    """What a step does with new gradients: multiply by `scale`, or drop them where the replica counts nothing."""
+
+    scale: float
+    counts: bool
+
+
+@final
+class SynchronisedPass:
+    """Takes gradients from the hooks and gives the global ones at the end.
+
+    Args:
+        communicator: For what follows the buckets (rows of sparse gradients, a second derivative).
+        reduction: Sends the buckets.
+        weight: This replica's part.
+        create_graph: Keep the gradients differentiable, as in `backward(create_graph=True)`.
+    """
+
+    def __init__(
+        self, communicator: Communicator, reduction: Reduction, weight: StepWeight, *, create_graph: bool
+    ) -> None:
+        self.reduction = reduction
+        self._communicator = communicator
+        self._weight = weight
+        self._create_graph = create_graph
+        self._local: dict[int, torch.Tensor] = {}
+
+    def appeared(self, index: int, parameter: torch.nn.Parameter) -> None:
+        """Take a new gradient out of `.grad`, so that one that follows comes alone."""
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            return
+        if index in self._local:
+            self._local[index] = self._local[index] + gradient
+        else:
+            self._local[index] = gradient
+        if self._weight.counts:
+            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+            self.reduction.put(index, dense, scale=self._weight.scale, sparse=gradient.is_sparse)
+        else:
+            self.reduction.put(index, None)
+
+    def finish(self) -> dict[int, torch.Tensor]:
+        """Parameter index -> new global gradient, for those that some replica has one for.
+
+        Blocking: until all replicas have ended their pass, at most the communicator's limit.
+        """
+        reduced = self.reduction.finish()
+        return {index: self._outcome(index, reduced[index]) for index in sorted(reduced)}
+
+    def _outcome(self, index: int, reduced: GlobalGradient) -> torch.Tensor:
+        local = self._local.get(index)
+        if reduced.sparse:
+            return self._as_sparse(reduced.value, local)
+        if self._create_graph:
+            value = reduced.value.clone()
+            start = torch.zeros_like(value, requires_grad=True) if local is None else local
+            apply: Any = _Connected.apply  # torch leaves it untyped
+            connected: torch.Tensor = apply(start, value, self._communicator, self._weight)
+            return connected
+        if local is None or local.is_sparse or local.dtype != reduced.value.dtype:
+            return reduced.value.clone()
+        # The engine's own tensor is reused: it has the parameter's memory format.
+        return local.detach().copy_(reduced.value)
+
+    def _as_sparse(self, value: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor:
+        """The touched rows of `value`: rows that any replica's sparse gradient names, zero ones included."""
+        touched = torch.zeros(value.shape[0], dtype=torch.uint8, device=value.device)
+        if local is not None and self._weight.counts:
+            if local.is_sparse:
+                touched[local.coalesce().indices()[0]] = 1
+            else:
+                touched.fill_(1)
+        self._communicator.all_reduce(touched, ReduceOp.MAX).wait()
+        rows = touched.nonzero().view(1, -1)
+        return torch.sparse_coo_tensor(rows, value[rows[0]], value.shape, is_coalesced=True, check_invariants=False)
+
+
+class _Connected(torch.autograd.Function):
+    """A global gradient with the derivative of the global objective to this replica's own gradient.
+
+    G = sum of w_i g_i, and the objective is the sum of w_j L_j(G). The gradient of it to g_i is w_i sum of w_j dL_j/dG;
+    the factor w_i is left out, since the pass that uses the result multiplies by it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: torch.Tensor, value: torch.Tensor, communicator: Communicator, weight: StepWeight
+    ) -> torch.Tensor:
+        ctx.communicator = communicator
+        ctx.weight = weight
+        return value.view_as(value)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        weight: StepWeight = ctx.weight
+        total = upstream * weight.scale if weight.counts else torch.zeros_like(upstream)
+        ctx.communicator.all_reduce(total, ReduceOp.SUM).wait()
+        return total, None, None, None
