@@ -18,18 +18,25 @@ from raydist.actors.replica_iterator import ReplicaIterator
 from raydist.errors import InvalidArgumentError
 from raydist.nest import map_structure
 from raydist.options import InputOptions, Timeouts
-from raydist.pipelines.merged import merged_options
+from raydist.pipelines.convert import torch_rows
+from raydist.pipelines.iterator import DatasetIterator
 from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.spec import TensorSpec
 from raydist.values import InputContext
 
 if TYPE_CHECKING:
+    import torch
+
     from raydist.dataset import Dataset
+    from raydist.options import Options
+    from raydist.pipelines.blocks import Block
 
 __all__ = [
     "BatchLeaf",
     "DistributedDataset",
     "DistributedIterator",
+    "InputSide",
+    "LocalDistributedDataset",
     "PerReplicaDataset",
     "ReplicaIterator",
     "distribute",
@@ -47,6 +54,7 @@ class DistributedDataset(ABC):
         self._datasets = tuple(datasets)
         self._options = options
         self._num_iterations = 0
+        self._drawn_seed: int | None = None
 
     @property
     def options(self) -> InputOptions:
@@ -66,8 +74,53 @@ class DistributedDataset(ABC):
         self._num_iterations += 1
         return self._num_iterations - 1
 
+    def _seed(self, options: Options) -> int:
+        """The seed of every epoch: as given, or drawn once, so that what is not reshuffled stays as it is."""
+        if self._drawn_seed is None:
+            self._drawn_seed = draw_seed()
+        return self._drawn_seed if options.seed is None else options.seed
+
     @abstractmethod
     def __iter__(self) -> Iterator[Any]: ...
+
+
+@final
+class LocalDistributedDataset(DistributedDataset):
+    """The whole of every batch for the one replica in this process, as plain tensors. Needs no Ray.
+
+    Args:
+        dataset: The dataset.
+        device: Where tensors go; None for the CPU.
+        options: How it is distributed; one replica gets everything, however it is split.
+    """
+
+    def __init__(
+        self, dataset: Dataset, *, device: torch.device | None = None, options: InputOptions | None = None
+    ) -> None:
+        super().__init__([dataset], options or InputOptions())
+        self._device = device
+
+    @property
+    def element_spec(self) -> Any:
+        return self._datasets[0].element_spec
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        dataset = self._datasets[0]
+        options = dataset.options()
+        return DatasetIterator(
+            dataset._op, options=options, seed=self._seed(options), epoch=self._next_epoch(), convert=self._convert
+        )
+
+    def _convert(self, block: Block) -> list[Any]:
+        from torch import from_numpy  # the layers above this one decide when torch is imported
+
+        rows = torch_rows(block, from_numpy)
+        if self._device is None or self._device.type == "cpu":
+            return rows
+        return [map_structure(self._move, row) for row in rows]
+
+    def _move(self, value: Any) -> Any:
+        return value.to(self._device) if hasattr(value, "to") else value
 
 
 @final
@@ -96,14 +149,14 @@ class PerReplicaDataset(DistributedDataset):
 
     def _job(self) -> InputJob:
         ops = tuple(dataset._op for dataset in self._datasets)
-        options = merged_options(ops[0])
+        options = self._datasets[0].options()
         epoch = self._next_epoch()
         return InputJob(
             label=f"epoch {epoch} of the distributed dataset",
             ops=pickle_ops(ops),
             dealt=self._dealt,
             num_replicas=self._side.num_replicas,
-            seed=draw_seed() if options.seed is None else options.seed,
+            seed=self._seed(options),
             epoch=epoch,
             options=options,
             input_options=self._options,

@@ -47,8 +47,3 @@ class InputJob:
     def capacity(self) -> int:
         """Places kept: those ready, and the one in use."""
         return (self.input_options.prefetch_batches or self.num_replicas) + 1
-
-    @property
-    def first_step(self) -> int:
-        """Index of the first step in its epoch."""
-        return 0 if self.state is None else int(self.state["step"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import ray
 
@@ -11,10 +11,8 @@ from raydist.actors.batch_queues import Place
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.production import Poll, Production
 from raydist.errors import CancelledError, RaydistError
-from raydist.pipelines.executor import Executor, InlineExecutor
-from raydist.pipelines.op import OpIterator
-from raydist.pipelines.plan import open_iterator
-from raydist.pipelines.steps import DealtElements, GlobalBatches, StepSource
+from raydist.pipelines.iterator import DatasetIterator
+from raydist.pipelines.steps import DealtElements, GlobalBatches, StepSource, elements
 
 if TYPE_CHECKING:
     from raydist.actors.batch_queues import Position
@@ -29,23 +27,17 @@ class InputPipeline:
 
     def __init__(self) -> None:
         self._productions: dict[str, Production] = {}
-        self._executors: dict[str, Executor] = {}
 
     def open(self, key: str, job: InputJob) -> None:
         """Begin a pass. Its errors (a missing file, say) are those of the caller."""
-        executor = InlineExecutor()
-        source = _step_source(job, executor)
         production = Production(
-            source,
+            _step_source(job),
             ray.put,
             num_replicas=job.num_replicas,
             capacity=job.capacity,
-            first_step=job.first_step,
-            stamp={"seed": job.seed, "epoch": job.epoch},
             zero_copy=job.input_options.zero_copy,
             label=job.label,
         )
-        self._executors[key] = executor
         self._productions[key] = production
         production.start()
 
@@ -86,7 +78,6 @@ class InputPipeline:
         if production is None:
             return True
         production.close()
-        self._executors.pop(key).close()
         return production.join(timeout_s)
 
     def open_passes(self) -> list[str]:
@@ -94,18 +85,16 @@ class InputPipeline:
         return list(self._productions)
 
 
-def _step_source(job: InputJob, executor: Executor) -> StepSource:
+def _step_source(job: InputJob) -> StepSource:
     iterators = [
-        open_iterator(op, seed=job.seed, epoch=job.epoch, options=job.options, executor=executor)
+        DatasetIterator(op, options=job.options, seed=job.seed, epoch=job.epoch, convert=elements)
         for op in pickle.loads(job.ops)
     ]
-    if job.state is not None:
-        _resume(iterators, job.state["inputs"])
+    source: StepSource
     if job.dealt:
-        return DealtElements(iterators, num_replicas=job.num_replicas)
-    return GlobalBatches(iterators[0], num_replicas=job.num_replicas, rule=job.input_options.split, step=job.first_step)
-
-
-def _resume(iterators: list[OpIterator], states: list[Any]) -> None:
-    for iterator, state in zip(iterators, states, strict=True):
-        iterator.load_state_dict(state)
+        source = DealtElements(iterators, job.num_replicas)
+    else:
+        source = GlobalBatches(iterators[0], job.num_replicas, job.input_options.split)
+    if job.state is not None:
+        source.load_state_dict(job.state)
+    return source

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.batch_queues import BatchQueues, Place, Position
-from raydist.actors.batches import store_step
+from raydist.actors.batches import StepBatch, store_step
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
-from raydist.pipelines.op import State
 from raydist.pipelines.steps import StepSource
 
 __all__ = ["Poll", "Production"]
@@ -44,8 +43,7 @@ class Poll:
 class Production:
     """Runs a step source in a thread of its own, at most `capacity` places ahead of the slowest reader.
 
-    `put` stores a piece and returns its reference. `stamp` is the part of the state that stays the same (seed, epoch).
-    Methods may be called from any thread.
+    `put` stores a piece and returns its reference. Methods may be called from any thread.
     """
 
     def __init__(
@@ -55,19 +53,15 @@ class Production:
         *,
         num_replicas: int,
         capacity: int,
-        first_step: int,
-        stamp: State,
         zero_copy: bool,
         label: str,
     ) -> None:
         self._source = source
         self._put = put
-        self._first_step = first_step
-        self._stamp = stamp
         self._zero_copy = zero_copy
         self._label = label
         self._changed = threading.Condition()
-        self._queues = BatchQueues(num_replicas=num_replicas, capacity=capacity, start=self._state(0))
+        self._queues = BatchQueues(num_replicas=num_replicas, capacity=capacity, start=source.state_dict())
         self._thread = threading.Thread(target=self._run, name=f"raydist-input-{label}", daemon=True)
 
     def start(self) -> None:
@@ -96,27 +90,19 @@ class Production:
             return not self._queues.finished
 
     def _make_place(self, number: int) -> Place:
+        step = self._source.step
         try:
-            batch = self._make_step(number)
+            batch = self._make_step(step)
         except StopIteration:
-            return Place(number, self._state(number), last=True)
+            return Place(number, self._source.state_dict(), last=True)
         except Exception as error:
-            packed = pack_error(error, f"In {self._label}, step {self._first_step + number}.")
-            return Place(number, self._state(number + 1), error=packed, last=isinstance(error, _FATAL))
-        return Place(number, self._state(number + 1), batch=batch)
+            packed = pack_error(error, f"In {self._label}, step {step}.")
+            return Place(number, self._source.state_dict(), error=packed, last=isinstance(error, _FATAL))
+        return Place(number, self._source.state_dict(), batch=batch)
 
-    def _make_step(self, number: int) -> Any:
+    def _make_step(self, step: int) -> StepBatch:
         cuts = self._source.next_step()
-        return store_step(
-            cuts,
-            step=self._first_step + number,
-            structure=self._source.structure,
-            put=self._put,
-            zero_copy=self._zero_copy,
-        )
-
-    def _state(self, number: int) -> State:
-        return {**self._stamp, "step": self._first_step + number, "inputs": self._source.state_dict()}
+        return store_step(cuts, step=step, structure=self._source.structure, put=self._put, zero_copy=self._zero_copy)
 
     def poll(self, poll: Poll) -> tuple[Place, ...]:
         """The next places for a reader. Waits up to `wait_s` for the first one."""

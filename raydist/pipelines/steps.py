@@ -1,7 +1,7 @@
 """From elements to steps: what each replica gets, one step after the other.
 
-The state of a step source is small and says nothing of the number of replicas, so that a step can be resumed on
-another number of them.
+The state of a step source says nothing of the number of replicas, so that a pass can be resumed on another number of
+them. With one pipeline it is the state of a plain iterator over it, and the index of the step.
 """
 
 from __future__ import annotations
@@ -10,20 +10,48 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
 
+import numpy as np
+
 from raydist.nest import LEAF, Structure
-from raydist.pipelines.op import OpIterator, State
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.iterator import DatasetIterator
+from raydist.pipelines.op import State
 from raydist.pipelines.split import Cut, SplitRule, cut_batch, deal
 
-__all__ = ["DealtElements", "GlobalBatches", "StepSource"]
+__all__ = ["DealtElements", "Element", "GlobalBatches", "StepSource", "elements"]
+
+Element = tuple[Sequence[Any], Structure]
+"""The leaves of an element, and their nest."""
+
+
+def elements(block: Block) -> list[Element]:
+    """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
+    # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
+    columns = [column if column.dtype == object else _views(column) for column in block.columns]
+    return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
+
+
+def _views(column: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
+    return [column[row, ...] for row in range(len(column))]
 
 
 class StepSource(ABC):
-    """Steps in order. Used by one thread at a time."""
+    """Steps in order. Used by one thread at a time.
 
-    structure: Structure = LEAF
-    """The nest of the last step."""
+    Args:
+        iterators: One over the only pipeline, or one per replica; made with :func:`elements`.
+        num_replicas: Number of replicas.
+    """
 
-    @abstractmethod
+    def __init__(self, iterators: Sequence[DatasetIterator[Element]], num_replicas: int) -> None:
+        self._iterators = tuple(iterators)
+        self._num_replicas = num_replicas
+        self.structure: Structure = LEAF
+        """The nest of the last step."""
+        self.step = 0
+        """Index of the next step in its epoch; errors in the place of steps count."""
+
+    @final
     def next_step(self) -> tuple[Cut, ...]:
         """One cut per replica.
 
@@ -31,44 +59,50 @@ class StepSource(ABC):
             StopIteration: No replica would have anything.
             Exception: The error that stands in this step's place. The source goes on after it.
         """
+        step = self.step
+        try:
+            return self._make_step(step)
+        finally:
+            self.step = step + 1
 
     @abstractmethod
-    def state_dict(self) -> list[State]:
-        """The states of the iterators, after the steps and errors handed out so far."""
+    def _make_step(self, step: int) -> tuple[Cut, ...]:
+        """See `next_step`."""
 
-    @abstractmethod
+    @final
+    def state_dict(self) -> State:
+        """State after the steps and errors handed out so far."""
+        states = [iterator.state_dict() for iterator in self._iterators]
+        return {**states[0], "step": self.step} if len(states) == 1 else {"inputs": states, "step": self.step}
+
+    @final
+    def load_state_dict(self, state: State) -> None:
+        """Go on where `state` was taken, by a step source or by a plain iterator over the same pipeline."""
+        states = state.get("inputs", [state])
+        for iterator, its_state in zip(self._iterators, states, strict=True):
+            iterator.load_state_dict(its_state)
+        self.step = int(state.get("step", 0))
+
+    @final
     def close(self) -> None:
         """Close the iterators."""
-
-
-def _leaves(source: OpIterator) -> tuple[list[Any], Structure]:
-    block = source.next_block(1)
-    return [column[0] for column in block.columns], block.structure
+        for iterator in self._iterators:
+            iterator.close()
 
 
 @final
 class GlobalBatches(StepSource):
-    """Each element is a global batch, cut into pieces."""
+    """Each element is a global batch, cut into pieces by `rule`."""
 
-    def __init__(self, source: OpIterator, *, num_replicas: int, rule: SplitRule, step: int) -> None:
-        self._source = source
-        self._num_replicas = num_replicas
+    def __init__(self, iterator: DatasetIterator[Element], num_replicas: int, rule: SplitRule) -> None:
+        super().__init__([iterator], num_replicas)
         self._rule = rule
-        self._step = step
 
-    def next_step(self) -> tuple[Cut, ...]:
-        step = self._step
-        self._step += 1  # a step whose place an error takes counts as well
-        leaves, self.structure = _leaves(self._source)
+    def _make_step(self, step: int) -> tuple[Cut, ...]:
+        leaves, self.structure = next(self._iterators[0])
         return cut_batch(
             leaves, num_replicas=self._num_replicas, rule=self._rule, step=step, paths=self.structure.paths()
         )
-
-    def state_dict(self) -> list[State]:
-        return [self._source.state_dict()]
-
-    def close(self) -> None:
-        self._source.close()
 
 
 @final
@@ -78,30 +112,19 @@ class DealtElements(StepSource):
     An error takes the place of its whole step, as it takes that of a whole batch.
     """
 
-    def __init__(self, sources: Sequence[OpIterator], *, num_replicas: int) -> None:
-        self._sources = tuple(sources)
-        self._readers = self._sources * (num_replicas // len(self._sources))
-
-    def next_step(self) -> tuple[Cut, ...]:
-        elements: list[list[Any] | None] = []
+    def _make_step(self, step: int) -> tuple[Cut, ...]:
+        dealt: list[Sequence[Any] | None] = []
         failure: Exception | None = None
-        for reader in self._readers:
+        for replica in range(self._num_replicas):
             try:
-                leaves, self.structure = _leaves(reader)
-                elements.append(leaves)
+                leaves, self.structure = next(self._iterators[replica % len(self._iterators)])
+                dealt.append(leaves)
             except StopIteration:
-                elements.append(None)
+                dealt.append(None)
             except Exception as error:
                 failure = failure or error
         if failure is not None:
             raise failure
-        if not any(leaves is not None for leaves in elements):
+        if not any(leaves is not None for leaves in dealt):
             raise StopIteration
-        return deal(elements)
-
-    def state_dict(self) -> list[State]:
-        return [source.state_dict() for source in self._sources]
-
-    def close(self) -> None:
-        for source in self._sources:
-            source.close()
+        return deal(dealt)
