@@ -20,16 +20,16 @@ from raydist.errors import DataLossError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 
-__all__ = ["MAX_RECORD_BYTES", "RecordReader", "frame", "masked_crc32c"]
+__all__ = ["BLOCK_BYTES", "MAX_RECORD_BYTES", "RecordReader", "frame", "masked_crc32c"]
 
 MAX_RECORD_BYTES = 1 << 30
+BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 
 _HEADER = struct.Struct("<QI")
 _LENGTH_BYTES = 8
 _FOOTER = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8
 _CHUNK_BYTES = 1 << 18
-_BLOCK_BYTES = 1 << 22  # one call of `read` stops at records of this many bytes
 
 
 def masked_crc32c(data: bytes) -> int:
@@ -55,6 +55,7 @@ class RecordReader:
     Attributes:
         offset: Where the next record starts, in decompressed bytes: a place to go on from.
         index: Number of the next record.
+        ended: Nothing more can be read: the end was seen, or damage that hides the next record.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class RecordReader:
         self._max_record_bytes = max_record_bytes
         self._buffer = b""
         self._at = 0
-        self._ended = False
+        self.ended = False
 
     def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
         """Up to `limit` next records (and about 4 MiB), and the error that stands at the place after them, if any.
@@ -79,14 +80,14 @@ class RecordReader:
         records: list[bytes] = []
         start = self.offset
         try:
-            while len(records) < limit and self.offset - start < _BLOCK_BYTES and not self._ended:
+            while len(records) < limit and self.offset - start < BLOCK_BYTES and not self.ended:
                 self._scan(records, limit)
                 if len(records) < limit:
                     self._read_one(records)
         except _DamagedRecordError as error:
             return records, error.loss
         except Exception as error:  # I/O errors too stand at their place
-            self._ended = True
+            self.ended = True
             return records, error
         return records, None
 
@@ -102,7 +103,11 @@ class RecordReader:
             length, length_crc = _HEADER.unpack_from(buffer, at)
             data = at + _HEADER.size
             end = data + length
-            if end > crc_start or length_crc != masked_crc32c(buffer[at : at + _LENGTH_BYTES]):
+            if (
+                length > self._max_record_bytes
+                or end > crc_start
+                or length_crc != masked_crc32c(buffer[at : at + _LENGTH_BYTES])
+            ):
                 break
             record = buffer[data:end]
             if _FOOTER.unpack_from(buffer, end)[0] != masked_crc32c(record):
@@ -117,7 +122,7 @@ class RecordReader:
         """Append the next record however large it is, or find out what is wrong with it."""
         if not self._fill(_HEADER.size):
             left = len(self._buffer) - self._at
-            self._ended = True
+            self.ended = True
             if left == 0:
                 return
             raise self._loss(f"A record's header must have {_HEADER.size} bytes, but the file ends after {left}")

@@ -67,8 +67,8 @@ class TFRecordWriter:
         self._deflater = _deflater(chosen)
         self._file = create_file(self._path)
 
-    def write(self, record: bytes) -> None:
-        """Append one record (bytes, bytearray or memoryview).
+    def write(self, record: bytes | bytearray | memoryview) -> None:
+        """Append one record.
 
         Raises:
             SpecError: `record` is something else.

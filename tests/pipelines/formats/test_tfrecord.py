@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.errors import DataLossError
+from raydist.pipelines.formats.byte_streams import open_stream
+from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES, RecordReader, frame, masked_crc32c
+from tests.pipelines.formats.record_files import COMPRESS, crc32c, framed, masked, read_all
+from tests.real_data import real_file
+
+# A file of the records b"a" and b"", by hand: lengths, checksums, data. CRC-32C("a") is 0xc1d04330.
+BY_HAND = bytes.fromhex("0100000000000000 0175de41 61 786ee4280000000000000000 29039807 d8ea82a2")
+RECORDS = [b"a", b"", b"bc" * 300, bytes(range(256)), b"last"]
+
+
+@pytest.mark.parametrize(
+    ("data", "crc"),
+    [  # RFC 3720, appendix B.4
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (b"123456789", 0xE3069283),
+    ],
+)
+def test_crc_of_known_data(data: bytes, crc: int) -> None:
+    assert crc32c(data) == crc
+    assert masked_crc32c(data).to_bytes(4, "little") == masked(data)
+
+
+def test_header_written_by_tensorflow() -> None:
+    """The first 12 bytes of a file that TensorFlow wrote: a record of 591 bytes."""
+    assert frame(bytes(591))[:12] == bytes.fromhex("4f02000000000000 70e770e6")
+
+
+def test_bytes_by_hand(tmp_path: Path) -> None:
+    assert crc32c(b"a") == 0xC1D04330
+    assert frame(b"a") + frame(b"") == BY_HAND
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(BY_HAND)
+    assert read_all(path) == ([b"a", b""], [])
+
+
+@given(st.binary(max_size=300))
+def test_frame_is_the_definition(record: bytes) -> None:
+    assert frame(record) == framed(record)
+    assert len(frame(record)) == len(record) + 16
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_reads_records(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(COMPRESS[compression](framed(*RECORDS)))
+    assert read_all(path, compression) == (RECORDS, [])
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_an_empty_file_has_no_records(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(b"")
+    assert read_all(path, compression) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["criteo_sample.tr.tfrecords", "criteo_sample.te.tfrecords"])
+def test_reads_what_tensorflow_wrote(name: str) -> None:
+    path = real_file(name)
+    records, errors = read_all(path)
+    assert errors == []
+    assert len(records) == {"criteo_sample.tr.tfrecords": 160, "criteo_sample.te.tfrecords": 40}[name]
+    assert b"".join(map(frame, records)) == path.read_bytes()
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_goes_on_from_the_offset_of_any_record(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(COMPRESS[compression](framed(*RECORDS)))
+    reader = RecordReader(open_stream(str(path), compression))
+    for index in range(len(RECORDS) + 1):
+        assert (reader.index, reader.offset) == (index, len(framed(*RECORDS[:index])))
+        rest, errors = read_all(path, compression, offset=reader.offset, index=reader.index)
+        assert (rest, errors) == (RECORDS[index:], [])
+        reader.read(1)
+    reader.close()
+
+
+def test_records_larger_than_the_buffer(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    large = random.Random(0).randbytes(3 << 20)
+    path.write_bytes(b"".join(frame(r) for r in (b"first", large, b"", large[:300_000], b"last")))
+    assert read_all(path) == ([b"first", large, b"", large[:300_000], b"last"], [])
+
+
+def test_one_call_stops_after_some_megabytes(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(frame(bytes(1 << 20)) * 10)
+    reader = RecordReader(open_stream(str(path), None))
+    found, error = reader.read(10)
+    assert (len(found), error) == (4, None)
+    reader.close()
+
+
+def test_damaged_data_costs_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    content = bytearray(framed(*RECORDS))
+    at = len(framed(*RECORDS[:2]))
+    content[at + 12] ^= 1
+    path.write_bytes(content)
+    records, (error,) = read_all(path)
+    assert records == RECORDS[:2] + RECORDS[3:]
+    assert str(error) == (
+        f"The checksum of a record's data must match: record 2 is damaged (file {str(path)!r}, byte {at})."
+    )
+
+
+def test_a_damaged_length_hides_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    content = bytearray(framed(*RECORDS))
+    at = len(framed(*RECORDS[:2]))
+    content[at] ^= 1
+    path.write_bytes(content)
+    records, (error,) = read_all(path)
+    assert records == RECORDS[:2]
+    assert str(error) == (
+        f"The checksum of a record's length must match: record 2 is damaged (file {str(path)!r}, byte {at})."
+    )
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_truncated_anywhere(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "x.tfrecord"
+    whole = framed(b"first", b"second")
+    for length in range(len(whole)):
+        path.write_bytes(COMPRESS[compression](whole[:length]))
+        records, errors = read_all(path, compression)
+        assert records == ([b"first"] if length >= len(framed(b"first")) else [])
+        if length in (0, len(framed(b"first"))):
+            assert errors == []
+            continue
+        (error,) = errors
+        assert isinstance(error, DataLossError)
+        assert (error.path, error.offset) == (str(path), len(framed(b"first")) if records else 0)
+
+
+def mutations(content: bytes, count: int) -> list[tuple[str, bytes]]:
+    """Bit flips, truncations, runs of zeros and appended garbage."""
+    rng = random.Random(1)
+    made: list[tuple[str, bytes]] = []
+    for number in range(count):
+        data = bytearray(content)
+        at = rng.randrange(len(data))
+        kind = ("flip", "truncate", "zeros", "append")[number % 4]
+        if kind == "flip":
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == "truncate":
+            del data[at:]
+        elif kind == "zeros":
+            data[at : at + 20] = bytes(len(data[at : at + 20]))
+        else:
+            data += rng.randbytes(1 + at % 40)
+        made.append((f"{kind} at {at}", bytes(data)))
+    return made
+
+
+def is_subsequence(some: list[bytes], all_of_them: list[bytes]) -> bool:
+    rest = iter(all_of_them)
+    return all(any(record == other for other in rest) for record in some)
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_200_mutations_are_noticed(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "x.tfrecord"
+    records = [random.Random(i).randbytes(i * 7 % 90) for i in range(40)]
+    noticed = 0
+    for what, content in mutations(COMPRESS[compression](framed(*records)), 200):
+        path.write_bytes(content)
+        found, errors = read_all(path, compression)
+        if not errors:
+            # Nothing is wrong with the data, or the file ends between two records.
+            assert found == records[: len(found)], what
+            assert found == records or what.startswith("truncate"), what
+            continue
+        noticed += 1
+        for error in errors:
+            assert isinstance(error, DataLossError), what
+            assert error.path == str(path)
+            assert error.offset is not None
+        assert is_subsequence(found, records), what
+    assert noticed > 150
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("good_crc", [True, False])
+@pytest.mark.parametrize("length", [0, 1, 2**31, 2**32, 2**62, 2**63, 2**64 - 1])
+def test_lengths_that_lie(tmp_path: Path, compression: str | None, good_crc: bool, length: int) -> None:
+    path = tmp_path / "x.tfrecord"
+    stated = length.to_bytes(8, "little")
+    crc = masked(stated) if good_crc else bytes(4)
+    path.write_bytes(COMPRESS[compression](framed(b"good") + stated + crc + b"data of some other length"))
+    tracemalloc.start()
+    try:
+        records, errors = read_all(path, compression)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert records == [b"good"]
+    assert errors
+    assert all(isinstance(error, DataLossError) for error in errors)
+    assert isinstance(errors[0], DataLossError)
+    assert errors[0].offset == len(framed(b"good"))
+    assert peak_bytes < 4 << 20
+
+
+def test_message_of_a_length_beyond_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    stated = (1000).to_bytes(8, "little")
+    path.write_bytes(stated + masked(stated) + bytes(50))
+    _, (error,) = read_all(path)
+    assert "A record of 1000 bytes must fit into the file, but at most 50 are left: record 0" in str(error)
+
+
+def test_limit_of_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(framed(b"1234", b"12345"))
+    records, (error,) = read_all(path, max_record_bytes=4)
+    assert records == [b"1234"]
+    assert "at most 4 bytes, got 5. Raise max_record_bytes if the file is right" in str(error)
+    assert MAX_RECORD_BYTES == 2**30
+
+
+def test_a_compressed_bomb_stays_small(tmp_path: Path) -> None:
+    """A header that is right, and behind it 300 MB of zeros in 300 KB."""
+    path = tmp_path / "x.tfrecord"
+    stated = (300 << 20).to_bytes(8, "little")
+    path.write_bytes(COMPRESS["GZIP"](stated + masked(stated) + bytes(300 << 20)))
+    tracemalloc.start()
+    records, (error,) = read_all(path, "GZIP", max_record_bytes=1 << 20)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert records == []
+    assert "at most 1048576 bytes, got 314572800" in str(error)
+    assert peak_bytes < 8 << 20
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_a_compressed_file_read_as_plain_is_recognised(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(COMPRESS[compression](framed(*RECORDS)))
+    records, (error,) = read_all(path)
+    assert records == []
+    assert f"the file looks compressed: try compression_type={compression!r}" in str(error)
+
+
+def test_an_error_of_the_system_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(framed(b"a") * 20_000)
+    stream = open_stream(str(path), None)
+    reader = RecordReader(stream)
+    first, _ = reader.read(1)
+    assert first == [b"a"]
+
+    def broken(size: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(stream, "read", broken)
+    records, error = reader.read(30_000)
+    assert len(records) > 10_000  # what the buffer held
+    assert isinstance(error, OSError)
+    assert reader.ended
+    reader.close()
