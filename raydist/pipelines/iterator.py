@@ -9,12 +9,12 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfR
 from raydist.options import Options
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.demand import Demand
-from raydist.pipelines.executor import Executor, InlineExecutor
+from raydist.pipelines.executor import Executor
 from raydist.pipelines.op import DatasetOp, OpIterator, State
+from raydist.pipelines.placement import open_executor
 from raydist.pipelines.plan import Plan, make_plan, start
-from raydist.pipelines.threads import ThreadExecutor
 
-__all__ = ["DatasetIterator", "Optional", "local_executor"]
+__all__ = ["DatasetIterator", "Optional"]
 
 T = TypeVar("T")
 _STATE_VERSION = 1
@@ -54,23 +54,32 @@ class Optional(Generic[T]):
         return f"Optional({self._values[0]!r})" if self._values else "Optional.empty()"
 
 
-def local_executor(options: Options) -> Executor:
-    """The executor of this process that the options ask for."""
-    threads = options.threading.private_threadpool_size or 1
-    threads = min(threads, options.autotune.cpu_budget or threads)
-    return InlineExecutor() if threads == 1 else ThreadExecutor(threads)
-
-
 @final
 class DatasetIterator(Generic[T]):
     """One epoch of a dataset. Opened by the first element; closed at the end, by `close()`, or when it is dropped.
 
     An element's error is raised in its place, and iteration goes on after it. Not for use by several threads at a time.
+
+    Args:
+        op: The pipeline as written.
+        options: Its merged options.
+        seed: Root seed.
+        epoch: Which epoch this is.
+        convert: Makes a block the elements to hand out.
+        make_executor: Where the stages run.
     """
 
     def __init__(
-        self, op: DatasetOp, *, options: Options, seed: int, epoch: int, convert: Callable[[Block], Sequence[T]]
+        self,
+        op: DatasetOp,
+        *,
+        options: Options,
+        seed: int,
+        epoch: int,
+        convert: Callable[[Block], Sequence[T]],
+        make_executor: Callable[[Options], Executor] = open_executor,
     ) -> None:
+        self._make_executor = make_executor
         self._op = op
         self._options = options
         self._seed = seed
@@ -108,7 +117,7 @@ class DatasetIterator(Generic[T]):
         if self._closed:
             raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
         if self._source is None:
-            self._executor = local_executor(self._options)
+            self._executor = self._make_executor(self._options)
             self._source = start(self._plan, seed=self._seed, epoch=self._epoch, executor=self._executor)
         return self._source
 

@@ -1,0 +1,30 @@
+"""Where the stages of an iterator run: here, or on what a layer above registers under a name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from raydist.options import Options
+from raydist.pipelines.executor import Executor, InlineExecutor
+from raydist.pipelines.threads import ThreadExecutor
+
+__all__ = ["local_executor", "open_executor"]
+
+# Makers of executors that this layer may not import: "module:function", called with the options of the pipeline.
+_MAKERS = {"actors": "raydist.actors.pool:open_pool"}
+
+
+def local_executor(options: Options) -> Executor:
+    """The executor of this process that the options ask for."""
+    threads = options.threading.private_threadpool_size or 1
+    threads = min(threads, options.autotune.cpu_budget or threads)
+    return InlineExecutor() if threads == 1 else ThreadExecutor(threads)
+
+
+def open_executor(options: Options) -> Executor:
+    """The executor for a plain iterator: a pool of `num_input_workers` actors, or this process. The caller closes it."""
+    if options.num_input_workers == 0:
+        return local_executor(options)
+    module, _, name = _MAKERS["actors"].partition(":")
+    executor: Executor = getattr(import_module(module), name)(options)
+    return executor
