@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from raydist.pipelines.formats.features import VarLenFeature as VarLenFeature
     from raydist.pipelines.formats.tfrecord_writer import TFRecordOptions as TFRecordOptions
     from raydist.pipelines.formats.tfrecord_writer import TFRecordWriter as TFRecordWriter
+    from raydist.pipelines.iterator import DatasetIterator as DatasetIterator
+    from raydist.pipelines.iterator import Optional as Optional
     from raydist.pipelines.op import DatasetOp as DatasetOp
     from raydist.pipelines.spec import TensorSpec as TensorSpec
     from raydist.strategies.base import Strategy as Strategy
@@ -73,6 +75,7 @@ _MODULE_OF = {
     "CollectiveMismatchError": "raydist.errors",
     "DataLossError": "raydist.errors",
     "Dataset": "raydist.dataset",
+    "DatasetIterator": "raydist.pipelines.iterator",
     "DatasetOp": "raydist.pipelines.op",
     "DeadlineExceededError": "raydist.errors",
     "DistributedDataset": "raydist.distributed_dataset",
@@ -91,6 +94,7 @@ _MODULE_OF = {
     "NotFoundError": "raydist.errors",
     "OneDeviceStrategy": "raydist.strategies.one_device",
     "OptimizationOptions": "raydist.options",
+    "Optional": "raydist.pipelines.iterator",
     "Options": "raydist.options",
     "OutOfRangeError": "raydist.errors",
     "PerReplica": "raydist.values",
