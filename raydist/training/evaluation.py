@@ -31,7 +31,7 @@ class Evaluation:
 
     def run(self, data: DistributedDataset, label: str) -> dict[str, Any]:
         """One pass over `data`, called `label` in the progress display. Waits for all of it."""
-        require_finite(data, label)
+        require_finite(data, label.lower())
         unpack(data.element_spec)
         self._trackers.reset()
         self._reporter.start(label, num_batches(data))
@@ -48,8 +48,8 @@ class Evaluation:
                 begin=lambda step: self._callbacks.call("on_test_batch_begin", step, {}),
                 end=self._after_execution,
             )
+            require_steps(steps, label.lower())
             rows, logs = self._trackers.rows_and_logs()
-        require_steps(steps, label)
         self._reporter.stop(steps, rows)
         self._callbacks.call("on_test_end", logs)
         return logs

@@ -25,6 +25,7 @@ __all__ = ["Manifest", "read_model_file", "snapshot", "write_model_file"]
 
 FORMAT_VERSION = 1
 MANIFEST_KEY = "raydist.model"
+DIGEST_KEY = "raydist.sha256"  # of the manifest's text
 
 
 @final
@@ -37,7 +38,7 @@ class Manifest:
         config: Keyword arguments of its constructor; None if the user gave none.
         extra: Entries of the module's state that are no tensors.
         optimizer: Groups and plain values of the optimizer's state; None without an optimizer.
-        sha256: Digest of each tensor's bytes.
+        sha256: Digest of each tensor.
         version: Format of the file.
     """
 
@@ -61,8 +62,14 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """SHA-256 of each tensor's bytes."""
-    return {name: hashlib.sha256(_bytes(tensor)).hexdigest() for name, tensor in tensors.items()}
+    """SHA-256 of each tensor: type, shape and bytes."""
+    return {name: _digest(f"{tensor.dtype}{list(tensor.shape)}", _bytes(tensor)) for name, tensor in tensors.items()}
+
+
+def _digest(text: str, data: memoryview | bytes = b"") -> str:
+    digest = hashlib.sha256(text.encode())
+    digest.update(data)
+    return digest.hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
@@ -72,7 +79,8 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tensor], manifest: Manifest) -> None:
     """Write the file under a temporary name and rename it: a reader finds the old file or the new one, never a part."""
     target = Path(path)
-    header = {MANIFEST_KEY: _as_json(manifest)}
+    text = _as_json(manifest)
+    header = {MANIFEST_KEY: text, DIGEST_KEY: _digest(text)}
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
@@ -130,12 +138,12 @@ def _parse(header: Mapping[str, str], path: str) -> Manifest:
             "Read it with safetensors.torch.load_file and module.load_state_dict.",
             path=path,
         )
-    try:
-        found = json.loads(header[MANIFEST_KEY])
-        if found["version"] == FORMAT_VERSION:
-            return Manifest(**{field.name: found[field.name] for field in fields(Manifest)})
-    except (ValueError, KeyError, TypeError):
-        raise DataLossError(f"The manifest of {path!r} is damaged. Use a copy of the file.", path=path) from None
+    text = header[MANIFEST_KEY]
+    if header.get(DIGEST_KEY) != _digest(text):
+        raise DataLossError(f"The manifest of {path!r} is damaged. Use a copy of the file.", path=path)
+    found = json.loads(text)
+    if found["version"] == FORMAT_VERSION:
+        return Manifest(**{field.name: found[field.name] for field in fields(Manifest)})
     raise InvalidArgumentError(
         f"{path!r} has format version {found['version']}, this raydist reads version {FORMAT_VERSION}. "
         "Load it with the version of raydist that wrote it."

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+from tests.training.toys import column, compiled, line, regression, small_net
+
+
+def test_the_module_stays_the_users() -> None:
+    net = line(2.0)
+    model = rd.Model(net)
+    assert model.module is net
+    assert list(model.parameters()) == list(net.parameters())
+    assert model(torch.ones(1, 1, dtype=torch.float64)).item() == 2.0
+
+
+def test_the_strategy_is_that_of_the_scope() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    with strategy.scope():
+        model = rd.Model(line())
+    assert model.strategy is strategy
+    assert rd.Model(line()).strategy.num_replicas_in_sync == 1
+
+
+def test_a_class_is_no_module() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"needs a torch.nn.Module instance, got .*Linear"):
+        rd.Model(nn.Linear)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_compile_comes_first(call: str) -> None:
+    with pytest.raises(rd.FailedPreconditionError, match=r"must be compiled first: model.compile\(optimizer, loss\)"):
+        getattr(rd.Model(small_net()), call)(regression(4, 4), verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "sgd"}, "optimizer must be a torch.optim.Optimizer, got 'sgd'"),
+        ({"loss": "mse"}, r"loss must be callable as loss\(prediction, target\), got 'mse'"),
+        ({"steps_per_execution": 0}, "steps_per_execution must be >= 1, got 0"),
+        ({"metrics": ["accuracy"]}, "metrics must be torchmetrics.Metric objects"),
+    ],
+)
+def test_compile_checks_its_arguments(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        compiled(line(), **settings)
+
+
+def test_an_optimizer_over_foreign_parameters_is_refused() -> None:
+    net, other = line(), nn.Linear(5, 2)
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
+    with pytest.raises(
+        rd.InvalidArgumentError, match=r"2 of its 3 are not among them, the first has the shape \(2, 5\)"
+    ):
+        compiled(net, optimizer=optimizer)
+
+
+def test_compiling_again_replaces_everything() -> None:
+    net = line()
+    model = compiled(net)
+    model.compile(torch.optim.SGD(net.parameters(), lr=0.0), nn.L1Loss())
+    data = rd.Dataset.from_tensor_slices((column([1, 1]), column([1, 1]))).batch(2)
+    history = model.fit(data, verbose=False)
+    assert history.history["loss"] == [1.0]
+    assert net.weight.item() == 0.0
