@@ -33,7 +33,9 @@ from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.outputs import DeclaredOutput
 from raydist.pipelines.plan import make_plan
 from raydist.pipelines.seeds import draw_seed
+from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.spec import as_dtype
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -112,6 +114,57 @@ class Dataset:
             raise TypeError(f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}.")
         return Dataset(ZipOp(tuple(leaf._op for leaf in leaves), structure))
 
+    @staticmethod
+    def from_generator(generator: Callable[..., Any], output_signature: Any = None, args: Any = ()) -> Dataset:
+        """The values that `generator(*args)` yields. Called afresh for every iteration and every pass of a repeat.
+
+        An exception in the generator comes out with its type, after the values before it, and ends the iteration.
+        The state of an iterator is a count: resuming calls the generator again and drops that many values, so that it
+        costs the time of making them, and needs a generator that yields the same values again.
+
+        Args:
+            generator: Returns an iterator: a generator function, or any function or class that returns an iterable.
+            output_signature: Nest of `rd.TensorSpec` of one element, None for dimensions that vary. Values are
+                converted to its dtypes where nothing is lost (integers that fit, any number to a float).
+            args: Arguments for `generator`, handed over as numpy arrays and scalars, bytes and str. Bind other objects
+                with `functools.partial`.
+
+        Raises:
+            SpecError: No signature, or nothing that can be called; a value of another structure, dtype or shape (at
+                iteration, in the place of that value).
+
+        Source: tf.data.Dataset.from_generator (TensorFlow 2.x API).
+
+        >>> import raydist as rd
+        >>> ds = Dataset.from_generator(range, output_signature=rd.TensorSpec((), "int64"), args=(3,))
+        >>> [int(x) for x in ds]
+        [0, 1, 2]
+        """
+        return Dataset(GeneratorOp.of(generator, output_signature, args))
+
+    @staticmethod
+    def from_numpy(source: Any) -> Dataset:
+        """The rows of a .npy or .npz file, or of arrays in memory.
+
+        A .npy file gives its rows, a .npz file a dict with one row of each of its arrays. Files are mapped into memory:
+        only what is read is loaded, and every process maps the file itself. The arrays of a compressed .npz (made by
+        `np.savez_compressed`) are loaded whole, once in every process that reads them.
+
+        Args:
+            source: A local path that ends in .npy or .npz, or a nest of arrays with equal first dimensions.
+
+        Raises:
+            NotFoundError: There is no such file.
+            DataLossError: The file is truncated or damaged. (Numpy's uncompressed formats have no checksum that could
+                be tested without reading all of the file.)
+            SpecError: The file holds Python objects (pickles are never loaded) or records with fields.
+            InvalidArgumentError: The first dimensions differ, or an array has none.
+
+        >>> [row.tolist() for row in Dataset.from_numpy(np.arange(4).reshape(2, 2))]
+        [[0, 1], [2, 3]]
+        """
+        return Dataset(numpy_op(source))
+
     # ---- element by element
 
     def map(
@@ -130,7 +183,8 @@ class Dataset:
                 numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
                 depends on (seed, operation, epoch, index of the element) alone.
             num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist.
-            deterministic: Keep the order of elements; None for `Options.deterministic`.
+            deterministic: False allows any order (None: `Options.deterministic` decides). The order is kept all the
+                same: in raydist it is what makes a state exact.
             seed: Seed of `rng`; None for that of the iteration.
             output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
                 one call on the first element.
@@ -142,7 +196,9 @@ class Dataset:
         [1, 2, 3]
         """
         declared = DeclaredOutput.parse(output_spec)
-        return Dataset(MapOp(self._op, map_func, num_parallel_calls, deterministic, seed, declared))
+        if deterministic is not None and not isinstance(deterministic, bool):
+            raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
+        return Dataset(MapOp(self._op, map_func, num_parallel_calls, seed, declared))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """The elements for which `predicate` returns True. It gets what a map function gets, and must return one bool.

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "raydist"
 LAYERS = (
     {"errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
-    {"dataset", "iterators"},
+    {"dataset", "iterators", "readers"},
     {"collectives", "cluster"},
     {"actors"},
     {"distributed_dataset"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"__init__"},
 )
 RAY_ALLOWED = ("actors", "cluster", "collectives.ray_backend")
-TORCH_FORBIDDEN = ("errors", "nest", "values", "settings", "options", "pipelines", "dataset", "__init__")
+TORCH_FORBIDDEN = ("errors", "nest", "values", "settings", "options", "pipelines", "dataset", "readers", "__init__")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -20,7 +20,7 @@ from raydist.errors import DataLossError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 
-__all__ = ["BLOCK_BYTES", "MAX_RECORD_BYTES", "RecordReader", "frame", "masked_crc32c"]
+__all__ = ["BLOCK_BYTES", "FRAME_BYTES", "MAX_RECORD_BYTES", "RecordReader", "frame", "masked_crc32c"]
 
 MAX_RECORD_BYTES = 1 << 30
 BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
@@ -28,6 +28,7 @@ BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 _HEADER = struct.Struct("<QI")
 _LENGTH_BYTES = 8
 _FOOTER = struct.Struct("<I")
+FRAME_BYTES = _HEADER.size + _FOOTER.size
 _MASK_DELTA = 0xA282EAD8
 _CHUNK_BYTES = 1 << 18
 

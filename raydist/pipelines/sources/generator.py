@@ -1,0 +1,161 @@
+"""Dataset.from_generator: the values of a Python generator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import FailedPreconditionError, SpecError
+from raydist.nest import map_structure
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.functions import describe
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.resume import Outbox
+from raydist.pipelines.sources.signature import Signature
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["GeneratorOp"]
+
+_FILL_S = 0.02  # a block is handed on after this time, so that a slow generator's values are not held back
+_BLOCK_BYTES = 1 << 22
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GeneratorOp(DatasetOp):
+    """The values of `generator(*args)`, called afresh for every pass."""
+
+    generator: Callable[..., Any]
+    signature: Signature
+    args: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, generator: Any, output_signature: Any, args: Any) -> GeneratorOp:
+        """From the arguments of `from_generator`."""
+        if not callable(generator):
+            raise SpecError(
+                f"from_generator needs a function that gives a fresh iterator for every pass, got {generator!r:.100}. "
+                "Give the generator function itself, without calling it."
+            )
+        if output_signature is None:
+            raise SpecError(
+                "from_generator needs output_signature=, a nest of rd.TensorSpec that describes one element, "
+                "e.g. (rd.TensorSpec((28, 28), 'uint8'), rd.TensorSpec((), 'int64')), got None."
+            )
+        return cls(generator, Signature.parse(output_signature), map_structure(as_leaf, tuple(args)))
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    @property
+    def name(self) -> str:
+        return "from_generator"
+
+    @property
+    def label(self) -> str:
+        return f"from_generator({describe(self.generator)})"
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return self.signature.nest()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return GeneratorIterator(self)
+
+
+@final
+class GeneratorIterator(OpIterator):
+    """One call of the generator. Its state is a count: resuming calls it again and drops that many values."""
+
+    def __init__(self, op: GeneratorOp) -> None:
+        self._op = op
+        self._values: Iterator[Any] | None = None
+        self._num_taken = 0
+        self._over = False
+        self._outbox = Outbox(self._position())
+
+    def next_block(self, limit: int) -> Block:
+        while not self._outbox:
+            if self._over:
+                raise StopIteration
+            self._outbox.put(self._take(limit), self._position())
+        return self._outbox.take(limit)
+
+    def _take(self, limit: int) -> list[Item]:
+        """Up to `limit` elements, and the error after them if there is one."""
+        rows: list[list[Any]] = []
+        deadline = time.monotonic() + _FILL_S
+        while len(rows) < limit and (not rows or time.monotonic() < deadline):
+            try:
+                value = next(self._open())
+            except StopIteration:
+                self._over = True
+                break
+            except Exception as error:  # the generator's own error: it has ended
+                self._over = True
+                return [*self._blocks(rows), self._noted(error)]
+            self._num_taken += 1
+            try:
+                rows.append(self._op.signature.leaves(value))
+            except SpecError as error:
+                return [*self._blocks(rows), self._noted(error)]
+            if len(rows) == 1:
+                limit = min(limit, max(1, _BLOCK_BYTES // max(1, sum(map(_num_bytes, rows[0])))))
+        return self._blocks(rows)
+
+    def _blocks(self, rows: list[list[Any]]) -> list[Item]:
+        return [self._op.signature.block(rows)] if rows else []
+
+    def _noted(self, error: Exception) -> ElementError:
+        index = self._num_taken if self._over else self._num_taken - 1
+        error.add_note(f"In {self._op.label}, element {index}.")
+        return ElementError(error)
+
+    def _open(self) -> Iterator[Any]:
+        """The running generator; a resumed one has passed what was handed out before."""
+        if self._values is None:
+            made = self._op.generator(*self._op.args)
+            try:
+                self._values = iter(made)
+            except TypeError:
+                raise SpecError(f"{self._op.label} must return an iterator, got {made!r:.100}.") from None
+            self._pass_over(self._values, self._num_taken)
+        return self._values
+
+    def _pass_over(self, values: Iterator[Any], count: int) -> None:
+        for passed in range(count):
+            try:
+                next(values)
+            except StopIteration:
+                raise FailedPreconditionError(
+                    f"{self._op.label} must yield the same values again to resume after {count} of them, but it ended "
+                    f"after {passed}."
+                ) from None
+
+    def _position(self) -> State:
+        return {"taken": self._num_taken, "over": self._over}
+
+    def state_dict(self) -> State:
+        return self._outbox.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        position = self._outbox.load_state_dict(state)
+        self._num_taken = int(position["taken"])
+        self._over = bool(position["over"])
+
+    def close(self) -> None:
+        self._over = True
+        stop = getattr(self._values, "close", None)
+        self._values = None
+        if stop is not None:
+            stop()
+
+
+def _num_bytes(leaf: Any) -> int:
+    return len(leaf) if isinstance(leaf, bytes | str) else int(leaf.nbytes)

@@ -1,0 +1,140 @@
+"""Dataset.from_numpy: the rows of .npy and .npz files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.nest import LEAF, Structure, flatten, unflatten
+from raydist.pipelines.blocks import Block, Column
+from raydist.pipelines.formats.files import local_path, open_file, path_text
+from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.sources.indexed import IndexedIterator
+from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.spec import TensorSpec
+
+__all__ = ["NumpyFileOp", "numpy_op"]
+
+
+def numpy_op(source: Any) -> DatasetOp:
+    """The rows of a file, if `source` is a path, or of arrays in memory."""
+    if isinstance(source, str | bytes | os.PathLike):
+        return NumpyFileOp.of(source)
+    return MemoryOp.of_slices(source)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NumpyFileOp(DatasetOp):
+    """The rows of the arrays of one file. Whoever reads rows opens the file: only its description travels.
+
+    Attributes:
+        structure: One leaf for .npy, a dict for .npz.
+        arrays: In the order of the leaves, with equal first dimensions.
+    """
+
+    structure: Structure
+    arrays: tuple[StoredArray, ...]
+
+    @classmethod
+    def of(cls, path: Any) -> NumpyFileOp:
+        """Read the headers of the file at `path`."""
+        text = path_text(path)
+        local = local_path(text)
+        if local is None:
+            raise InvalidArgumentError(
+                f"from_numpy maps files into memory and needs a local path, got {text!r}. Copy the file, or read it "
+                "with fsspec and give the array itself."
+            )
+        op = cls(*_describe(local))
+        op._require_rows()
+        return op
+
+    def _require_rows(self) -> None:
+        names = {array.member or array.path: array.shape for array in self.arrays}
+        if any(shape == () for shape in names.values()):
+            raise InvalidArgumentError(f"from_numpy needs arrays with a first dimension to slice, got shapes {names}.")
+        if len({shape[0] for shape in names.values()}) > 1:
+            raise InvalidArgumentError(f"All arrays must have the same first dimension, got shapes {names}.")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    @property
+    def name(self) -> str:
+        return "from_numpy"
+
+    @property
+    def label(self) -> str:
+        return f"from_numpy({self.arrays[0].path!r})"
+
+    def cardinality(self) -> int:
+        return self.arrays[0].shape[0]
+
+    def element_spec(self) -> Any:
+        return unflatten(self.structure, _specs(self.arrays))
+
+    def random_access(self) -> RandomAccess:
+        return self._access
+
+    @cached_property
+    def _access(self) -> RandomAccess:
+        return _FileAccess(self.structure, self.arrays)  # one for all passes: compressed arrays are loaded once
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return IndexedIterator(self.random_access())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _FileAccess(RandomAccess):
+    structure: Structure
+    arrays: tuple[StoredArray, ...]
+
+    def __len__(self) -> int:
+        return self.arrays[0].shape[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"structure": self.structure, "arrays": self.arrays}  # never what was loaded
+
+    @cached_property
+    def _loaded(self) -> list[np.ndarray[Any, Any]]:
+        return [array.load() for array in self.arrays]
+
+    def gather(self, indices: Any) -> Block:
+        columns = tuple(_rows(array, indices) for array in self._loaded)
+        return Block(self.structure, _specs(self.arrays), columns, len(indices))
+
+
+def _describe(path: str) -> tuple[Structure, tuple[StoredArray, ...]]:
+    """The structure of one element, and the arrays in leaf order."""
+    opened = open_file(path)
+    try:
+        if path.endswith(".npy"):
+            return LEAF, (stored_array(path, opened.file, opened.size or 0),)
+        if path.endswith(".npz"):
+            members, structure = flatten({array.member: array for array in stored_arrays(path, opened.file)})
+            return structure, tuple(members)
+    finally:
+        opened.file.close()
+    raise InvalidArgumentError(f"from_numpy reads files named .npy or .npz, got {path!r}.")
+
+
+def _specs(arrays: tuple[StoredArray, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(array.shape[1:], array.dtype.newbyteorder("=")) for array in arrays)
+
+
+def _rows(array: np.ndarray[Any, Any], indices: Any) -> Column:
+    """The rows at `indices` in the machine's byte order, text as Python objects. Neighbours are not copied."""
+    neighbours = len(indices) > 0 and bool((np.diff(indices) == 1).all())
+    rows = array[int(indices[0]) : int(indices[-1]) + 1] if neighbours else array[indices]
+    column: Column = as_leaf(rows)
+    return column

@@ -1,0 +1,123 @@
+"""What a generator is declared to yield, and its values made to be that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import SpecError
+from raydist.nest import Structure, flatten, unflatten
+from raydist.pipelines.blocks import Block, Column
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.spec import TensorSpec, spec_of_value
+
+__all__ = ["Signature"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A nest of specs that every value must fit. Numbers are converted to the declared dtype where nothing is lost."""
+
+    structure: Structure
+    specs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def parse(cls, output_signature: Any) -> Signature:
+        """From a nest of TensorSpec."""
+        specs, structure = flatten(output_signature)
+        for spec in specs:
+            if not isinstance(spec, TensorSpec):
+                raise SpecError(f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}.")
+        if not specs:
+            raise SpecError(f"output_signature must have at least one rd.TensorSpec, got {output_signature!r}.")
+        return cls(structure, tuple(specs))
+
+    def nest(self) -> Any:
+        """The nest of specs, as the user wrote it."""
+        return unflatten(self.structure, self.specs)
+
+    def leaves(self, value: Any) -> list[Any]:
+        """The leaves of `value`, copied (a generator may use its buffers again). SpecError where it does not fit."""
+        leaves, structure = flatten(value)
+        if structure != self.structure:
+            raise SpecError(
+                f"The generator must yield elements of the structure {self.structure}, as its output_signature says, "
+                f"got {structure}: {value!r:.200}."
+            )
+        paths = self.structure.paths()
+        return [_fit(leaf, spec, path) for leaf, spec, path in zip(leaves, self.specs, paths, strict=True)]
+
+    def block(self, rows: Sequence[Sequence[Any]]) -> Block:
+        """One block of the elements with these leaves."""
+        columns = tuple(_column(values, spec) for values, spec in zip(zip(*rows, strict=True), self.specs, strict=True))
+        return Block(self.structure, self.specs, columns, len(rows))
+
+
+def _fit(value: Any, spec: TensorSpec, path: str) -> Any:
+    """`value` as a leaf of `spec`."""
+    leaf = _text(value, spec.dtype) if spec.dtype.kind in "SU" else _number(value, spec.dtype)
+    if leaf is None or not _has_shape(np.shape(leaf), spec.shape):
+        where = f" at {path!r}" if path else ""
+        raise SpecError(f"The generator must yield {spec}{where}, as its output_signature says, got {_show(value)}.")
+    return leaf
+
+
+def _has_shape(shape: tuple[int, ...], wanted: tuple[int | None, ...] | None) -> bool:
+    if wanted is None or shape == wanted:
+        return True
+    return len(shape) == len(wanted) and all(w is None or w == n for n, w in zip(shape, wanted, strict=True))
+
+
+def _text(value: Any, dtype: np.dtype[Any]) -> Any:
+    """bytes, str or an object array of them; None for anything else."""
+    leaf = as_leaf(value)
+    if isinstance(leaf, bytes | str):
+        return leaf if isinstance(leaf, bytes) == (dtype.kind == "S") else None
+    if leaf.size == 0:
+        return np.empty(leaf.shape, dtype=object)
+    return leaf.copy() if spec_of_value(leaf).dtype == dtype else None
+
+
+def _number(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A fresh array of `dtype`; None where `value` cannot become one without loss of meaning."""
+    try:
+        # Not by as_leaf: a Python float is to become a float64 where the signature says so.
+        array = np.asarray(value if isinstance(value, bool | int | float | complex | list) else as_leaf(value))
+    except (SpecError, ValueError):  # nothing that a tensor can hold; a list of rows of differing lengths
+        return None
+    if not _converts(array, dtype):
+        return None
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf
+        return array.astype(dtype)
+
+
+def _converts(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    source, target = array.dtype.kind, dtype.kind
+    if array.dtype == dtype or array.size == 0:
+        return True
+    if source in "biu" and target in "iu":
+        bounds = np.iinfo(dtype)
+        return bool(array.min() >= bounds.min and array.max() <= bounds.max)
+    return (source in "biuf" and target in "fc") or (source == target == "c")
+
+
+def _column(values: Sequence[Any], spec: TensorSpec) -> Column:
+    shapes = {np.shape(value) for value in values}
+    if len(shapes) == 1 and (spec.dtype.kind not in "SU" or shapes != {()}):
+        return np.stack(values)
+    column = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # assigning the list would look into arrays
+        column[index] = value
+    return column
+
+
+def _show(value: Any) -> str:
+    try:
+        spec = spec_of_value(as_leaf(value))
+    except (SpecError, ValueError) as error:
+        return f"{value!r:.100} ({error})"
+    return f"{spec} ({value!r:.100})"
