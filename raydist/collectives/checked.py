@@ -1,7 +1,7 @@
 """Collectives that cannot go wrong silently: ranks first tell each other what they are about to call.
 
-Without this a differing shape ends the process (gloo), hangs (NCCL) or passes unnoticed where the numbers of elements are
-equal. The price is one small all-gather per call, so gradients, whose layout is agreed on otherwise, do without.
+Without this a differing shape ends the process (gloo), hangs (NCCL) or passes unnoticed where the numbers of elements
+are equal. The price is one small all-gather per call, so gradients, whose layout is agreed on otherwise, do without.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
-from raydist.errors import CollectiveMismatchError
+from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["Call", "CheckedCommunicator", "exchange"]
+__all__ = ["Call", "CheckedCommunicator", "describe_call", "exchange"]
 
-# Room for a tensor of 60 dimensions or so; a longer description is cut, which only makes the check weaker.
+# Room for a tensor of more than 20 dimensions.
 _CALL_BYTES = 512
 
 
@@ -45,8 +45,10 @@ class Call:
         return f"{self.name} of {self.dtype} {self.shape} as call {self.number}"
 
     def encode(self) -> torch.Tensor:
-        data = json.dumps(asdict(self)).encode()[:_CALL_BYTES].ljust(_CALL_BYTES)
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        data = json.dumps(asdict(self)).encode()
+        if len(data) > _CALL_BYTES:
+            raise InvalidArgumentError(f"A collective needs a tensor of fewer dimensions, got shape {self.shape}.")
+        return torch.frombuffer(bytearray(data.ljust(_CALL_BYTES)), dtype=torch.uint8)
 
     @staticmethod
     def decode(row: torch.Tensor) -> Call:
@@ -54,7 +56,9 @@ class Call:
         return Call(**{**fields, "shape": tuple(fields["shape"])})
 
 
-def exchange(communicator: Communicator, call: Call, *, device: torch.device, ragged_axis: int | None = None) -> list[Call]:
+def exchange(
+    communicator: Communicator, call: Call, *, device: torch.device, ragged_axis: int | None = None
+) -> list[Call]:
     """Every rank's call, after checking that they fit together.
 
     Args:
@@ -109,3 +113,70 @@ class CheckedCommunicator(Communicator):
     @property
     def timeout_s(self) -> float:  # type: ignore[override]  # a view of the inner one's
         return self._inner.timeout_s
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        self._check(f"all_reduce({op.value})", tensor)
+        return self._inner.all_reduce(tensor, op)
+
+    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        self._check("all_gather", tensor)
+        return self._inner.all_gather(outputs, tensor)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        self._check(f"broadcast(root={root})", tensor)
+        return self._inner.broadcast(tensor, root)
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        self._check(f"reduce({op.value}, root={root})", tensor)
+        return self._inner.reduce(tensor, root, op)
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        self._check(f"reduce_scatter({op.value})", output)
+        return self._inner.reduce_scatter(output, inputs, op)
+
+    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        self._check_pair(destination, tensor)
+        return self._inner.send(tensor, destination)
+
+    def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        self._check_pair(source, tensor)
+        return self._inner.recv(tensor, source)
+
+    def barrier(self) -> None:
+        self._check("barrier", None)
+        self._inner.barrier()
+
+    def reconfigure(self, membership: Membership) -> None:
+        self._num_calls = 0
+        self._inner.reconfigure(membership)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _check(self, name: str, tensor: torch.Tensor | None) -> None:
+        call = describe_call(name, tensor, number=self._num_calls)
+        self._num_calls += 1
+        exchange(self._inner, call, device=self._device)
+
+    def _check_pair(self, peer: int, tensor: torch.Tensor) -> None:
+        """The two ends of a message tell each other; other ranks are not concerned, nor is their count of calls."""
+        mine = describe_call("send/recv", tensor).encode().to(self._device)
+        theirs = torch.empty_like(mine)
+        pending = self._inner.send(mine, peer)
+        self._inner.recv(theirs, peer).wait()
+        pending.wait()
+        if Call.decode(theirs.cpu()) != Call.decode(mine.cpu()):
+            raise CollectiveMismatchError(
+                f"A message must have one shape and dtype on both ends, got {Call.decode(mine.cpu())} on rank "
+                f"{self.rank} and {Call.decode(theirs.cpu())} on rank {peer}."
+            )
+
+
+def describe_call(name: str, tensor: torch.Tensor | None, *, number: int = 0, differentiable: bool = False) -> Call:
+    """The call of collective `name` on `tensor`."""
+    if tensor is None:
+        return Call(name, "nothing", (), number)
+    return Call(name, str(tensor.dtype), tuple(tensor.shape), number, differentiable)

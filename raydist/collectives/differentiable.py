@@ -1,0 +1,192 @@
+"""Collectives on values of a training step, with derivatives.
+
+The derivative is that of the global objective: the sum over replicas j of w_j L_j (their losses, weighted by their share
+of the rows). Replica i's own gradient will be multiplied by w_i later on, so what a collective hands back to it is the
+weighted sum of all upstream gradients over w_i. Without weights the objective is a plain sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.checked import describe_call, exchange
+from raydist.errors import InvalidArgumentError
+from raydist.values import ReduceOp
+
+__all__ = ["all_gather", "all_reduce"]
+
+Weights = Sequence[float] | None
+
+
+def all_reduce(
+    communicator: Communicator, value: torch.Tensor | float, op: ReduceOp | str, weights: Weights = None
+) -> torch.Tensor:
+    """The reduction of `value` over replicas, on every replica.
+
+    Args:
+        communicator: Carries it; a group that no other thread or backward pass uses at the same time.
+        value: A tensor or number, of one shape and dtype on all replicas. A MEAN of whole numbers is floating-point,
+            a SUM of truth values counts.
+        op: MEAN divides by the number of replicas.
+        weights: Each replica's weight in the global objective; None where losses are plainly added.
+
+    Blocking: until all replicas have called it, at most the communicator's limit; so does its backward.
+
+    Raises:
+        CollectiveMismatchError: Replicas called different things.
+
+    Source: tf.distribute.ReplicaContext.all_reduce (TensorFlow 2.x API).
+
+    >>> from raydist.collectives.base import Membership
+    >>> from raydist.collectives.local import LocalGroup, LocalHub
+    >>> alone = LocalGroup(LocalHub(), Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
+    >>> all_reduce(alone, 3, "MEAN")
+    tensor(3.)
+    """
+    op = ReduceOp.parse(op)
+    tensor = _promote(torch.as_tensor(value), op)
+    if not _agree(communicator, f"all_reduce({op.value})", tensor):
+        result = tensor.detach().clone()
+        communicator.all_reduce(result, op).wait()
+        return result
+    if op in (ReduceOp.SUM, ReduceOp.MEAN):
+        return _apply(_AllReduce, _attached(tensor), communicator, op, weights)
+    stacked = _apply(_AllGather, _attached(tensor.unsqueeze(0)), communicator, (1,) * communicator.world_size, weights)
+    return _ACROSS[op](stacked, 0)
+
+
+def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, weights: Weights = None) -> torch.Tensor:
+    """Every replica's `value` along dimension `axis`, in rank order, on every replica.
+
+    Args:
+        communicator: See `all_reduce`.
+        value: A tensor with at least one dimension. Lengths may differ along `axis`; all else must be equal.
+        axis: The dimension to concatenate.
+        weights: See `all_reduce`.
+
+    Raises:
+        InvalidArgumentError: The values have no dimension `axis`.
+        CollectiveMismatchError: Replicas called different things.
+
+    Source: tf.distribute.ReplicaContext.all_gather (TensorFlow 2.x API).
+
+    >>> from raydist.collectives.base import Membership
+    >>> from raydist.collectives.local import LocalGroup, LocalHub
+    >>> alone = LocalGroup(LocalHub(), Membership("g", generation=0, rank=0, world_size=1), timeout_s=1.0).start()
+    >>> all_gather(alone, torch.tensor([1, 2]))
+    tensor([1, 2])
+    """
+    tensor = torch.as_tensor(value)
+    call = describe_call(f"all_gather(axis={axis})", tensor, differentiable=_wants_gradient(tensor))
+    calls = exchange(communicator, call, device=tensor.device, ragged_axis=axis)
+    if not -tensor.dim() <= axis < tensor.dim():
+        raise InvalidArgumentError(
+            f"all_gather needs values with a dimension {axis}, got shape {tuple(tensor.shape)}. "
+            "Give scalars one with reshape(1)."
+        )
+    lengths = tuple(other.shape[axis] for other in calls)
+    rows_first = tensor.movedim(axis, 0)
+    if any(other.differentiable for other in calls):
+        gathered = _apply(_AllGather, _attached(rows_first), communicator, lengths, weights)
+    else:
+        gathered = _gather_rows(rows_first.detach(), communicator, lengths)
+    return gathered.movedim(0, axis)
+
+
+class _AllReduce(torch.autograd.Function):
+    """SUM and MEAN."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, communicator: Communicator, op: ReduceOp, weights: Weights
+    ) -> torch.Tensor:
+        ctx.communicator, ctx.op, ctx.weights = communicator, op, weights
+        result = tensor.clone()
+        communicator.all_reduce(result, op).wait()
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        total = _total(upstream, ctx.communicator, ctx.weights)
+        if ctx.op is ReduceOp.MEAN:
+            total = total / ctx.communicator.world_size
+        return total, None, None, None
+
+
+class _AllGather(torch.autograd.Function):
+    """Concatenation along the first dimension; replica i brings `lengths[i]` rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, communicator: Communicator, lengths: tuple[int, ...], weights: Weights
+    ) -> torch.Tensor:
+        ctx.communicator, ctx.lengths, ctx.weights = communicator, lengths, weights
+        return _gather_rows(tensor, communicator, lengths)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        rank = ctx.communicator.rank
+        start = sum(ctx.lengths[:rank])
+        total = _total(upstream, ctx.communicator, ctx.weights)
+        return total[start : start + ctx.lengths[rank]], None, None, None
+
+
+def _total(upstream: torch.Tensor, communicator: Communicator, weights: Weights) -> torch.Tensor:
+    """Everybody's upstream gradients, weighted and added up, over this replica's weight."""
+    own = 1.0 if weights is None else weights[communicator.rank]
+    # A replica without weight may hold NaNs: they are dropped, not multiplied by zero.
+    total = upstream * own if own else torch.zeros_like(upstream)
+    communicator.all_reduce(total, ReduceOp.SUM).wait()
+    return total / own if own else torch.zeros_like(upstream)
+
+
+def _gather_rows(tensor: torch.Tensor, communicator: Communicator, lengths: tuple[int, ...]) -> torch.Tensor:
+    longest = max(lengths)
+    padded = tensor.new_zeros(longest, *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    parts = [torch.empty_like(padded) for _ in lengths]
+    communicator.all_gather(parts, padded).wait()
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+
+def _agree(communicator: Communicator, name: str, tensor: torch.Tensor) -> bool:
+    """Whether any replica differentiates this call: then all of them take part in its backward."""
+    call = describe_call(name, tensor, differentiable=_wants_gradient(tensor))
+    return any(other.differentiable for other in exchange(communicator, call, device=tensor.device))
+
+
+def _wants_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _attached(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a stand-in that makes backward pass here, so that this replica serves the others' derivative."""
+    return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _promote(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    if op is ReduceOp.MEAN and not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.to(torch.get_default_dtype())
+    if op is ReduceOp.SUM and tensor.dtype is torch.bool:
+        return tensor.to(torch.int64)
+    return tensor
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
+    apply: Any = function.apply  # torch leaves it untyped
+    result: torch.Tensor = apply(*args)
+    return result
+
+
+# amin and amax share the derivative evenly between equal values, as torch's own reductions do.
+_ACROSS: dict[ReduceOp, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    ReduceOp.MIN: torch.amin,
+    ReduceOp.MAX: torch.amax,
+    ReduceOp.PRODUCT: torch.prod,
+}

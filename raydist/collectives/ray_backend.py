@@ -1,0 +1,207 @@
+"""Ray's collective groups on our communicators: `ray.util.collective` with the backend "RAYDIST".
+
+Ray's registry of backends is per process: call :func:`register` in the driver and in every actor that joins a group.
+What Ray's functions lack (work handles, limits, abort, MEAN, reconfiguration) is on the group's `communicator`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import ray
+import torch
+from ray.experimental import internal_kv
+from ray.util import collective
+from ray.util.collective import types
+from ray.util.collective.backend_registry import _global_registry, register_collective_backend
+from ray.util.collective.collective_group.base_collective_group import BaseGroup
+
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.checked import CheckedCommunicator
+from raydist.collectives.process_group import open_communicator
+from raydist.collectives.rendezvous import RendezvousStore
+from raydist.errors import DeadlineExceededError, InvalidArgumentError
+from raydist.values import ReduceOp
+
+__all__ = ["BACKEND", "RaydistGroup", "create_group", "destroy_group", "register"]
+
+BACKEND = "RAYDIST"
+
+_DEFAULT_TIMEOUT_S = 300.0
+_OPS = {
+    types.ReduceOp.SUM: ReduceOp.SUM,
+    types.ReduceOp.PRODUCT: ReduceOp.PRODUCT,
+    types.ReduceOp.MIN: ReduceOp.MIN,
+    types.ReduceOp.MAX: ReduceOp.MAX,
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What Ray's constructor call of a group has no arguments for."""
+
+    membership: Membership | None = None
+    device: torch.device = torch.device("cpu")
+    timeout_s: float = _DEFAULT_TIMEOUT_S
+
+
+_TERMS: ContextVar[_Terms] = ContextVar("raydist_group_terms", default=_Terms())
+
+
+def register() -> None:
+    """Make the backend known to Ray in this process. May be called twice."""
+    if not _global_registry.is_registered(BACKEND):
+        register_collective_backend(BACKEND, RaydistGroup)
+
+
+def create_group(membership: Membership, *, device: torch.device, timeout_s: float) -> Communicator:
+    """Join a Ray collective group named `membership.group` from inside an actor, and return its communicator.
+
+    `ray.util.collective.allreduce(tensor, membership.group)` and its sisters work on the group from then on, until
+    :func:`destroy_group`. The communicator is not checked: use it for agreed sequences, Ray's functions for the rest.
+
+    Blocking: until every member has joined, at most `timeout_s` seconds, which is also the limit of every collective.
+
+    Raises:
+        DeadlineExceededError: A member did not arrive; the message says which.
+    """
+    register()
+    token = _TERMS.set(_Terms(membership, device, timeout_s))
+    try:
+        collective.init_collective_group(
+            membership.world_size, membership.rank, backend=BACKEND, group_name=membership.group
+        )
+    finally:
+        _TERMS.reset(token)
+    group: RaydistGroup = collective.get_group_handle(membership.group)
+    return group.communicator
+
+
+def destroy_group(name: str) -> None:
+    """Leave a group; nothing where there is none."""
+    if collective.is_group_initialized(name):
+        collective.destroy_collective_group(name)
+
+
+@contextlib.contextmanager
+def group_limits(*, device: torch.device, timeout_s: float) -> Iterator[None]:
+    """Limits and device of the groups that Ray's own functions create inside the block."""
+    token = _TERMS.set(_Terms(None, device, timeout_s))
+    try:
+        yield
+    finally:
+        _TERMS.reset(token)
+
+
+@final
+class RaydistGroup(BaseGroup):  # type: ignore[misc]  # Ray ships no types here
+    """One member's end of a group, as Ray sees it. Every method waits for its result.
+
+    Built by Ray (`init_collective_group`, `create_collective_group`). Without a membership from :func:`create_group`,
+    rank 0 keeps the rendezvous store and publishes its address in Ray's internal key-value store.
+
+    Attributes:
+        communicator: The communicator underneath.
+    """
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        terms = _TERMS.get()
+        self._store: RendezvousStore | None = None
+        membership = terms.membership or self._rendezvous(terms.timeout_s)
+        self.communicator: Communicator = open_communicator(membership, device=terms.device, timeout_s=terms.timeout_s)
+        self._checked = CheckedCommunicator(self.communicator, terms.device)
+        if self._store is not None:
+            internal_kv._internal_kv_del(self._key())
+
+    @classmethod
+    def backend(cls) -> str:
+        return BACKEND
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        return torch.distributed.is_available()
+
+    def destroy_group(self) -> None:
+        self.communicator.close()
+        if self._store is not None:
+            self._store.close()
+
+    def allreduce(self, tensor: list[Any], allreduce_options: Any = types.AllReduceOptions) -> None:
+        self._checked.all_reduce(_tensor(tensor), _op(allreduce_options)).wait()
+
+    def barrier(self, barrier_options: Any = None) -> None:
+        self._checked.barrier()
+
+    def reduce(self, tensor: list[Any], reduce_options: Any = types.ReduceOptions) -> None:
+        self._checked.reduce(_tensor(tensor), reduce_options.root_rank, _op(reduce_options)).wait()
+
+    def allgather(self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None) -> None:
+        self._checked.all_gather([_tensor([output]) for output in tensor_list[0]], _tensor(tensor)).wait()
+
+    def broadcast(self, tensor: list[Any], broadcast_options: Any = types.BroadcastOptions) -> None:
+        self._checked.broadcast(_tensor(tensor), broadcast_options.root_rank).wait()
+
+    def reducescatter(
+        self,
+        tensor: list[Any],
+        tensor_list: list[list[Any]],
+        reducescatter_options: Any = types.ReduceScatterOptions,
+    ) -> None:
+        inputs = [_tensor([value]) for value in tensor_list[0]]
+        self._checked.reduce_scatter(_tensor(tensor), inputs, _op(reducescatter_options)).wait()
+
+    def send(self, tensor: list[Any], send_options: Any) -> None:
+        self._checked.send(_tensor(tensor), send_options.dst_rank).wait()
+
+    def recv(self, tensor: list[Any], recv_options: Any) -> None:
+        self._checked.recv(_tensor(tensor), recv_options.src_rank).wait()
+
+    def _rendezvous(self, timeout_s: float) -> Membership:
+        if self.rank == 0:
+            self._store = RendezvousStore(ray.util.get_node_ip_address()).start()
+            address = f"{self._store.port} {self._store.host}"
+            internal_kv._internal_kv_put(self._key(), address.encode(), overwrite=True)
+        else:
+            address = self._await_address(timeout_s)
+        port, host = address.split(" ")
+        return Membership(self.group_name, 0, self.rank, self.world_size, host, int(port))
+
+    def _await_address(self, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            value: bytes | None = internal_kv._internal_kv_get(self._key())
+            if value is not None:
+                return value.decode()
+            if time.monotonic() >= deadline:
+                raise DeadlineExceededError(
+                    f"Rank {self.rank} of group {self.group_name!r} waited {timeout_s} s for rank 0, which did not come. "
+                    "Check that rank 0 joins a group of this name, and that the name was not used before."
+                )
+            time.sleep(0.02)
+
+    def _key(self) -> bytes:
+        # Two jobs on one cluster may use the same group name.
+        job = ray.get_runtime_context().get_job_id()
+        return f"raydist/collective/{job}/{self.group_name}".encode()
+
+
+def _tensor(values: list[Any]) -> torch.Tensor:
+    """The one tensor of Ray's list; a numpy array's memory is shared, so results arrive in it."""
+    (value,) = values
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    raise InvalidArgumentError(f"A collective needs a torch tensor or a numpy array, got {type(value).__name__}.")
+
+
+def _op(options: Any) -> ReduceOp:
+    return _OPS[options.reduceOp]
