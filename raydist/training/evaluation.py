@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.training.elements import unpack
 from raydist.training.executions import executions
-from raydist.training.passes import in_evaluation_mode, num_batches, require_finite, require_steps, run_pass
+from raydist.training.passes import in_evaluation_mode, num_batches, opened, require_finite, require_steps, run_pass
 from raydist.training.steps import Trainee, evaluation_step
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Evaluation:
         self._trackers.reset()
         self._reporter.start(label, num_batches(data))
         self._callbacks.call("on_test_begin", {})
-        with in_evaluation_mode(self._trainee.module), contextlib.closing(iter(data)) as iterator:
+        with in_evaluation_mode(self._trainee.module), opened(data) as iterator:
             steps = run_pass(
                 executions(
                     self._trainee.strategy,

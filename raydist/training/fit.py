@@ -12,7 +12,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.options import RunOptions
 from raydist.training.elements import unpack
 from raydist.training.executions import Executions, executions
-from raydist.training.passes import num_batches, require_finite, require_steps, run_pass
+from raydist.training.passes import num_batches, opened, require_finite, require_steps, run_pass
 from raydist.training.steps import Trainee, training_step
 from raydist.values import ReduceOp
 
@@ -99,7 +99,7 @@ class Fit:
         self._callbacks.call("on_train_end", logs)
 
     def _open(self, stack: contextlib.ExitStack) -> Executions:
-        iterator = stack.enter_context(contextlib.closing(iter(self._plan.data)))
+        iterator = stack.enter_context(opened(self._plan.data))
         return executions(
             self._trainee.strategy,
             self._step,

@@ -17,7 +17,7 @@ from raydist.values import INFINITE_CARDINALITY
 if TYPE_CHECKING:
     from raydist.strategies.base import Strategy
 
-__all__ = ["distributed", "in_evaluation_mode", "num_batches", "require_finite", "require_steps", "run_pass"]
+__all__ = ["distributed", "in_evaluation_mode", "num_batches", "opened", "require_finite", "require_steps", "run_pass"]
 
 
 def run_pass(
@@ -62,6 +62,16 @@ def distributed(strategy: Strategy, dataset: Any) -> DistributedDataset:
         f"Data must be a raydist.Dataset batched by the global batch size, got {type(dataset).__name__}. "
         "Arrays: Dataset.from_tensor_slices((x, y)).batch(128). A torch Dataset or DataLoader: Dataset.from_generator."
     )
+
+
+@contextlib.contextmanager
+def opened(data: DistributedDataset) -> Iterator[Iterator[Any]]:
+    """One pass over `data`; its producers are stopped at the end, also after an error."""
+    iterator: Any = iter(data)
+    try:
+        yield iterator
+    finally:
+        iterator.close()
 
 
 def num_batches(data: DistributedDataset) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
@@ -11,7 +10,7 @@ import torch
 from raydist.errors import SpecError
 from raydist.nest import flatten, map_structure, unflatten
 from raydist.training.executions import executions
-from raydist.training.passes import in_evaluation_mode, num_batches, require_finite, require_steps, run_pass
+from raydist.training.passes import in_evaluation_mode, num_batches, opened, require_finite, require_steps, run_pass
 from raydist.training.steps import prediction_step
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Prediction:
         require_finite(data, "predict")
         self._reporter.start("Predict", num_batches(data))
         self._callbacks.call("on_predict_begin", {})
-        with in_evaluation_mode(self._module), contextlib.closing(iter(data)) as iterator:
+        with in_evaluation_mode(self._module), opened(data) as iterator:
             calls = executions(self._strategy, prediction_step(self._module), iterator)
 
             def after_execution(done: int) -> None:

@@ -73,7 +73,8 @@ def _digest(text: str, data: memoryview | bytes = b"") -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tensor], manifest: Manifest) -> None:

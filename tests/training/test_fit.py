@@ -255,8 +255,9 @@ def test_a_module_as_loss_may_have_parameters_of_its_own() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("epochs", 0), ("epochs", -1), ("steps_per_epoch", 0)])
 def test_counts_must_be_positive(name: str, value: int) -> None:
+    settings: dict[str, Any] = {name: value}
     with pytest.raises(rd.InvalidArgumentError, match=rf"{name} must be >= 1, got {value}"):
-        compiled(small_net()).fit(regression(4, 4), verbose=False, **{name: value})
+        compiled(small_net()).fit(regression(4, 4), verbose=False, **settings)
 
 
 def test_an_empty_dataset_is_refused() -> None:
