@@ -92,13 +92,20 @@ class LocalDistributedDataset(DistributedDataset):
         dataset: The dataset.
         device: Where tensors go; None for the CPU.
         options: How it is distributed; one replica gets everything, however it is split.
+        on_batch: Told about each batch before it is handed out.
     """
 
     def __init__(
-        self, dataset: Dataset, *, device: torch.device | None = None, options: InputOptions | None = None
+        self,
+        dataset: Dataset,
+        *,
+        device: torch.device | None = None,
+        options: InputOptions | None = None,
+        on_batch: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__([dataset], options or InputOptions())
         self._device = device
+        self._on_batch = on_batch
 
     @property
     def element_spec(self) -> Any:
@@ -114,10 +121,13 @@ class LocalDistributedDataset(DistributedDataset):
     def _convert(self, block: Block) -> list[Any]:
         from torch import from_numpy  # the layers above this one decide when torch is imported
 
-        rows = torch_rows(block, from_numpy)
-        if self._device is None or self._device.type == "cpu":
-            return rows
-        return [map_structure(self._move, row) for row in rows]
+        rows: list[Any] = torch_rows(block, from_numpy)
+        if self._device is not None and self._device.type != "cpu":
+            rows = [map_structure(self._move, row) for row in rows]
+        if self._on_batch is not None:
+            for row in rows:
+                self._on_batch(row)
+        return rows
 
     def _move(self, value: Any) -> Any:
         return value.to(self._device) if hasattr(value, "to") else value
@@ -160,7 +170,6 @@ class PerReplicaDataset(DistributedDataset):
             epoch=epoch,
             options=options,
             input_options=self._options,
-            num_workers=0,
             timeouts=self._side.timeouts,
         )
 
@@ -188,14 +197,12 @@ class InputSide:
         num_replicas: Number of replicas.
         timeouts: Limits.
         drain: Waits until every dispatched step is done (the replicas may be reading an iterator).
-        num_workers: Input workers for the AUTOTUNE choice of `InputOptions.num_input_workers`.
     """
 
     opener: PassOpener
     num_replicas: int
     timeouts: Timeouts
     drain: Callable[[], None]
-    auto_workers: int = 0
 
 
 def distribute(dataset: Dataset, side: InputSide, options: InputOptions) -> DistributedDataset:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, final
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset
+from raydist.pipelines.iterator import DatasetIterator
+from raydist.nest import flatten, unflatten
 from raydist.options import InputOptions, RunOptions
 from raydist.strategies.base import Strategy, ValueContext, require_dataset
 from raydist.strategies.context import ReplicaContext, enter_replica
@@ -38,6 +41,8 @@ class OneDeviceStrategy(Strategy):
         super().__init__()
         self._device = parse_device(device)
         self._torch_device = torch.device(self._device.torch_name)
+        # Which tensors came out of a distributed dataset, and how many rows their batch has: `ctx.num_rows` tells it.
+        self._rows_of: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -65,17 +70,31 @@ class OneDeviceStrategy(Strategy):
     ) -> Any:
         """Call `fn(*args, **kwargs)` here and now; see `Strategy.run`."""
         self._require_open("run a step")
-        with enter_replica(self.make_replica_context()):
-            return fn(*args, **dict(kwargs or {}))
+        peers = Alone(self._torch_device)
+        leaves, structure = flatten((tuple(args), dict(kwargs or {})))
+        rows = [self._rows_of[leaf] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf in self._rows_of]
+        peers.rows = (rows[0],) if rows else None
+        watched = [_Watched(leaf, peers) if isinstance(leaf, DatasetIterator) else leaf for leaf in leaves]
+        all_args, all_kwargs = unflatten(structure, watched)
+        with enter_replica(ReplicaContext(self, peers)):
+            return fn(*all_args, **all_kwargs)
 
     def make_replica_context(self) -> ReplicaContext:
         """The context of the only replica."""
         return ReplicaContext(self, Alone(self._torch_device))
 
+    def _note_batch(self, batch: Any) -> None:
+        leaves = flatten(batch)[0]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                self._rows_of[leaf] = _num_rows(leaves)
+
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
         self._require_open("distribute a dataset")
         require_dataset(dataset)
-        return LocalDistributedDataset(dataset, device=self._torch_device, options=options or InputOptions())
+        return LocalDistributedDataset(
+            dataset, device=self._torch_device, options=options or InputOptions(), on_batch=self._note_batch
+        )
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -90,3 +109,31 @@ class OneDeviceStrategy(Strategy):
 
     def _abort(self) -> None:
         self._closed = True
+
+
+def _num_rows(leaves: Sequence[Any]) -> int:
+    """Rows of a batch: the length of its first leaf that has one."""
+    return next((len(leaf) for leaf in leaves if getattr(leaf, "shape", ())), 1)
+
+
+@final
+class _Watched(Iterator[Any]):
+    """An iterator passed to `run`: tells the replica context of how many rows each batch is."""
+
+    def __init__(self, inner: DatasetIterator[Any], peers: Alone) -> None:
+        self._inner = inner
+        self._peers = peers
+
+    def __next__(self) -> Any:
+        return self._noted(next(self._inner))
+
+    def get_next(self) -> Any:
+        """Like `next`, but raises OutOfRangeError at the end."""
+        return self._noted(self._inner.get_next())
+
+    def _noted(self, batch: Any) -> Any:
+        self._peers.rows = (_num_rows(flatten(batch)[0]),)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

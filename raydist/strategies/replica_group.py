@@ -63,11 +63,16 @@ class ReplicaGroup:
         """Form a new generation of all replicas; what failed before is forgotten. Dispatched steps are given up."""
         if self._dead is not None:
             raise self._dead
-        self._under_way.clear()
+        self._give_up_dispatched()
         self._generation += 1
         refs = [self._actors.call(setup.rank, "join", self._membership(setup)) for setup in self._setups]
         self._wait(refs, self._timeouts.start_s, "joining the group", "Timeouts.start_s")
         self._failed = False
+
+    def _give_up_dispatched(self) -> None:
+        """Forget steps that nobody will wait for: they follow one that failed, and were refused."""
+        while self._under_way:
+            self._actors.discard(self._under_way.popleft()[1])
 
     def _membership(self, setup: ReplicaSetup) -> Membership:
         return self._store.membership(
@@ -106,13 +111,15 @@ class ReplicaGroup:
         return self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s")
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
-        """A method of one replica's runner, after all dispatched steps; waits for its value."""
+        """A method of one replica's runner, after all dispatched steps; waits for its value, raises an error of theirs."""
+        self.wait()
         refs = [self._actors.call(rank, method, *args)]
         names = [self._actors.names[rank]]
         return self._wait(refs, self._timeouts.step_s, method, "Timeouts.step_s", names=names)[0]
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """A method of every replica's runner, after all dispatched steps; waits for the values."""
+        """A method of every replica's runner, after all dispatched steps; waits for the values, raises their errors."""
+        self.wait()
         refs = [self._actors.call(setup.rank, method, *args) for setup in self._setups]
         return self._wait(refs, self._timeouts.step_s, method, "Timeouts.step_s")
 
@@ -147,7 +154,7 @@ class ReplicaGroup:
         if gently and self._dead is None and not self._failed:
             refs = [self._actors.call(setup.rank, "close") for setup in self._setups]
             _ignore_errors(lambda: self._wait(refs, self._timeouts.close_s, "closing", "Timeouts.close_s"))
-        self._under_way.clear()
+        self._give_up_dispatched()
         self._actors.kill()
         self._store.close()
 

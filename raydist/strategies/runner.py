@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, final
+from typing import Any, Literal, NoReturn, final
 
 import torch
 
@@ -69,7 +69,11 @@ class ReplicaRunner:
 
     def step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
-        peers = self._require_ready(header)
+        peers = self._peers
+        if peers is None:
+            raise FailedPreconditionError("raydist bug: a replica must join its group before the first step.")
+        if self._failed_step is not None or header.generation != self._generation:
+            self._refuse(header)
         try:
             return self._run(header, objects, peers)
         except BaseException as error:
@@ -78,14 +82,12 @@ class ReplicaRunner:
             error.add_note(f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
             raise
 
-    def _require_ready(self, header: StepHeader) -> Connected:
-        if self._peers is None:
-            raise FailedPreconditionError("raydist bug: a replica must join its group before the first step.")
-        if self._failed_step is not None or header.generation != self._generation:
-            raise CancelledError(
-                f"Step {header.step} was given up on replica {self._setup.rank}, because step {self._failed_step} failed."
-            )
-        return self._peers
+    def _refuse(self, header: StepHeader) -> NoReturn:
+        # What the shipment brings is applied all the same: the driver will not send it again.
+        self._mirror.apply(header.shipment, [None] * len(header.sources))
+        raise CancelledError(
+            f"Step {header.step} was given up on replica {self._setup.rank}, because step {self._failed_step} failed."
+        )
 
     def _run(self, header: StepHeader, objects: Sequence[Leaves], peers: Connected) -> StepResult:
         self._reseed(header.seed)

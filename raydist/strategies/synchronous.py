@@ -14,8 +14,9 @@ from typing import Any, final
 
 import torch
 
+from raydist.actors.input_host import InputHost
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import DistributedDataset
+from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.strategies.base import Strategy, ValueContext, require_dataset
 from raydist.strategies.dispatch import StepPlan, address_parts, batch_rows
@@ -41,14 +42,13 @@ class SynchronousStrategy(Strategy):
         self._started = False
         self._mirror = MirrorDriver(self._name, _Link(self))
         self._memory = StructureMemory()
-        self._open_inputs: list[Any] = []
+        self._input_host: InputHost | None = None
         self._next_step = 0
 
     @abstractmethod
     def _make_plan(self) -> LaunchPlan:
         """Where the replicas run. Called once; may start or join Ray."""
 
-    @final
     def _plan(self) -> LaunchPlan:
         if self._launch_plan is None:
             self._launch_plan = self._make_plan()
@@ -135,17 +135,29 @@ class SynchronousStrategy(Strategy):
         return nest
 
     @final
-    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+    def _input_side(self) -> InputSide:
         self._require_open("distribute a dataset")
+        plan = self._plan()
+        if self._input_host is None:
+            self._input_host = InputHost(
+                self._name, num_replicas=len(plan.setups), timeouts=self._timeouts, node_id=plan.node_id
+            )
+        return InputSide(self._input_host, len(plan.setups), self._timeouts, drain=self._drain)
+
+    def _drain(self) -> None:
+        if self._launched is not None:
+            self._launched.wait()
+
+    @final
+    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
         require_dataset(dataset)
-        return DistributedDataset(
-            dataset,
-            num_replicas=self.num_replicas_in_sync,
-            options=options or InputOptions(),
-            timeouts=self._timeouts,
-            node_id=self._plan().node_id,
-            on_open=self._open_inputs.append,
-        )
+        return distribute(dataset, self._input_side(), options or InputOptions())
+
+    @final
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        return distribute_from_function(dataset_fn, self._input_side(), options or InputOptions())
 
     @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -175,8 +187,8 @@ class SynchronousStrategy(Strategy):
         with contextlib.ExitStack() as stack:
             if self._launched is not None:
                 stack.callback(self._launched.close, gently=gently)
-            for iterator in self._open_inputs:
-                stack.callback(iterator.close)
+            if self._input_host is not None:
+                stack.callback(self._input_host.close)
 
 
 @final

@@ -1,0 +1,162 @@
+"""What happens when something dies: an error that names it, never a hang, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+
+@pytest.fixture
+def strategy(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
+    """A strategy of its own, for tests that break it."""
+    limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
+    made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+    yield made
+    made._abort()
+
+
+def pids(strategy: rd.MirroredStrategy) -> tuple[int, ...]:
+    return tuple(strategy.run(lambda: os.getpid()).values)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_replica_is_named(strategy: rd.MirroredStrategy, victim: int) -> None:
+    with strategy.scope():
+        model = nn.Linear(1, 1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.1)
+        loss = model(x).mean()
+        loss.backward()
+        return loss
+
+    x = strategy.distribute_values_from_function(lambda ctx: torch.ones(1, 1))
+    target = pids(strategy)[victim]
+    strategy.run(step, args=(x,))
+    os.kill(target, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(rd.UnavailableError, match=f"replica {victim} of mirrored-.* is gone while"):
+        for _ in range(50):
+            strategy.local_results(strategy.run(step, args=(x,)))
+    assert time.monotonic() - start < 30
+    with pytest.raises(rd.UnavailableError, match="is gone while"):
+        strategy.run(step, args=(x,))
+
+
+def test_a_stopped_replica_is_an_error_after_the_limit(strategy: rd.MirroredStrategy) -> None:
+    target = pids(strategy)[1]
+
+    def step() -> float:
+        total = rd.get_replica_context().all_reduce("SUM", 1.0)
+        return float(total)
+
+    assert strategy.run(step).values == (2.0, 2.0)
+    os.kill(target, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        with pytest.raises((rd.DeadlineExceededError, rd.UnavailableError)):
+            strategy.local_results(strategy.run(step))
+        assert time.monotonic() - start < 30
+    finally:
+        os.kill(target, signal.SIGCONT)
+
+
+PROGRAM = """
+import os, sys, time
+import ray, torch
+import raydist as rd
+
+def step(x):
+    time.sleep(0.05)
+    loss = model(x).mean()
+    loss.backward()
+    if ending == "exception":
+        raise ValueError("the step's own error")
+    return loss
+
+ending = sys.argv[1]
+strategy = rd.MirroredStrategy(2)
+with strategy:
+    with strategy.scope():
+        model = torch.nn.Linear(1, 1)
+    dataset = rd.Dataset.range(10**6).map(lambda x: torch.ones(1)).batch(4)
+    print("session", ray._private.worker.global_worker.node.get_session_dir_path(), flush=True)
+    pids = strategy.run(lambda: os.getpid()).values
+    for number, batch in enumerate(strategy.distribute_dataset(dataset)):
+        strategy.run(step, args=(batch,))
+        if number == 3:
+            print("training", *pids, flush=True)
+        if number == 6 and ending == "close":
+            break
+print("closed", len([a for a in ray.util.list_named_actors()]), len(ray.util.placement_group_table()), flush=True)
+"""
+
+
+def start(ending: str) -> tuple[subprocess.Popen[str], str, set[int]]:
+    """The program, once it trains; its Ray session and the ids of its replicas' processes."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, ending],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
+    )
+    session = ""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        words = line.split()
+        if words[:1] == ["session"]:
+            session = Path(words[1]).name
+        if words[:1] == ["training"] or "own error" in line:
+            return process, session, {int(word) for word in words[1:] if word.isdigit()}
+    raise AssertionError("".join(lines))
+
+
+def left_over(session: str, replicas: set[int]) -> list[str]:
+    """Processes of the session, and its replicas, that still run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z" and (session in command or int(entry.name) in replicas):
+            found.append(f"{entry.name} {command[:80]}")
+    return found
+
+
+@pytest.mark.parametrize("ending", ["close", "exception", "interrupt", "kill"])
+def test_nothing_is_left(ending: str) -> None:
+    shared_before = set(Path("/dev/shm").iterdir())
+    process, session, replicas = start(ending)
+    try:
+        if ending == "interrupt":
+            process.send_signal(signal.SIGINT)
+        if ending == "kill":
+            process.kill()
+        output = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    expected = {"close": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[ending]
+    assert process.returncode in (expected, 1 if ending == "interrupt" else expected), output
+    if ending == "close":
+        assert "closed 0 " in output
+    end = time.monotonic() + 10
+    while left_over(session, replicas) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left_over(session, replicas) == []
+    assert {path for path in set(Path("/dev/shm").iterdir()) - shared_before if "raydist" in path.name} == set()

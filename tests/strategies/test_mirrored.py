@@ -1,0 +1,269 @@
+"""What `strategy.run` promises, on real replicas."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+def rows(strategy: rd.Strategy, values: list[list[float]]) -> rd.PerReplica:
+    made = strategy.distribute_values_from_function(
+        lambda ctx: torch.tensor(values[ctx.replica_id_in_sync_group], dtype=torch.float64)
+    )
+    assert isinstance(made, rd.PerReplica)
+    return made
+
+
+def test_arguments_are_split_or_sent_to_all(two: rd.MirroredStrategy) -> None:
+    def step(mine: torch.Tensor, common: int, *, named: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+        return mine + named, common, rd.get_replica_context().replica_id_in_sync_group
+
+    mine = rows(two, [[1.0], [2.0]])
+    total, common, rank = two.run(step, args=(mine, 7), kwargs={"named": torch.tensor(10.0)})
+    assert [value.tolist() for value in total.values] == [[11.0], [12.0]]
+    assert common.values == (7, 7)
+    assert rank.values == (0, 1)
+
+
+def test_nests_come_back_as_nests_and_none_as_none(two: rd.MirroredStrategy) -> None:
+    def step() -> dict[str, Any]:
+        return {"a": (1, None), "b": "text"}
+
+    result = two.run(step)
+    assert result["a"][0].values == (1, 1)
+    assert result["a"][1] is None
+    assert two.local_results(result["b"]) == ("text", "text")
+    assert two.run(lambda: None) is None
+
+
+def test_results_of_one_step_feed_the_next_without_the_driver(two: rd.MirroredStrategy) -> None:
+    first = two.run(lambda x: x * 2, args=(rows(two, [[1.0], [2.0]]),))
+    second = two.run(lambda x, y: x + y, args=(first, first))
+    assert two.gather(second, 0).tolist() == [4.0, 8.0]
+
+
+def test_dispatch_does_not_wait(two: rd.MirroredStrategy) -> None:
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.4)
+        return x
+
+    x = rows(two, [[1.0], [2.0]])
+    two.run(slow, args=(x,))  # the first call waits, to learn what nest comes back
+    start = time.monotonic()
+    results = [two.run(slow, args=(x,)) for _ in range(3)]
+    dispatched = time.monotonic() - start
+    values = [two.reduce("SUM", result, axis=0).item() for result in results]
+    assert dispatched < 0.8 < time.monotonic() - start
+    assert values == [3.0, 3.0, 3.0]
+
+
+def test_gradients_are_global_when_backward_returns(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        (weight * x).mean().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    data = rd.Dataset.from_tensor_slices(np.array([1.0, 2.0, 6.0])).batch(3)
+    for batch in two.distribute_dataset(data):
+        grads = two.run(step, args=(batch,))
+        assert [grad.item() for grad in grads.values] == [3.0, 3.0]
+    plain = two.run(step, args=(rows(two, [[1.0, 2.0], [6.0]]),))
+    assert plain.values[0].item() == (1.5 + 6.0) / 2
+
+
+def test_sum_adds_gradients(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        ctx = rd.get_replica_context()
+        denominator = ctx.all_reduce(rd.ReduceOp.SUM, len(x))
+        ((weight * x).sum() / denominator).backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    options = rd.RunOptions(gradient_reduce_op=rd.ReduceOp.SUM)
+    grads = two.run(step, args=(rows(two, [[1.0, 2.0], [6.0]]),), options=options)
+    assert [grad.item() for grad in grads.values] == [3.0, 3.0]
+
+
+def test_collectives_in_a_step(two: rd.MirroredStrategy) -> None:
+    def step(x: torch.Tensor) -> dict[str, Any]:
+        ctx = rd.get_replica_context()
+        rank = ctx.replica_id_in_sync_group
+        return {
+            "sum": ctx.all_reduce("SUM", {"x": x.sum()})["x"],
+            "mean": ctx.all_reduce("MEAN", rank),
+            "all": ctx.all_gather(x, 0),
+            "merged": ctx.merge_call(lambda strategy, r: strategy.reduce("SUM", r), args=(rank,)),
+            "count": ctx.num_replicas_in_sync,
+            "strategy": ctx.strategy.num_replicas_in_sync,
+        }
+
+    result = two.run(step, args=(rows(two, [[1.0, 2.0], [4.0]]),))
+    assert [v.item() for v in result["sum"].values] == [7.0, 7.0]
+    assert [v.item() for v in result["mean"].values] == [0.5, 0.5]
+    assert [v.tolist() for v in result["all"].values] == [[1.0, 2.0, 4.0]] * 2
+    assert [v.item() for v in result["merged"].values] == [1, 1]
+    assert result["count"].values == result["strategy"].values == (2, 2)
+
+
+def test_replicas_follow_the_drivers_seed_on_streams_of_their_own(two: rd.MirroredStrategy) -> None:
+    def draw() -> torch.Tensor:
+        value = torch.rand(3)
+        return value
+
+    torch.manual_seed(5)
+    first = two.run(draw).values
+    torch.manual_seed(6)
+    two.run(draw)
+    torch.manual_seed(5)
+    again = two.run(draw).values
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], first[1])
+
+
+def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+
+    def step(x: torch.Tensor, fails_on: int) -> torch.Tensor:
+        ctx = rd.get_replica_context()
+        if ctx.replica_id_in_sync_group == fails_on:
+            raise KeyError("my own error")
+        return ctx.all_reduce("SUM", model(x.float().view(-1, 1)).sum())
+
+    x = rows(two, [[1.0], [2.0]])
+    for fails_on in (0, 1):
+        with pytest.raises(KeyError, match="my own error") as caught:
+            two.run(step, args=(x, fails_on))
+        assert f"on replica {fails_on}" in "".join(caught.value.__notes__)
+        values = two.run(step, args=(x, -1)).values
+        assert values[0] == values[1]
+
+
+def test_an_error_of_a_dispatched_step_comes_with_the_next_synchronising_call(two: rd.MirroredStrategy) -> None:
+    def step(fail: bool) -> int:
+        assert not fail, "asked to fail"
+        return 1
+
+    two.run(step, args=(False,))
+    result = two.run(step, args=(True,))
+    with pytest.raises(AssertionError, match="asked to fail"):
+        two.local_results(result)
+    assert two.run(step, args=(False,)).values == (1, 1)
+
+
+def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
+    lock = threading.Lock()
+
+    def step() -> bool:
+        return lock.locked()
+
+    with pytest.raises((TypeError, rd.FailedPreconditionError), match="lock"):
+        two.run(step)
+    with pytest.raises(rd.SpecError, match="got lock"):
+        two.run(lambda: threading.Lock())
+
+
+def test_loops_inside_the_replicas(two: rd.MirroredStrategy) -> None:
+    dataset = rd.Dataset.range(10).batch(4)
+
+    def loop(iterator: Any) -> tuple[list[list[int]], list[int | None]]:
+        seen, counts = [], []
+        for batch in iterator:
+            seen.append(batch.tolist())
+            counts.append(rd.get_replica_context().num_rows)
+        return [seen], [counts]
+
+    seen, counts = two.run(loop, args=(iter(two.distribute_dataset(dataset)),))
+    assert seen.values == ([[[0, 1], [4, 5], [8]]], [[[2, 3], [6, 7], [9]]])
+    assert counts.values == ([[2, 2, 1]], [[2, 2, 1]])
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_batch_in_both_contexts(num_replicas: int, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(num_replicas)
+    data = rd.Dataset.from_tensor_slices((np.arange(4), np.arange(4) * 10)).batch(4)
+    (batch,) = strategy.distribute_dataset(data)
+    numbers, tens = batch
+    pieces = {1: [[0, 1, 2, 3]], 3: [[0, 1], [2, 3], []]}[num_replicas]
+    assert [value.tolist() for value in strategy.local_results(numbers)] == pieces
+    out = strategy.run(lambda n, t: (n * 10 == t).all(), args=(numbers, tens))
+    assert bool(strategy.reduce("MEAN", out).item() == 1)
+
+
+def test_a_replica_without_rows_counts_nothing(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(3)
+    with strategy.scope():
+        model = nn.BatchNorm1d(1, momentum=1.0)
+        weight = nn.Parameter(torch.ones(1))
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, int | None, int]:
+        y = model(x.view(-1, 1))
+        weight.grad = None
+        (weight * y + x.view(-1, 1)).mean().backward()
+        ctx = rd.get_replica_context()
+        return x, ctx.num_rows, len(x)
+
+    data = rd.Dataset.from_tensor_slices(np.array([1.0, 3.0, 5.0, 9.0], dtype=np.float32)).batch(4)
+    (batch,) = strategy.distribute_dataset(data)
+    x, num_rows, _ = strategy.run(step, args=(batch,))
+    assert strategy.gather(x).tolist() == [1.0, 3.0, 5.0, 9.0]
+    assert num_rows.values == (2, 2)
+    buffers = strategy.run(lambda: model.running_mean.item()).values  # type: ignore[union-attr, operator]
+    assert buffers == (2.0, 7.0, 2.0)
+    (batch,) = strategy.distribute_dataset(data)
+    zero = strategy.run(lambda b: len(b), args=(batch,), options=rd.RunOptions(empty_batch="zero_rows"))
+    assert zero.values == (2, 2, 0)
+
+
+def test_the_older_spellings_work(two: rd.MirroredStrategy) -> None:
+    dataset = two.experimental_make_numpy_dataset(np.arange(4)).batch(2)
+    (first, _) = two.experimental_distribute_dataset(dataset)
+    assert two.experimental_local_results(two.experimental_run_v2(lambda x: x.sum(), args=(first,))) == (0, 1)
+
+
+def test_nothing_runs_after_close() -> None:
+    strategy = rd.MirroredStrategy(2)
+    strategy.close()
+    strategy.close()
+    with pytest.raises(rd.FailedPreconditionError, match="is closed and can't run a step"):
+        strategy.run(lambda: None)
+    with pytest.raises(rd.FailedPreconditionError, match="is closed and can't distribute"):
+        strategy.distribute_dataset(rd.Dataset.range(3).batch(1))
+
+
+@pytest.mark.parametrize("bad", ["quantum:0", ["cpu", "cuda:0"], 0, []])
+def test_bad_devices_fail_before_anything_starts(bad: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="got"):
+        rd.MirroredStrategy(bad)
+
+
+def test_more_replicas_than_fit(ray_cluster: None) -> None:
+    strategy = rd.MirroredStrategy(64, timeouts=rd.Timeouts(start_s=1.0))
+    with pytest.raises(rd.DeadlineExceededError, match=r"could not place 64 replicas within 1 s. Asked: 64 x .*CPU.*free"):
+        strategy.scope().__enter__()
+    strategy.close()
+
+
+def test_only_datasets_can_be_distributed(two: rd.MirroredStrategy) -> None:
+    with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
+        two.distribute_dataset([1, 2, 3])  # type: ignore[arg-type]
