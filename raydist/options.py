@@ -97,7 +97,7 @@ class Options(SettingsGroup):
 
     Attributes:
         seed: Root of every random choice that has no seed of its own; None draws one when iteration starts.
-        deterministic: Keep the order of elements; False lets parallel operations deliver what is ready.
+        deterministic: False allows any order of elements. It is kept all the same: it is what makes a state exact.
         autotune: What raydist may use where it is left to choose: :class:`AutotuneOptions`.
         optimization: Which rewrites are on: :class:`OptimizationOptions`.
         threading: Threads of an iterator: :class:`ThreadingOptions`.

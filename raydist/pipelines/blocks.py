@@ -28,8 +28,8 @@ class Block:
     """Consecutive elements, column by column.
 
     A column that something else may read as well (a user's array, a mapped file) is marked read-only, `writeable`
-    False; a writable one belongs to the block. Whoever hands elements out copies read-only ones, so that a user may work
-    in place.
+    False; a writable one belongs to the block. Whoever hands elements out copies read-only ones, so that a user may
+    work in place.
 
     Attributes:
         structure: The nest of one element.

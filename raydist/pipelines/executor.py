@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from raydist.errors import SpecError
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.op import ElementError, Item, Kernel
 
@@ -39,26 +40,57 @@ class StageResult:
     Attributes:
         items: Elements and errors in order.
         inputs: Items that entered each kernel.
+        signatures: Structure and dtypes of what each kernel made; "" where it made nothing.
     """
 
     items: tuple[Item, ...]
     inputs: tuple[int, ...]
+    signatures: tuple[str, ...]
 
 
-def run_stage(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
+def run_stage(
+    spec: StageSpec, block: Block, starts: tuple[int, ...], signatures: tuple[str, ...] | None = None
+) -> StageResult:
     """Run the kernels of `spec` on `block`, one after the other.
 
     Args:
         spec: The stage.
         block: Consecutive elements.
         starts: For each kernel, the index of the first item that it gets here.
+        signatures: For each kernel, what its results must be, "" for anything; None to take each one's first result as
+            the measure. Other elements become errors.
     """
     items: Sequence[Item] = (block,)
-    inputs = []
+    inputs, found = [], []
     for number, (kernel, start) in enumerate(zip(spec.kernels, starts, strict=True)):
         items, entered = _run_kernel(kernel, number, items, start)
+        signature = (signatures[number] if signatures else "") or _first_signature(items)
+        items = _reject_others(items, signature, kernel.label)
         inputs.append(entered)
-    return StageResult(tuple(items), tuple(inputs))
+        found.append(signature)
+    return StageResult(tuple(items), tuple(inputs), tuple(found))
+
+
+def _first_signature(items: Sequence[Item]) -> str:
+    return next((item.signature for item in items if isinstance(item, Block)), "")
+
+
+def _reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence[Item]:
+    """Errors in the place of elements of another structure or dtype."""
+    if len(items) == 1 and isinstance(items[0], Block) and items[0].signature == signature:
+        return items
+    kept: list[Item] = []
+    for item in items:
+        if isinstance(item, ElementError) or item.signature == signature:
+            kept.append(item)
+        else:
+            kept.extend(_rejected(item, signature, label))
+    return kept
+
+
+def _rejected(block: Block, signature: str, label: str) -> list[Item]:
+    message = f"All elements must have one structure and dtype: {label} gave {signature}, and now {block.signature}."
+    return [ElementError(SpecError(message)) for _ in range(block.num_rows)]
 
 
 def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) -> tuple[list[Item], int]:
@@ -77,10 +109,6 @@ def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) 
 
 class Pending(ABC):
     """The coming result of one submitted block."""
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether :meth:`result` returns without waiting."""
 
     @abstractmethod
     def result(self) -> StageResult:
@@ -109,9 +137,6 @@ class Executor(ABC):
 @dataclass(frozen=True, slots=True)
 class _Ready(Pending):
     value: StageResult
-
-    def done(self) -> bool:
-        return True
 
     def result(self) -> StageResult:
         return self.value

@@ -34,7 +34,6 @@ def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
 def _place(op: DatasetOp) -> str:
     if not isinstance(op, ElementwiseOp):
         return "in the consumer's process"
-    parallelism = op.schedule.parallelism
-    if parallelism is None:
+    if op.parallelism is None:
         return "on the iterator's executor"
-    return "in the consumer's thread" if parallelism == 1 else f"on up to {parallelism} threads or workers"
+    return "in the consumer's thread" if op.parallelism == 1 else f"on up to {op.parallelism} threads or workers"

@@ -10,7 +10,7 @@ from raydist.options import Options
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.demand import Demand
 from raydist.pipelines.executor import Executor
-from raydist.pipelines.op import DatasetOp, OpIterator, State
+from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, OpIterator, State
 from raydist.pipelines.placement import open_executor
 from raydist.pipelines.plan import Plan, make_plan, start
 
@@ -89,9 +89,12 @@ class DatasetIterator(Generic[T]):
         self._executor: Executor | None = None
         self._source: OpIterator | None = None
         self._demand = Demand()
+        self._resume_at: State | None = None  # where the engine goes on when it is opened again
+        self._to_skip = 0  # elements behind that which were handed out before
         self._border: State = {}  # the engine's state before `_rows`
         self._rows: Sequence[T] = _NO_ROWS
         self._at = 0
+        self._ended = False
         self._closed = False
 
     def __iter__(self) -> Self:
@@ -106,12 +109,36 @@ class DatasetIterator(Generic[T]):
         return self._rows[at]
 
     def _refill(self) -> None:
-        source = self._open()
-        border = source.state_dict()
         self._rows, self._at = _NO_ROWS, 0
-        block = self._demand.read(source, 1 << 62)
-        self._border = border
+        block = self._read(1 << 62)
+        while self._to_skip:
+            skipped = min(self._to_skip, block.num_rows)
+            self._to_skip -= skipped
+            self._at += skipped
+            if skipped == block.num_rows:
+                self._at = 0
+                block = self._read(1 << 62)
         self._rows = self._convert(block)
+
+    def _read(self, limit: int) -> Block:
+        """The next block of the engine, and its state before that."""
+        if self._ended:
+            raise StopIteration
+        source = self._open()
+        self._border = source.state_dict()
+        try:
+            return self._demand.read(source, limit)
+        except StopIteration:
+            self._ended = True
+            self._suspend(source.state_dict())
+            raise
+        except Exception as error:
+            if isinstance(error, MACHINERY_ERRORS):
+                self._suspend(self._border)  # no element is lost: the next call tries again from here
+            raise
+        except BaseException:  # Ctrl-C in a user's function: as above
+            self._suspend(self._border)
+            raise
 
     def _open(self) -> OpIterator:
         if self._closed:
@@ -119,7 +146,20 @@ class DatasetIterator(Generic[T]):
         if self._source is None:
             self._executor = self._make_executor(self._options)
             self._source = start(self._plan, seed=self._seed, epoch=self._epoch, executor=self._executor)
+            if self._resume_at is not None:
+                self._source.load_state_dict(self._resume_at)
+                self._resume_at = None
         return self._source
+
+    def _suspend(self, state: State | None) -> None:
+        """Close the engine; what comes next opens it again at `state`."""
+        self._resume_at = state
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
 
     def get_next(self) -> T:
         """The next element.
@@ -147,16 +187,22 @@ class DatasetIterator(Generic[T]):
 
     def state_dict(self) -> State:
         """JSON-able state after the last element handed out, at most 10 KB."""
-        source = self._open()
-        left = self._at < len(self._rows)
+        at, skip = self._position()
         return {
             "version": _STATE_VERSION,
             "pipeline": self._plan.fingerprint,
             "seed": self._seed,
             "epoch": self._epoch,
-            "at": self._border if left else source.state_dict(),
-            "skip": self._at if left else 0,
+            "at": at,
+            "skip": skip,
         }
+
+    def _position(self) -> tuple[State, int]:
+        if self._at < len(self._rows):
+            return self._border, self._at
+        if self._resume_at is not None:
+            return self._resume_at, self._to_skip
+        return self._open().state_dict(), self._to_skip
 
     def load_state_dict(self, state: State) -> None:
         """Go on after the element that `state` was saved behind.
@@ -171,19 +217,12 @@ class DatasetIterator(Generic[T]):
                 f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
             )
         self.close()
-        self._closed = False
+        self._closed = self._ended = False
         self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
-        self._open().load_state_dict(state["at"])
-        for _ in range(int(state["skip"])):
-            next(self)
+        self._resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
 
     def close(self) -> None:
         """Stop threads. Further elements are a FailedPreconditionError."""
         self._closed = True
         self._rows, self._at = _NO_ROWS, 0
-        if self._source is not None:
-            self._source.close()
-            self._source = None
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+        self._suspend(None)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
+from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.seeds import RandomKey
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.executor import Executor
 
 __all__ = [
+    "MACHINERY_ERRORS",
     "DatasetOp",
     "ElementError",
     "ElementwiseOp",
@@ -32,9 +34,11 @@ __all__ = [
     "OpIterator",
     "Placement",
     "RandomAccess",
-    "Schedule",
     "State",
 ]
+
+MACHINERY_ERRORS = (UnavailableError, DeadlineExceededError, CancelledError)
+"""Errors of what runs a pipeline, not of an element: they end the iteration, and no element takes their place."""
 
 State = dict[str, Any]
 """State of an iterator: JSON-able, small (integers and the states of its inputs)."""
@@ -184,20 +188,6 @@ class Kernel(ABC):
         """
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How parallel an elementwise operation may run.
-
-    Attributes:
-        parallelism: Calls at a time; None lets the executor choose; 1 means in order, in one thread.
-        deterministic: Keep the order; None for what the options say.
-    """
-
-    parallelism: int | None = None
-    deterministic: bool | None = None
-
-
 class ElementwiseOp(DatasetOp):
     """An operation that works element by element (or block by block) and can therefore run anywhere, in parallel."""
 
@@ -208,9 +198,12 @@ class ElementwiseOp(DatasetOp):
         """The work on one block."""
 
     @property
-    def schedule(self) -> Schedule:
-        """How parallel the work may be. Neighbours are fused into one stage only if theirs are equal."""
-        return Schedule()
+    def parallelism(self) -> int | None:
+        """Calls at a time; None lets the executor choose; 1 means in order, in one thread.
+
+        Neighbours are fused into one stage only if theirs are equal.
+        """
+        return None
 
     @final
     def make_iterator(self, ctx: IterContext) -> OpIterator:

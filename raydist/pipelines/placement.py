@@ -22,7 +22,7 @@ def local_executor(options: Options) -> Executor:
 
 
 def open_executor(options: Options) -> Executor:
-    """The executor for a plain iterator: a pool of `num_input_workers` actors, or this process. The caller closes it."""
+    """The executor of a plain iterator: a pool of `num_input_workers` actors, or this process. The caller closes it."""
     if options.num_input_workers == 0:
         return local_executor(options)
     module, _, name = _MAKERS["actors"].partition(":")

@@ -125,7 +125,7 @@ def fuse(chain: Sequence[ElementwiseOp], ctx: IterContext) -> list[list[tuple[El
 
 
 def _joins(stage: Sequence[tuple[ElementwiseOp, Kernel]], op: ElementwiseOp, kernel: Kernel, options: Options) -> bool:
-    if stage[-1][0].schedule != op.schedule:
+    if stage[-1][0].parallelism != op.parallelism:
         return False
     if not all(_may_fuse(part, options) for part in (stage[-1][1], kernel)):
         return False
@@ -143,7 +143,7 @@ def _stage_iterator(
 ) -> StageIterator:
     names = "+".join(ctx.operation_names[id(op)] for op, _ in stage)
     spec = StageSpec(f"{names}@{'.'.join(map(str, ctx.epoch))}", tuple(kernel for _, kernel in stage))
-    parallelism = stage[0][0].schedule.parallelism
+    parallelism = stage[0][0].parallelism
     executor = _executor(parallelism, ctx)
     window = executor.window if parallelism is None else min(parallelism, executor.window)
     return StageIterator(source, spec, executor, window=window, owned=executor is not ctx.executor)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import ElementError, Item, OpIterator, State
+from raydist.pipelines.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
 
 __all__ = ["Outbox", "count_items", "drop_items", "keep_items", "read_items"]
 
@@ -52,6 +52,8 @@ def read_items(source: OpIterator, count: int) -> list[Item]:
             block = source.next_block(count)
         except StopIteration:
             break
+        except MACHINERY_ERRORS:
+            raise
         except Exception as error:  # the error of one element: it takes that element's place
             items.append(ElementError(error))
             count -= 1

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.pipelines.blocks import Block
-from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec
-from raydist.pipelines.op import ElementError, Item, OpIterator, State
+from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec, run_stage
+from raydist.pipelines.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
 from raydist.pipelines.resume import Outbox
 
 __all__ = ["StageIterator"]
@@ -22,10 +22,20 @@ _MAX_BYTES = 8 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """One submitted block (or one error of the input), and the input's state behind it."""
+    """One submitted block, and the input's state behind it."""
 
-    work: Pending | ElementError
-    assumed_starts: tuple[int, ...]
+    block: Block
+    work: Pending
+    starts: tuple[int, ...]
+    input_state: State
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """An error of the input, on its way between the blocks."""
+
+    error: ElementError
     input_state: State
 
 
@@ -42,8 +52,9 @@ class StageIterator(OpIterator):
         self._executor = executor
         self._window = window
         self._owned = owned
-        self._flights: deque[_Flight] = deque()
-        self._submit_starts = self._starts = (0,) * len(spec.kernels)
+        self._flights: deque[_Flight | _Passing] = deque()
+        self._next_starts = self._starts = (0,) * len(spec.kernels)
+        self._signatures = ("",) * len(spec.kernels)  # what each kernel made first: all else is an error
         self._rows = _FIRST_ROWS
         self._ended = False
         self._outbox: Outbox | None = None
@@ -54,7 +65,8 @@ class StageIterator(OpIterator):
             self._submit(limit)
             if not self._flights:
                 raise StopIteration
-            self._receive(outbox, self._flights.popleft())
+            self._receive(outbox, self._flights[0])
+            self._flights.popleft()
         return outbox.take(limit)
 
     def _open_outbox(self) -> Outbox:
@@ -63,7 +75,7 @@ class StageIterator(OpIterator):
         return self._outbox
 
     def _border(self, input_state: State) -> State:
-        return {"input": input_state, "starts": list(self._starts)}
+        return {"input": input_state, "starts": list(self._starts), "signatures": list(self._signatures)}
 
     def _submit(self, limit: int) -> None:
         rows = max(1, min(-(-limit // self._window), self._rows))
@@ -72,33 +84,48 @@ class StageIterator(OpIterator):
                 block = self._source.next_block(rows)
             except StopIteration:
                 self._ended = True
+            except MACHINERY_ERRORS:
+                raise
             except Exception as error:  # of one element of the input: it passes by, at its place
-                self._enqueue(ElementError(error), 1)
+                self._flights.append(_Passing(ElementError(error), self._source.state_dict()))
+                self._shift(1)
             else:
-                self._enqueue(self._executor.submit(self._spec, block, self._submit_starts), block.num_rows)
+                work = self._executor.submit(self._spec, block, self._next_starts)
+                self._flights.append(_Flight(block, work, self._next_starts, self._source.state_dict()))
+                self._shift(block.num_rows)
 
-    def _enqueue(self, work: Pending | ElementError, size: int) -> None:
-        self._flights.append(_Flight(work, self._submit_starts, self._source.state_dict()))
-        self._submit_starts = tuple(start + size for start in self._submit_starts)
+    def _shift(self, count: int) -> None:
+        """The index of the next element is known for kernels before a filter, and assumed for those behind it."""
+        self._next_starts = tuple(start + count for start in self._next_starts)
 
-    def _receive(self, outbox: Outbox, flight: _Flight) -> None:
-        if isinstance(flight.work, ElementError):
-            items: Sequence[Item] = (flight.work,)
-            self._starts = tuple(start + 1 for start in self._starts)
+    def _receive(self, outbox: Outbox, flight: _Flight | _Passing) -> None:
+        items: Sequence[Item]
+        if isinstance(flight, _Passing):
+            items, entered = (flight.error,), (1,) * len(self._starts)
         else:
-            result = flight.work.result()
-            items = self._explain_errors(result, flight.assumed_starts)
-            self._starts = tuple(s + n for s, n in zip(self._starts, result.inputs, strict=True))
+            result = self._checked(flight)
+            self._explain_errors(result.items, flight.starts)
             self._watch_size(result)
+            items, entered = result.items, result.inputs
+        self._starts = tuple(start + count for start, count in zip(self._starts, entered, strict=True))
         outbox.put(items, self._border(flight.input_state))
 
-    def _explain_errors(self, result: StageResult, assumed: tuple[int, ...]) -> Sequence[Item]:
+    def _checked(self, flight: _Flight) -> StageResult:
+        """The result; made again where it begins with another structure or dtype than the blocks before it."""
+        result = flight.work.result()
+        pairs = zip(self._signatures, result.signatures, strict=True)
+        if any(mine and theirs and mine != theirs for mine, theirs in pairs):
+            result = run_stage(self._spec, flight.block, flight.starts, self._signatures)
+        pairs = zip(self._signatures, result.signatures, strict=True)
+        self._signatures = tuple(mine or theirs for mine, theirs in pairs)
+        return result
+
+    def _explain_errors(self, items: Sequence[Item], assumed: tuple[int, ...]) -> None:
         """Add what only the stage knows: the index of an element behind a filter."""
-        for item in result.items:
+        for item in items:
             if isinstance(item, ElementError) and item.index is not None:
                 index = item.index - assumed[item.kernel] + self._starts[item.kernel]
                 item.error.add_note(f"In {self._spec.kernels[item.kernel].label}, element {index} of its input.")
-        return result.items
 
     def _watch_size(self, result: StageResult) -> None:
         sizes = [item.num_bytes // item.num_rows for item in result.items if isinstance(item, Block) and item.num_rows]
@@ -111,7 +138,8 @@ class StageIterator(OpIterator):
     def load_state_dict(self, state: State) -> None:
         border = self._open_outbox().load_state_dict(state)
         self._source.load_state_dict(border["input"])
-        self._starts = self._submit_starts = tuple(border["starts"])
+        self._starts = self._next_starts = tuple(border["starts"])
+        self._signatures = tuple(border["signatures"])
 
     def close(self) -> None:
         self._flights.clear()

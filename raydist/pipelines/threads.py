@@ -39,9 +39,6 @@ class _Task(Pending):
         self._error = CancelledError(f"Stage {self._spec.name} was closed before this block was begun.")
         self._done.set()
 
-    def done(self) -> bool:
-        return self._done.is_set()
-
     def result(self) -> StageResult:
         if not self._done.wait(self._limit_s):
             raise DeadlineExceededError(

@@ -10,7 +10,7 @@ from typing import Any, final
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.functions import call_rows, describe, wants_rng
-from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel, Schedule
+from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
 from raydist.pipelines.outputs import DeclaredOutput
 from raydist.pipelines.probe import probe_spec
 from raydist.pipelines.rows import items_of_rows
@@ -37,7 +37,6 @@ class MapOp(ElementwiseOp):
     input: DatasetOp
     fn: Callable[..., Any]
     num_parallel_calls: int | None = None
-    deterministic: bool | None = None
     seed: int | None = None
     output: DeclaredOutput | None = None
 
@@ -51,8 +50,8 @@ class MapOp(ElementwiseOp):
         return (self.input,)
 
     @property
-    def schedule(self) -> Schedule:
-        return Schedule(parse_parallelism(self.num_parallel_calls), self.deterministic)
+    def parallelism(self) -> int | None:
+        return parse_parallelism(self.num_parallel_calls)
 
     @property
     def label(self) -> str:

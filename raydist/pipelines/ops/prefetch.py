@@ -12,7 +12,7 @@ from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.demand import Demand
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.resume import Outbox
 from raydist.values import AUTOTUNE
 
@@ -76,6 +76,7 @@ class _Buffer:
         self.stopped = False
         self.ended = False
         self._ready: deque[tuple[Item, State]] = deque()
+        self._failure: Exception | None = None
         self._elements = 0
         self._bytes = 0
         self._size = size
@@ -98,6 +99,11 @@ class _Buffer:
             self._bytes += _bytes(item)
             self.changed.notify_all()
 
+    def fail(self, error: Exception) -> None:
+        """End with an error that stands behind everything made so far."""
+        with self.changed:
+            self._failure = error
+
     def finish(self) -> None:
         with self.changed:
             self.ended = True
@@ -114,6 +120,8 @@ class _Buffer:
                     f"The next element must be made within {limit_s} s, and was not. What reads the input hangs."
                 )
             if not self._ready:
+                if self._failure is not None:
+                    raise self._failure
                 return None
             item, after = self._ready.popleft()
             self._elements -= _rows(item)
@@ -144,6 +152,9 @@ def _produce(buffer: _Buffer) -> None:
             try:
                 item: Item = demand.read(buffer.source, room)
             except StopIteration:
+                break
+            except MACHINERY_ERRORS as error:
+                buffer.fail(error)
                 break
             except Exception as error:  # of one element: handed out at its place
                 item = ElementError(error)

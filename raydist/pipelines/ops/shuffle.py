@@ -1,8 +1,9 @@
 """Dataset.shuffle: a buffer from which every output is drawn.
 
 The buffer of B slots is an index computation. Output t leaves slot r_t, a random number, and input B + t takes its
-place. So output t is the last input written to slot r_t: either one that entered in this very block (the last earlier output
-of the same slot tells which), or what the slot held before it. One stable sort of r finds both for a whole block.
+place. So output t is the last input written to slot r_t: either one that entered in this very block (the last earlier
+output of the same slot tells which), or what the slot held before it. One stable sort of r finds both for all of a
+block's outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, IterContext, OpIterator, State
 from raydist.pipelines.seeds import RandomKey, draw_seed
 from raydist.pipelines.slots import Slots
 from raydist.values import UNKNOWN_CARDINALITY
@@ -137,6 +138,8 @@ class _ShuffleIterator(OpIterator):
                 # What is left leaves in random order: generator 1 never meets the words that exchanges draw.
                 self._rest = self._key.generator(1).permutation(self._slots.count)
                 return None
+            except MACHINERY_ERRORS:
+                raise
             except Exception:
                 if self._known_errors == 0:
                     self._errors += 1

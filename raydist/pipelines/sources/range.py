@@ -38,8 +38,8 @@ class RangeOp(DatasetOp):
         if not 1 <= len(args) <= 3:
             raise InvalidArgumentError(f"range takes stop, or start, stop and step, got {len(args)} arguments.")
         bounds = (0, *args) if len(args) == 1 else tuple(args)
-        start, stop, *step = (int(bound) for bound in bounds)
-        return cls(start, stop, *step, dtype=dtype)
+        start, stop, step = (int(bound) for bound in (*bounds, 1)[:3])
+        return cls(start, stop, step, dtype)
 
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:
