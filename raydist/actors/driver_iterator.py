@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
+from raydist.actors.batch_iterator import BatchIterator
 from raydist.actors.place_reader import PlaceReader
 from raydist.actors.replica_iterator import ReplicaIterator
-from raydist.errors import FailedPreconditionError, OutOfRangeError
+from raydist.errors import FailedPreconditionError
 from raydist.nest import unflatten
 from raydist.values import Part, PerReplica
 
@@ -55,7 +56,7 @@ class BatchLeaf(PerReplica):
 
 
 @final
-class DistributedIterator(Iterator[Any]):
+class DistributedIterator(BatchIterator):
     """One pass over a distributed dataset, read by the driver, or by the replicas when it is passed to `strategy.run`.
 
     Nothing runs before the first batch is asked for. The pass ends with the data, with :meth:`close`, or when the
@@ -88,17 +89,8 @@ class DistributedIterator(Iterator[Any]):
         """Nest of TensorSpec of one replica's part of a batch."""
         return self._find_spec()
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Any:
-        """The next batch: a nest of :class:`BatchLeaf`. Waits up to `Timeouts.input_s`.
-
-        Raises:
-            StopIteration: The data has ended.
-            Exception: The error of the batch at this place, with its type; iteration goes on after it.
-            UnavailableError: The input pipeline or one of its workers is gone; names it.
-        """
+        """The next batch: a nest of :class:`BatchLeaf`. See `BatchIterator`."""
         place = self._last or self._read()
         self._state = place.state or self._state
         if place.last:
@@ -108,13 +100,6 @@ class DistributedIterator(Iterator[Any]):
         if place.batch is None:
             raise StopIteration
         return self._nest(place.batch)
-
-    def get_next(self) -> Any:
-        """Like `next`, but raises OutOfRangeError at the end (tf.data.Iterator.get_next)."""
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError("The distributed dataset has no further batch.") from None
 
     def _nest(self, batch: StepBatch) -> Any:
         link = self._require_link()

@@ -73,7 +73,7 @@ class InputHost:
                 max_restarts=0,
                 max_task_retries=0,
             )
-            .remote()
+            .remote(self._name)
         )
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ class InputJob:
         epoch: Which epoch this is.
         options: The pipeline's options.
         input_options: How it is distributed.
-        num_workers: Input workers; 0 works in the pipeline's own process.
         timeouts: Limits.
         state: Where to go on, from `DistributedIterator.state_dict`; None for the beginning.
     """
@@ -39,7 +38,6 @@ class InputJob:
     epoch: int
     options: Options
     input_options: InputOptions
-    num_workers: int
     timeouts: Timeouts
     state: State | None = None
 

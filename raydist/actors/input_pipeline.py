@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import ray
 
 from raydist.actors.batch_queues import Place
+from raydist.actors.pool_shelf import PoolShelf, SharedExecutor, choose_num_workers, num_cores
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.production import Poll, Production
 from raydist.errors import CancelledError, RaydistError
 from raydist.pipelines.iterator import DatasetIterator
+from raydist.pipelines.placement import local_executor
 from raydist.pipelines.steps import DealtElements, GlobalBatches, StepSource, elements
+from raydist.values import AUTOTUNE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from raydist.actors.batch_queues import Position
+    from raydist.actors.batches import BatchPiece
     from raydist.actors.input_job import InputJob
+    from raydist.actors.pool import ActorExecutor
+    from raydist.options import Options
+    from raydist.pipelines.executor import Executor
+    from raydist.pipelines.op import DatasetOp
 
 __all__ = ["InputPipeline"]
+
+_PATIENCE_S = 1.0  # how long a closed pass may finish what it does, before the workers it had are killed
 
 
 @final
 class InputPipeline:
-    """Runs inside an actor; one thread per pass, and Ray's threads for the calls below."""
+    """Runs inside an actor; one thread per pass, and Ray's threads for the calls below.
 
-    def __init__(self) -> None:
+    Args:
+        name: The actor's name, which its input workers' names begin with.
+        put: Stores a piece and returns its reference.
+    """
+
+    def __init__(self, name: str, put: Callable[[BatchPiece], Any] = ray.put) -> None:
+        self._name = name
+        self._put = put
         self._productions: dict[str, Production] = {}
+        self._pools: dict[str, ActorExecutor] = {}
+        self._shelf = PoolShelf()
 
     def open(self, key: str, job: InputJob) -> None:
         """Begin a pass. Its errors (a missing file, say) are those of the caller."""
+        ops = pickle.loads(job.ops)
         production = Production(
-            _step_source(job),
-            ray.put,
+            _step_source(job, ops, self._make_executor(key, job, ops)),
+            self._put,
             num_replicas=job.num_replicas,
             capacity=job.capacity,
             zero_copy=job.input_options.zero_copy,
@@ -40,6 +62,17 @@ class InputPipeline:
         )
         self._productions[key] = production
         production.start()
+
+    def _make_executor(self, key: str, job: InputJob, ops: Sequence[DatasetOp]) -> Callable[[Options], Executor]:
+        num_workers = job.input_options.num_input_workers
+        if num_workers == AUTOTUNE:
+            num_workers = choose_num_workers(ops, num_cores=num_cores(), num_replicas=job.num_replicas)
+        if num_workers == 0:
+            return local_executor
+        resources = job.input_options.resources_per_input_worker
+        pool = self._shelf.borrow(num_workers, name=self._name, resources=resources, timeouts=job.timeouts)
+        self._pools[key] = pool
+        return lambda options: SharedExecutor(pool)
 
     def _production(self, key: str) -> Production:
         try:
@@ -78,6 +111,10 @@ class InputPipeline:
         if production is None:
             return True
         production.close()
+        pool = self._pools.pop(key, None)
+        if pool is not None:
+            production.join(_PATIENCE_S)
+            self._shelf.give_back(pool, patience_s=_PATIENCE_S)
         return production.join(timeout_s)
 
     def open_passes(self) -> list[str]:
@@ -85,10 +122,12 @@ class InputPipeline:
         return list(self._productions)
 
 
-def _step_source(job: InputJob) -> StepSource:
+def _step_source(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:
     iterators = [
-        DatasetIterator(op, options=job.options, seed=job.seed, epoch=job.epoch, convert=elements)
-        for op in pickle.loads(job.ops)
+        DatasetIterator(
+            op, options=job.options, seed=job.seed, epoch=job.epoch, convert=elements, make_executor=make_executor
+        )
+        for op in ops
     ]
     source: StepSource
     if job.dealt:

@@ -15,12 +15,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.input_worker import InputWorker, unpack_result
+from raydist.cluster import connect
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
-from raydist.options import Timeouts
+from raydist.options import Options, Timeouts
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec
 
-__all__ = ["ActorExecutor"]
+__all__ = ["ActorExecutor", "open_pool"]
 
 _BLOCKS_PER_WORKER = 2  # one being worked on, one on its way
 _KEPT_SPECS = 64  # stages that a worker keeps; every pass of a `repeat` has its own
@@ -47,7 +48,7 @@ class _Worker:
             )
             .remote(name)
         )
-        self.ready = self.actor.hello.remote()
+        self.ready: Any = self.actor.hello.remote()
         self.under_way: deque[Any] = deque()
         self.digests: deque[bytes] = deque()
 
@@ -205,6 +206,10 @@ class ActorExecutor(Executor):
         """Names of the actors that have been started."""
         return [worker.name for worker in self._workers]
 
+    def serves(self, num_workers: int, resources: Mapping[str, float], timeouts: Timeouts) -> bool:
+        """Whether this is a pool as asked for."""
+        return (self._num_workers, self._resources, self._timeouts) == (num_workers, dict(resources), timeouts)
+
     def is_idle(self, timeout_s: float) -> bool:
         """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""
         if self._closed or self._failure is not None:
@@ -220,6 +225,12 @@ class ActorExecutor(Executor):
         for worker in workers:
             if ray.is_initialized():
                 ray.kill(worker.actor, no_restart=True)
+
+
+def open_pool(options: Options) -> ActorExecutor:
+    """The pool for a plain iterator over a dataset with `Options(num_input_workers=)`; joins or starts Ray."""
+    connect()
+    return ActorExecutor(options.num_input_workers, name="raydist-input")
 
 
 def _cause_of(error: RayTaskError, worker: str, stage: str) -> Exception:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Self, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, final
 
+from raydist.actors.batch_iterator import BatchIterator
 from raydist.actors.place_reader import PlaceReader
-from raydist.errors import FailedPreconditionError, OutOfRangeError
+from raydist.errors import FailedPreconditionError
 from raydist.nest import unflatten
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def _ignore(batch: StepBatch) -> None:
 
 
 @final
-class ReplicaIterator(Iterator[Any]):
+class ReplicaIterator(BatchIterator):
     """What a DistributedIterator becomes when it is sent to a replica.
 
     The replica's runner calls `bind` before the step function and `release` after it, whatever happened in between;
@@ -75,22 +76,12 @@ class ReplicaIterator(Iterator[Any]):
             start = self._link.call("position_of", rank, timeout_s=self._link.timeouts.start_s)
             self._reader = PlaceReader(self._link, rank=rank, start=start, group=self._group)
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Any:
         batch = self._next_batch()
         self._on_batch(batch)
         piece = self._piece(batch)
         leaves = [self._place(piece.leaf(index)) for index in range(batch.structure.num_leaves)]
         return unflatten(batch.structure, leaves)
-
-    def get_next(self) -> Any:
-        """Like `next`, but raises OutOfRangeError at the end."""
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError("The distributed dataset has no further batch.") from None
 
     def _next_batch(self) -> StepBatch:
         if self._ended:

@@ -1,0 +1,89 @@
+"""Pools of input workers between the passes of one input pipeline: starting workers takes longer than a short epoch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, final
+
+from raydist.actors.pool import ActorExecutor
+from raydist.pipelines.executor import Executor, Pending, StageSpec
+from raydist.pipelines.op import ElementwiseOp
+from raydist.pipelines.plan import walk
+
+if TYPE_CHECKING:
+    from raydist.options import Timeouts
+    from raydist.pipelines.blocks import Block
+    from raydist.pipelines.op import DatasetOp
+
+__all__ = ["PoolShelf", "SharedExecutor", "choose_num_workers"]
+
+_MOST_WORKERS = 8
+
+
+def choose_num_workers(ops: Sequence[DatasetOp], *, num_cores: int, num_replicas: int) -> int:
+    """Input workers for AUTOTUNE.
+
+    None where nothing can run on them (no map, filter or parsing whose parallelism was left open). Else the cores that
+    neither a replica nor the pipeline itself keeps busy, at most 8; with one or none to spare, none: the pipeline has a
+    process of its own anyway, and a block that stays there is not copied.
+    """
+    if not any(_may_spread(node) for op in ops for node in walk(op)):
+        return 0
+    spare = num_cores - num_replicas - 1
+    return min(spare, _MOST_WORKERS) if spare > 1 else 0
+
+
+def _may_spread(node: DatasetOp) -> bool:
+    return isinstance(node, ElementwiseOp) and node.schedule.parallelism != 1
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@final
+class SharedExecutor(Executor):
+    """A pool as one iterator sees it: closing it leaves the pool to others."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self.window = pool.window
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        return self._pool.submit(spec, block, starts)
+
+    def close(self) -> None:
+        """The pool belongs to the shelf."""
+
+
+@final
+class PoolShelf:
+    """Lends pools, and keeps one that came back for the next pass that wants the like."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: ActorExecutor | None = None
+
+    def borrow(
+        self, num_workers: int, *, name: str, resources: Mapping[str, float], timeouts: Timeouts
+    ) -> ActorExecutor:
+        """A pool for one pass."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        if idle is not None:
+            if idle.serves(num_workers, resources, timeouts):
+                return idle
+            idle.close()
+        return ActorExecutor(num_workers, name=name, resources=resources, timeouts=timeouts)
+
+    def give_back(self, pool: ActorExecutor, *, patience_s: float) -> None:
+        """Keep `pool` if its workers finish what they have within `patience_s`, else kill them."""
+        keep = pool.is_idle(patience_s)
+        with self._lock:
+            if keep and self._idle is None:
+                self._idle = pool
+                return
+        pool.close()
