@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 REPETITIONS = 3
@@ -28,18 +30,20 @@ class Throughput:
     Attributes:
         name: What is measured.
         num_examples: Examples of one pass.
-        make_pass: From a number of examples, a function that reads them once and gives how many it has seen.
+        make_pass: From a number of examples and a folder for files, a function that reads the examples once and gives
+            how many it has seen.
     """
 
     name: str
     num_examples: int
-    make_pass: Callable[[int], Callable[[], int]]
+    make_pass: Callable[[int, Path], Callable[[], int]]
 
     def run(self, *, smoke: bool) -> str:
         """The best of some passes: what disturbs makes a pass slower, never faster."""
         num_examples = self.num_examples // 100 if smoke else self.num_examples
-        read = self.make_pass(num_examples)
-        seconds = min(seconds_of(read, num_examples) for _ in range(1 if smoke else REPETITIONS))
+        with tempfile.TemporaryDirectory() as folder:
+            read = self.make_pass(num_examples, Path(folder))
+            seconds = min(seconds_of(read, num_examples) for _ in range(1 if smoke else REPETITIONS))
         return f"{num_examples / seconds:,.0f} examples/s"
 
 

@@ -82,7 +82,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     """The flags of every digits example."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, help=".npz file with images (uint8 [n, h, w]) and labels; default: digits")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=64, help="rows of one step, all replicas together")
     parser.add_argument("--smoke", action="store_true", help="a few steps on a few images, to see that it runs")
     return parser
