@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.iterator import Optional as Optional
     from raydist.pipelines.op import DatasetOp as DatasetOp
     from raydist.pipelines.spec import TensorSpec as TensorSpec
+    from raydist.readers import TFRecordDataset as TFRecordDataset
     from raydist.strategies.base import Strategy as Strategy
     from raydist.strategies.base import ValueContext as ValueContext
     from raydist.strategies.context import ReplicaContext as ReplicaContext
@@ -104,6 +105,7 @@ _MODULE_OF = {
     "RunOptions": "raydist.options",
     "SpecError": "raydist.errors",
     "Strategy": "raydist.strategies.base",
+    "TFRecordDataset": "raydist.readers",
     "TFRecordOptions": "raydist.pipelines.formats.tfrecord_writer",
     "TFRecordWriter": "raydist.pipelines.formats.tfrecord_writer",
     "TensorSpec": "raydist.pipelines.spec",
