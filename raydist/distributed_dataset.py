@@ -6,9 +6,9 @@ The driver handles references only; an input pipeline on an actor makes the batc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 import cloudpickle
 
@@ -19,7 +19,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.nest import map_structure
 from raydist.options import InputOptions, Timeouts
 from raydist.pipelines.convert import torch_rows
-from raydist.pipelines.iterator import DatasetIterator
+from raydist.pipelines.iterator import DatasetIterator, Optional
 from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.spec import TensorSpec
 from raydist.values import InputContext
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from raydist.dataset import Dataset
     from raydist.options import Options
     from raydist.pipelines.blocks import Block
+    from raydist.pipelines.op import State
 
 __all__ = [
     "BatchLeaf",
@@ -42,6 +43,33 @@ __all__ = [
     "distribute",
     "distribute_from_function",
 ]
+
+
+class ResumableIterator(Protocol):
+    """What `iter()` of a distributed dataset gives, whoever makes the batches."""
+
+    @property
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one replica's part of a batch."""
+
+    def __iter__(self) -> Self: ...
+
+    def __next__(self) -> Any: ...
+
+    def get_next(self) -> Any:
+        """Like `next`, but raises OutOfRangeError at the end."""
+
+    def get_next_as_optional(self) -> Optional[Any]:
+        """The next batch, or an empty Optional at the end."""
+
+    def state_dict(self) -> State:
+        """JSON-able state after the last batch handed out."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on after the batch at which `state` was taken."""
+
+    def close(self) -> None:
+        """Stop what produces the batches."""
 
 
 class DistributedDataset(ABC):
@@ -81,7 +109,7 @@ class DistributedDataset(ABC):
         return self._drawn_seed if options.seed is None else options.seed
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> ResumableIterator: ...
 
 
 @final

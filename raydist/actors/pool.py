@@ -35,7 +35,7 @@ class _Worker:
         self.name = name
         others = {key: amount for key, amount in resources.items() if key not in ("CPU", "GPU")}
         node = None if node_id is None else NodeAffinitySchedulingStrategy(node_id, soft=False)
-        self.actor: Any = (
+        actor: Any = (
             ray.remote(InputWorker)
             .options(
                 name=name,
@@ -48,7 +48,8 @@ class _Worker:
             )
             .remote(name)
         )
-        self.ready: Any = self.actor.hello.remote()
+        self.actor = actor
+        self.ready = actor.hello.remote()
         self.under_way: deque[Any] = deque()
         self.digests: deque[bytes] = deque()
 

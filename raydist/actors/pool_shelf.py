@@ -36,7 +36,7 @@ def choose_num_workers(ops: Sequence[DatasetOp], *, num_cores: int, num_replicas
 
 
 def _may_spread(node: DatasetOp) -> bool:
-    return isinstance(node, ElementwiseOp) and node.schedule.parallelism != 1
+    return isinstance(node, ElementwiseOp) and node.parallelism != 1
 
 
 def num_cores() -> int:
