@@ -52,15 +52,13 @@ class _ZipIterator(OpIterator):
 
     def next_block(self, limit: int) -> Block:
         outbox = self._open_outbox()
-        if not outbox:
+        while not outbox:
+            if self._ended:
+                raise StopIteration
             self._fill(outbox, limit)
-        if not outbox:
-            raise StopIteration
         return outbox.take(limit)
 
     def _fill(self, outbox: Outbox, limit: int) -> None:
-        if self._ended:
-            return
         rows = limit
         columns: list[list[Item]] = []
         for source in self._sources:  # each is asked for what the ones before it had

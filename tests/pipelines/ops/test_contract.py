@@ -1,0 +1,93 @@
+"""Every operation keeps the contract of operations, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.options import Options
+from raydist.values import UNKNOWN_CARDINALITY
+from tests.contracts.op import check_op
+
+INVERSE: Dataset = Dataset.from_tensor_slices([1.0, 2.0, 0.0, 4.0, 5.0, 0.0, 0.0]).map(lambda x: 1 / float(x))
+
+
+def noisy(x: np.int64, *, rng: np.random.Generator) -> float:
+    return float(x) + float(rng.random())
+
+
+DATASETS: dict[str, Callable[[], Dataset]] = {
+    "range": lambda: Dataset.range(7),
+    "range of nothing": lambda: Dataset.range(0),
+    "range with step": lambda: Dataset.range(9, -3, -2, output_type="int32"),
+    "from_tensors": lambda: Dataset.from_tensors({"a": [1, 2], "b": "text"}),
+    "from_tensor_slices": lambda: Dataset.from_tensor_slices((np.arange(12.0).reshape(4, 3), [b"a", b"b", b"c", b"d"])),
+    "map": lambda: Dataset.range(9).map(lambda x: (x * 2, float(x))),
+    "map of tuples": lambda: (
+        Dataset.range(6).map(lambda x: (x, x + 1)).map(lambda a, b: {"sum": a + b, "text": str(a)})
+    ),
+    "map with rng": lambda: Dataset.range(9).map(noisy),
+    "map with rng behind a filter": lambda: Dataset.range(20).filter(lambda x: x % 3 != 0).map(noisy),
+    "map on threads": lambda: Dataset.range(20).map(noisy, num_parallel_calls=3),
+    "map in order": lambda: Dataset.range(9).map(noisy, num_parallel_calls=1).map(noisy),
+    "map with errors": lambda: INVERSE,
+    "filter": lambda: Dataset.range(20).filter(lambda x: x % 3 == 0),
+    "filter of errors": lambda: INVERSE.filter(lambda x: x < 0.9).map(lambda x: x + 1),
+    "filter of all": lambda: Dataset.range(20).filter(lambda x: False),
+    "batch": lambda: Dataset.range(10).batch(3),
+    "batch, drop_remainder": lambda: Dataset.range(10).batch(3, drop_remainder=True),
+    "batch of errors": lambda: INVERSE.batch(2),
+    "batch of bytes": lambda: Dataset.from_tensor_slices([b"a", b"bc", b"def"]).batch(2),
+    "batch of batches": lambda: Dataset.range(11).batch(2).batch(2, drop_remainder=True),
+    "unbatch": lambda: Dataset.range(10).batch(3).unbatch(),
+    "map_batches": lambda: Dataset.range(10).map_batches(lambda x: (x, x * 0.5), batch_size=4),
+    "shuffle": lambda: Dataset.range(20).shuffle(5),
+    "shuffle with seed": lambda: Dataset.range(20).shuffle(5, seed=3, reshuffle_each_iteration=False),
+    "shuffle of all": lambda: Dataset.range(10).shuffle(UNKNOWN_CARDINALITY),
+    "shuffle of more than there is": lambda: Dataset.range(6).shuffle(100),
+    "shuffle of rows": lambda: Dataset.from_tensor_slices(np.arange(30).reshape(10, 3)).shuffle(4),
+    "shuffle of a map": lambda: Dataset.range(20).map(lambda x: (x, str(x))).shuffle(7),
+    "shuffle of errors": lambda: INVERSE.shuffle(3),
+    "shuffle of ragged rows": lambda: Dataset.range(9).map(lambda x: np.arange(x), output_spec=_ints()).shuffle(4),
+    "shuffle and repeat": lambda: Dataset.range(5).shuffle(3).repeat(3),
+    "repeat and shuffle": lambda: Dataset.range(5).repeat(3).shuffle(4),
+    "repeat for ever": lambda: Dataset.range(3).shuffle(3).repeat(),
+    "repeat of nothing": lambda: Dataset.range(3).filter(lambda x: False).repeat(2),
+    "repeat of errors": lambda: INVERSE.repeat(2),
+    "repeat of repeats": lambda: Dataset.range(3).shuffle(3).repeat(2).map(noisy).repeat(2),
+    "take": lambda: Dataset.range(10).take(4),
+    "take of all": lambda: Dataset.range(5).take(-1),
+    "take of errors": lambda: INVERSE.take(3),
+    "skip": lambda: Dataset.range(10).skip(4),
+    "skip of all": lambda: Dataset.range(5).skip(-1),
+    "skip of errors": lambda: INVERSE.skip(3),
+    "prefetch": lambda: Dataset.range(20).map(noisy).prefetch(4),
+    "prefetch of a shuffle": lambda: Dataset.range(20).shuffle(5).prefetch().batch(3).prefetch(1),
+    "prefetch of errors": lambda: INVERSE.prefetch(2).map(lambda x: x),
+    "zip": lambda: Dataset.zip(Dataset.range(7).shuffle(3), Dataset.range(5).map(noisy)),
+    "zip of errors": lambda: Dataset.zip({"a": INVERSE, "b": Dataset.range(6)}),
+    "with_options": lambda: Dataset.range(9).shuffle(9).with_options(Options(seed=5)).map(noisy),
+    "apply": lambda: Dataset.range(9).apply(lambda ds: ds.shuffle(3)).apply(lambda ds: ds.batch(2)),
+    "a training input": lambda: (
+        Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
+        .shuffle(8)
+        .repeat(2)
+        .map(lambda x, y: (x.astype(np.float32) / 2, y))
+        .batch(6)
+        .prefetch(2)
+    ),
+}
+
+
+def _ints() -> object:
+    from raydist.pipelines.spec import TensorSpec
+
+    return TensorSpec((None,), np.int64)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_operation_keeps_its_contract(name: str) -> None:
+    check_op(DATASETS[name])
