@@ -162,8 +162,10 @@ def _make_container(root: dict[str, Any], prefix: Path, keys: Keys) -> None:
         return
     parent, name = _resolve(root, prefix[:-1]), prefix[-1]
     has = name in parent if isinstance(parent, dict) else isinstance(name, int) and name < len(parent)
-    if not has or type(parent[name]) is not keys.kind:
-        _put(parent, name, keys.kind())
+    held = parent[name] if has else None
+    if type(held) is not keys.kind:
+        # A dict that became an OrderedDict keeps its items: the unchanged ones are not sent.
+        _put(parent, name, keys.kind(held) if isinstance(held, dict) and issubclass(keys.kind, dict) else keys.kind())
 
 
 def _put(container: Any, name: Any, value: Any) -> None:

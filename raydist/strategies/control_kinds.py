@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 from collections.abc import Callable, Hashable
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from raydist.strategies.control import Digest, Flat, Identity, capture, patch
 
-__all__ = ["Kind", "attributes", "capture_object", "content_digest", "is_metric", "kind_of", "patch_object"]
+__all__ = ["Kind", "attributes", "capture_object", "content_digest", "is_just_seeded", "is_metric", "kind_of", "kind_of_class", "patch_object"]
 
 
 @final
@@ -46,10 +47,13 @@ _METRIC_SKIP = frozenset({"update", "compute", "_update_signature", "_computed",
 
 def kind_of(obj: Any) -> Kind | None:
     """The kind of `obj`, None if it has none. Tensors have none: they are told apart by whose they are."""
-    for kind in KINDS:
-        if issubclass(type(obj), kind.type):
-            return kind
-    return None
+    return kind_of_class(type(obj))
+
+
+@functools.lru_cache(maxsize=4096)
+def kind_of_class(cls: type) -> Kind | None:
+    """The kind of the objects of a class."""
+    return next((kind for kind in KINDS if issubclass(cls, kind.type)), None)
 
 
 def is_metric(obj: Any) -> bool:
@@ -90,6 +94,12 @@ def patch_object(obj: Any, changes: dict[tuple[Hashable, ...], Any]) -> None:
             obj.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return
     patch(attributes(obj), changes, skip=_skip(obj))
+
+
+def is_just_seeded(generator: torch.Generator) -> bool:
+    """Whether nothing was drawn since the seed was set: then it was set outright, whatever the replicas drew."""
+    fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return torch.equal(fresh.get_state(), generator.get_state())
 
 
 def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:

@@ -9,7 +9,7 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.strategies.control import Flat, Keys, changed, describe, seal
-from raydist.strategies.control_kinds import GENERATOR, MODULE, capture_object, content_digest, kind_of, patch_object
+from raydist.strategies.control_kinds import GENERATOR, MODULE, capture_object, content_digest, kind_of, is_just_seeded, patch_object
 from raydist.strategies.mirror_link import ReplicaLink
 from raydist.strategies.mirror_state import ControlChanges, Writes
 from raydist.strategies.mirror_table import DriverTable
@@ -155,22 +155,29 @@ class Control:
         return capture_object(obj, self._digest)
 
 
+_THROUGH_THE_MODULE = ("_parameters", "_buffers", "_modules")
+
+
 def _is_open(obj: Any, flat: Flat) -> bool:
     """Whether the state can be changed past the object: through a dict or list that somebody holds, or in C.
 
-    PyTorch's own containers in a module (`_parameters`, hooks, ...) are changed through the module.
+    A module's parameters and submodules are exchanged through the module; a hook is removed through its handle.
     """
     if kind_of(obj) is not MODULE:
         return True
     return any(
-        not str(path[0]).startswith("_") and (leaf.mark is not None or (len(path) > 1 and path[-1] is Keys))
+        leaf.mark is not None or (len(path) > 1 and path[-1] is Keys and _is_worth_holding(path, leaf.value))
         for path, leaf in flat.items()
-        if path[0] is not Keys
+        if path[0] not in _THROUGH_THE_MODULE
     )
+
+
+def _is_worth_holding(path: tuple[Hashable, ...], keys: Keys) -> bool:
+    return bool(keys.names) or not str(path[0]).startswith("_")
 
 
 def _can_conflict(obj: Any, path: tuple[Hashable, ...]) -> bool:
     """Modes that either side sets outright follow the later setting; so does what modules keep for themselves."""
     if kind_of(obj) is GENERATOR:
-        return True
+        return not is_just_seeded(obj)
     return not (kind_of(obj) is MODULE and (path[0] == "training" or path[0] is Keys or str(path[0]).startswith("_")))

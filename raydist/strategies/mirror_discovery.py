@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Mapping
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.strategies.control_kinds import attributes, kind_of
+from raydist.strategies.control_kinds import attributes, kind_of, kind_of_class
 from raydist.strategies.mirror_objects import is_mirrored_class
 from raydist.strategies.mirror_table import DriverTable
 from raydist.strategies.mirror_tensor import MirroredTensor, record_of
 from raydist.strategies.scope import Scope
 from raydist.strategies.shipping import HandlePickler, PersistentId, dumps
+from raydist.strategies.shipping_blame import blame
 from raydist.strategies.shipping_reach import Reach
 from raydist.values import PerReplica
 
 __all__ = ["Discovery"]
 
-_NEVER_MIRRORED = (str, bytes, int, float, bool, tuple, list, dict, set, frozenset, type(None))
+
+@functools.lru_cache(maxsize=4096)
+def is_candidate_class(cls: type) -> bool:
+    """Whether objects of a class may travel as handles or placeholders."""
+    return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None
 
 
 @final
@@ -41,9 +49,15 @@ class Discovery:
         self.new: list[tuple[int, Any]] = []
         self.per_replica: list[PerReplica] = []
 
-    def pickle(self, obj: Any) -> bytes:
-        """Pickle a function or its arguments; mirrored objects become handles."""
-        return dumps(obj, self._identify, reach=Reach(self._is_shared))
+    def pickle(self, obj: Any, what: str) -> bytes:
+        """Pickle a function or its arguments; mirrored objects become handles.
+
+        Args:
+            obj: What to pickle.
+            what: Its name in messages.
+        """
+        with self._explaining(obj, what):
+            return dumps(obj, self._identify, reach=Reach(self._is_shared))
 
     def bundle(self) -> bytes:
         """Pickle of every new object, and of those that they lead to; empty if there are none."""
@@ -51,27 +65,55 @@ class Discovery:
             return b""
         file = io.BytesIO()
         pickler = HandlePickler(file, self._identify_in_bundle, reach=Reach(self._is_shared), to_replica=True)
-        pickler.dump([obj for _, obj in self.new])
-        pickler.dump(self.new)
+        with self._explaining([obj for _, obj in self.new], "what the step uses"):
+            pickler.dump([obj for _, obj in self.new])
+            pickler.dump(self.new)
         self._check_origin()
         return file.getvalue()
 
+    @contextmanager
+    def _explaining(self, obj: Any, what: str) -> Iterator[None]:
+        """Turn the error of a pickler into one that says where the culprit is."""
+        try:
+            yield
+        except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError, RuntimeError) as error:
+            raise FailedPreconditionError(
+                f"What a step reaches is sent to the replicas and must be picklable. In {what}, this is not: "
+                f"{blame(obj, self._can_pickle)} ({error}). Create it inside the function, or keep it out of its reach."
+            ) from error
+
+    def _can_pickle(self, obj: Any) -> bool:
+        try:
+            dumps(obj, self._identify_quietly, reach=Reach(self._is_shared))
+        except Exception:  # whatever it is, it is what we look for
+            return False
+        return True
+
+    def _identify_quietly(self, obj: Any) -> PersistentId | None:
+        return ("object", 0) if self._is_candidate(obj) and self._elsewhere_quietly(obj) else None
+
     def _identify(self, obj: Any) -> PersistentId | None:
+        if not self._is_candidate(obj):
+            return None
         pid = self._elsewhere(obj)
         if pid is None and self._is_mirrorable(obj):
             return "object", self._handle(obj)
         return pid
 
     def _identify_in_bundle(self, obj: Any) -> PersistentId | None:
+        if not self._is_candidate(obj):
+            return None
         pid = self._elsewhere(obj)
         if pid is None and self._is_mirrorable(obj):
             self._handle(obj)
         return pid
 
+    def _is_candidate(self, obj: Any) -> bool:
+        """Whether a second look is worth while: almost everything in a pickle is a name or a number."""
+        return is_candidate_class(type(obj)) or id(obj) in self._externals
+
     def _elsewhere(self, obj: Any) -> PersistentId | None:
         """The persistent id of what every replica has already."""
-        if type(obj) in _NEVER_MIRRORED:
-            return None
         handle = self._table.handle_of(obj)
         if handle is not None:
             return "object", handle
@@ -96,7 +138,7 @@ class Discovery:
 
     def _is_shared(self, obj: Any) -> bool:
         """Whether a function that reaches `obj` must not be imported by the replicas."""
-        return type(obj) not in _NEVER_MIRRORED and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
+        return self._is_candidate(obj) and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
 
     def _elsewhere_quietly(self, obj: Any) -> bool:
         return self._table.handle_of(obj) is not None or isinstance(obj, PerReplica) or id(obj) in self._externals

@@ -54,6 +54,8 @@ class MirrorDriver:
         self._control = Control(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
         self._sent: OrderedDict[bytes, None] = OrderedDict()
+        self._pending: Shipment | None = None
+        self._found: tuple[list[tuple[int, Any]], dict[int, Flat]] = [], {}
         self._released = False
 
     def scope(self) -> AbstractContextManager[None]:
@@ -87,17 +89,23 @@ class MirrorDriver:
         with self._lock:
             self._require_open()
             discovery = Discovery(self._name, self._table, self._scope, externals or {})
-            function = discovery.pickle(fn)
-            arguments = discovery.pickle((tuple(args), dict(kwargs or {})))
+            function = discovery.pickle(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}")
+            digest = hashlib.blake2b(function, digest_size=16).digest()
+            arguments = discovery.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
             writes = Writes()
             states = self._collect(writes)
-            written = discovery.pickle(writes) if writes else b""
-            bundle = discovery.bundle()
-            self._adopt(discovery, states)
-            digest, body, forgotten = self._function(function)
-            released = self._take_released()
-            parts = tuple(discovery.per_replica)
-            return Shipment(released, bundle, written, body, digest, forgotten, arguments, parts)
+            self._pending = Shipment(
+                released=self._table.released,
+                writes=discovery.pickle(writes, "what the driver changed") if writes else b"",
+                bundle=discovery.bundle(),
+                function=b"" if digest in self._sent else function,
+                digest=digest,
+                forget=self._functions_too_many(digest),
+                arguments=arguments,
+                per_replica=tuple(discovery.per_replica),
+            )
+            self._found = discovery.new, states
+            return self._pending
 
     def _collect(self, writes: Writes) -> dict[int, Flat]:
         states = self._control.collect(writes)
@@ -105,45 +113,50 @@ class MirrorDriver:
         self._states.collect(writes)
         return states
 
-    def _adopt(self, discovery: Discovery, states: Mapping[int, Flat]) -> None:
-        """All is pickled: what was found is mirrored from here on, and what was written is settled."""
-        for handle, obj in discovery.new:
+    def _functions_too_many(self, digest: bytes) -> tuple[bytes, ...]:
+        """The function that has been unused for longest, if another one needs its place."""
+        full = digest not in self._sent and len(self._sent) >= _FUNCTIONS_KEPT
+        return (next(iter(self._sent)),) if full else ()
+
+    def dispatched(self) -> None:
+        """The last shipment is on its way: what is new is mirrored now, and what the driver holds is stale.
+
+        A shipment that is not dispatched leaves no trace; the next one holds the same again.
+        """
+        with self._lock:
+            if self._pending is not None:
+                self._settle(self._pending)
+                self._pending = None
+            self._variables.expire()
+            self._control.expire()
+            self._states.expire()
+
+    def _settle(self, shipment: Shipment) -> None:
+        new, states = self._found
+        self._found = [], {}
+        self._adopt(new)
+        self._control.settle(states)
+        self._variables.settle()
+        self._states.settle()
+        self._sent[shipment.digest] = None
+        self._sent.move_to_end(shipment.digest)
+        for digest in shipment.forget:
+            del self._sent[digest]
+        for handle in self._table.take_released(len(shipment.released)):
+            self._variables.forget(handle)
+            self._control.forget(handle)
+            self._states.forget(handle)
+
+    def _adopt(self, new: Sequence[tuple[int, Any]]) -> None:
+        for handle, obj in new:
             self._table.add(obj, handle)
-        for handle, obj in discovery.new:
+        for handle, obj in new:
             if isinstance(obj, torch.Tensor):
                 self._variables.add(obj, handle)
             else:
                 self._control.add(obj, handle)
                 self._states.add(obj, handle)
                 self._classes.mirror(obj)
-        self._control.settle(states)
-        self._variables.settle()
-        self._states.settle()
-
-    def _function(self, pickled: bytes) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-        """(digest, bytes to send, digests to forget)."""
-        digest = hashlib.blake2b(pickled, digest_size=16).digest()
-        if digest in self._sent:
-            self._sent.move_to_end(digest)
-            return digest, b"", ()
-        self._sent[digest] = None
-        forgotten = [self._sent.popitem(last=False)[0]] if len(self._sent) > _FUNCTIONS_KEPT else []
-        return digest, pickled, tuple(forgotten)
-
-    def _take_released(self) -> tuple[int, ...]:
-        released = self._table.take_released()
-        for handle in released:
-            self._variables.forget(handle)
-            self._control.forget(handle)
-            self._states.forget(handle)
-        return released
-
-    def dispatched(self) -> None:
-        """A step is on its way: what the driver holds is stale from here on."""
-        with self._lock:
-            self._variables.expire()
-            self._control.expire()
-            self._states.expire()
 
     def refresh(self) -> None:
         """Fetch everything that changed on the replicas, after the dispatched steps."""
@@ -156,9 +169,23 @@ class MirrorDriver:
     def reset(self, source: int = 0) -> None:
         """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
         with self._lock:
-            state = self._link.call(source, "dump")
+            state, held = self._link.call(source, "dump")
             self._link.call_all("load", state)
+            self._pending = None
+            self._sent.clear()
+            for handle, obj in list(self._table.objects()):
+                if handle not in held:  # its shipment was the one that failed: it will be found again
+                    self._abandon(handle, obj)
             self.dispatched()
+
+    def _abandon(self, handle: int, obj: Any) -> None:
+        self._table.remove(handle)
+        self._control.forget(handle)
+        self._states.forget(handle)
+        if isinstance(obj, torch.Tensor):
+            self._variables.abandon(handle)
+        else:
+            self._classes.plain(obj)
 
     def release(self, *, fetch: bool = True) -> None:
         """Make everything plain again. May be called twice.

@@ -126,17 +126,17 @@ class MirrorReplica:
         """Pickle of the states of every metric by handle."""
         return dumps(self.hold_metrics(), self._identify)
 
-    def dump(self) -> bytes:
-        """Everything this replica holds: with `load` another one becomes bit-identical to it."""
-        functions = [(digest, source) for digest, (source, _) in self._functions.items()]
-        return dumps((self._table.items(), functions), lambda _: None, to_replica=True)
+    def dump(self) -> tuple[bytes, frozenset[int]]:
+        """Everything this replica holds, and its handles: with `load` another one becomes bit-identical to it."""
+        items = self._table.items()
+        state = dumps(items, lambda _: None, to_replica=True)
+        return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
         """Become what another replica was when it called `dump`. Earlier objects of this replica are dropped."""
         self._start_empty()
-        items, functions = loads(state, self._resolve)
-        self._add(items)
-        self._functions = {digest: (source, loads(source, self._resolve)) for digest, source in functions}
+        self._add(loads(state, self._resolve))
+        self._functions.clear()  # they refer to the objects of before; the driver sends them again
 
     def _load_bundle(self, bundle: bytes) -> None:
         unpickler = HandleUnpickler(io.BytesIO(bundle), self._resolve)

@@ -52,11 +52,22 @@ class DriverTable:
             if obj is not None:
                 yield handle, obj
 
-    def take_released(self) -> tuple[int, ...]:
-        """Handles released since the last call."""
-        taken = tuple(self._released)
-        del self._released[: len(taken)]
+    @property
+    def released(self) -> tuple[int, ...]:
+        """Handles whose objects are gone."""
+        return tuple(self._released)
+
+    def take_released(self, count: int) -> list[int]:
+        """Strike the first `count` handles off `released`."""
+        taken = self._released[:count]
+        del self._released[:count]
         return taken
+
+    def remove(self, handle: int) -> None:
+        """Let an object be known by no handle any more."""
+        obj = self.object_of(handle)
+        self._refs.pop(handle, None)
+        self._handles.pop(id(obj), None)
 
     def clear(self) -> None:
         """Forget every object, without releasing anything."""

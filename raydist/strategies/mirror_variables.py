@@ -45,6 +45,11 @@ class Variables:
         self._records.pop(handle, None)
         self._touched.discard(handle)
 
+    def abandon(self, handle: int) -> None:
+        """Make one tensor plain again."""
+        plain_tensor(self._records[handle])
+        self.forget(handle)
+
     def expire(self) -> None:
         """A step was dispatched: the replicas' values are the newer ones."""
         self._fresh = False
