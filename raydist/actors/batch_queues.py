@@ -92,10 +92,10 @@ class BatchQueues:
 
     def offer(self, place: Place) -> None:
         """Add the next place. After one that is `last` nothing may follow."""
-        if place.number != self.num_produced or self._ended:
-            raise FailedPreconditionError(f"raydist bug: place {place.number} offered as number {self.num_produced}.")
         if self._closed:
             return
+        if place.number != self.num_produced or self._ended:
+            raise FailedPreconditionError(f"raydist bug: place {place.number} offered as number {self.num_produced}.")
         self._places.append(place)
         self._states.append((place.number + 1, place.state))
         self._ended = place.last
@@ -148,5 +148,3 @@ class BatchQueues:
         """Drop everything; later takes raise."""
         self._closed = True
         self._places.clear()
-        while len(self._states) > 1:
-            self._states.popleft()
