@@ -57,7 +57,7 @@ def _shared_memory_files() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("*raydist*")}
 
 
-def _live_actors() -> set[str]:
+def live_actors() -> set[str]:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return set()
@@ -72,13 +72,19 @@ def _process_group() -> set[str]:
     return {"default"} if distributed is not None and distributed.is_initialized() else set()
 
 
+@pytest.fixture(scope="session")
+def shared_actors() -> set[str]:
+    """Actors that a session's fixture keeps for several tests; it adds them with `live_actors`."""
+    return set()
+
+
 @pytest.fixture(autouse=True)
-def _no_leaks() -> Iterator[None]:
+def _no_leaks(shared_actors: set[str]) -> Iterator[None]:
     """Fail a test that leaves threads, actors, shared memory, environment variables or a process group behind."""
     probes: dict[str, Callable[[], set[Any]]] = {
         "threads": _foreign_threads,
         "shared-memory files": _shared_memory_files,
-        "actors": _live_actors,
+        "actors": lambda: live_actors() - shared_actors,
         "process groups": _process_group,
     }
     before = {name: probe() for name, probe in probes.items()}

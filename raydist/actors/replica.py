@@ -17,6 +17,8 @@ from raydist.cluster import release
 
 __all__ = ["ReplicaActors", "ReplicaHost"]
 
+_DISCARD_S = 1.0  # refused steps answer at once; what does not is killed soon
+
 
 @final
 class ReplicaHost:
@@ -90,7 +92,7 @@ class ReplicaActors:
 
     def discard(self, refs: Sequence[Any]) -> None:
         """Drop results unread; an error among those that are there is not logged as unhandled."""
-        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]:
+        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_DISCARD_S)[0]:
             with contextlib.suppress(Exception):
                 ray.get(ref, timeout=0)
 

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 import pytest
 
 import raydist as rd
+from tests.conftest import live_actors
 
 
 @pytest.fixture(scope="session")
-def mirrored(ray_cluster: None) -> Iterator[Callable[[int], rd.MirroredStrategy]]:
+def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[Callable[[int], rd.MirroredStrategy]]:
     """`mirrored(n)`: a MirroredStrategy of n CPU replicas, started once a session."""
     made: dict[int, rd.MirroredStrategy] = {}
     with ExitStack() as stack:
@@ -24,6 +25,10 @@ def mirrored(ray_cluster: None) -> Iterator[Callable[[int], rd.MirroredStrategy]
                     timeouts=rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30),
                 )
                 stack.callback(made[num_replicas].close)
+                before = live_actors()
+                for batch in made[num_replicas].distribute_dataset(rd.Dataset.range(1).batch(1)):
+                    made[num_replicas].run(len, args=(batch,))
+                shared_actors.update(live_actors() - before)
             return made[num_replicas]
 
         yield strategy
