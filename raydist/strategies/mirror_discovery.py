@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from raydist.errors import FailedPreconditionError
 from raydist.strategies.control_kinds import attributes, kind_of, kind_of_class
@@ -172,23 +173,28 @@ class Discovery:
             )
 
     def _check_origin(self) -> None:
-        """Every new parameter must have been made under this strategy's scope."""
+        """Everything new must have been made under this strategy's scope."""
         for _, obj in self.new:
-            if isinstance(obj, torch.nn.parameter.UninitializedTensorMixin):
-                raise FailedPreconditionError(
-                    f"Parameters must be initialised before a step uses them, {self._place(obj)} is lazy. "
-                    f"Call the module once on an example under the scope."
-                )
-            if isinstance(obj, torch.nn.Parameter) and obj not in self._scope:
-                raise FailedPreconditionError(
-                    f"Everything that a step trains must be made under the scope of {self._name}; "
-                    f"{self._place(obj)} was not. Create it inside `with strategy.scope():`."
-                )
+            if isinstance(obj, torch.nn.Parameter):
+                self._check_parameter(obj)
+        for _, obj in self.new:
             if isinstance(obj, torch.nn.Module) and not self._is_made_here(obj):
                 raise FailedPreconditionError(
                     f"Modules that a step uses must be made under the scope of {self._name}; a {type(obj).__name__} "
                     f"was not. Create it inside `with strategy.scope():`."
                 )
+
+    def _check_parameter(self, parameter: torch.nn.Parameter) -> None:
+        if is_lazy(parameter):
+            raise FailedPreconditionError(
+                f"Parameters must be initialised before a step uses them, {self._place(parameter)} is lazy. "
+                f"Call the module once on an example under the scope."
+            )
+        if parameter not in self._scope:
+            raise FailedPreconditionError(
+                f"Everything that a step trains must be made under the scope of {self._name}; "
+                f"{self._place(parameter)} was not. Create it inside `with strategy.scope():`."
+            )
 
     def _is_made_here(self, module: torch.nn.Module) -> bool:
         tensors = [*module.parameters(), *module.buffers()]

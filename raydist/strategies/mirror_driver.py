@@ -90,7 +90,8 @@ class MirrorDriver:
             self._require_open()
             discovery = Discovery(self._name, self._table, self._scope, externals or {})
             function = discovery.pickle(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}")
-            digest = hashlib.blake2b(function, digest_size=16).digest()
+            # A function that holds PerReplica values is another one in every step.
+            digest = b"" if discovery.per_replica else hashlib.blake2b(function, digest_size=16).digest()
             arguments = discovery.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
             writes = Writes()
             states = self._collect(writes)
@@ -115,7 +116,7 @@ class MirrorDriver:
 
     def _functions_too_many(self, digest: bytes) -> tuple[bytes, ...]:
         """The function that has been unused for longest, if another one needs its place."""
-        full = digest not in self._sent and len(self._sent) >= _FUNCTIONS_KEPT
+        full = digest and digest not in self._sent and len(self._sent) >= _FUNCTIONS_KEPT
         return (next(iter(self._sent)),) if full else ()
 
     def dispatched(self) -> None:
@@ -138,8 +139,9 @@ class MirrorDriver:
         self._control.settle(states)
         self._variables.settle()
         self._states.settle()
-        self._sent[shipment.digest] = None
-        self._sent.move_to_end(shipment.digest)
+        if shipment.digest:
+            self._sent[shipment.digest] = None
+            self._sent.move_to_end(shipment.digest)
         for digest in shipment.forget:
             del self._sent[digest]
         for handle in self._table.take_released(len(shipment.released)):

@@ -37,7 +37,7 @@ class Shipment:
         bundle: Pickle of the objects that are new to the replicas, empty for none.
         writes: Pickle of what the driver changed since the last step, empty for nothing.
         function: Pickle of the step function, empty when the replicas have it under `digest`.
-        digest: Digest of the function's pickle.
+        digest: Digest of the function's pickle; empty for a function that is not to be kept.
         forget: Digests of functions that will not be named again.
         arguments: Pickle of `(args, kwargs)`, with placeholders for `PerReplica` leaves.
         per_replica: The leaves behind the placeholders, by number. They stay with the driver.

@@ -63,9 +63,9 @@ class MirrorReplica:
             self._write(loads(shipment.writes, self._resolve))
         for digest in shipment.forget:
             self._functions.pop(digest, None)
-        function = self._function(shipment)
         self._parts = parts
         try:
+            function = self._function(shipment)
             args, kwargs = loads(shipment.arguments, self._resolve)
         finally:
             self._parts = ()
@@ -178,6 +178,8 @@ class MirrorReplica:
             self._settle(handle)
 
     def _function(self, shipment: Shipment) -> Any:
+        if not shipment.digest:
+            return loads(shipment.function, self._resolve)
         if shipment.function:
             self._functions[shipment.digest] = (shipment.function, loads(shipment.function, self._resolve))
         if shipment.digest not in self._functions:

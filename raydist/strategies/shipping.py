@@ -12,6 +12,7 @@ other side already:
 from __future__ import annotations
 
 import copyreg
+import importlib
 import io
 import pickle
 import types
@@ -64,11 +65,20 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
         reduced = self._reduce_torch(obj)
         if reduced is not None:
             return reduced
-        if self._reach is not None and isinstance(obj, types.FunctionType | type) and self._reach.by_value(obj):
-            if isinstance(obj, types.FunctionType):
-                return self._dynamic_function_reduce(obj)
+        if self._reach is not None:
+            reduced = self._reduce_reaching(obj, self._reach)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+    def _reduce_reaching(self, obj: Any, reach: Reach) -> Any:
+        """What cloudpickle would write as a name, although the replica must not use its own import of it."""
+        if isinstance(obj, types.ModuleType):
+            values = reach.module_values(obj)
+            return (_module_with, (obj.__name__, values)) if values else None
+        if isinstance(obj, types.FunctionType) and reach.by_value(obj):
+            return self._dynamic_function_reduce(obj)
+        if isinstance(obj, type) and reach.by_value(obj):
             return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
-        return super().reducer_override(obj)
+        return None
 
     def _reduce_torch(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
@@ -80,6 +90,14 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             state = {name: value for name, value in vars(obj).items() if name != "step"}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed
         return reduce_compiled(obj)
+
+
+def _module_with(name: str, values: dict[str, Any]) -> types.ModuleType:
+    """The module of this name as the driver sees it; the replica's own import stays as it is."""
+    module = types.ModuleType(name)
+    vars(module).update(vars(importlib.import_module(name)))
+    vars(module).update(values)
+    return module
 
 
 def _rebuild_generator(device: str, state: torch.Tensor) -> torch.Generator:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 __all__ = ["Reach", "referenced_globals"]
@@ -20,12 +20,18 @@ _LIBRARIES = frozenset(
     {"torch", "torchvision", "torchmetrics", "torchaudio", "numpy", "pyarrow", "pandas", "scipy", "sklearn", "ray"}
     | {"raydist", "cloudpickle", "tqdm", "matplotlib", "PIL", "pytest", "_pytest"}
 )
-_LEAVES = (bool, int, float, complex, str, bytes, type(None), types.ModuleType, types.CodeType)
+_LEAVES = (bool, int, float, complex, str, bytes, type(None), types.CodeType)
 
 
 def _is_library(module_name: str | None) -> bool:
     top = (module_name or "").partition(".")[0]
     return top in _LIBRARIES or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def _is_users(module: types.ModuleType) -> bool:
+    """Whether a module is the user's own: installed packages are large, and hold no model of the program's."""
+    path = getattr(module, "__file__", None) or ""
+    return not _is_library(module.__name__) and "site-packages" not in path and "dist-packages" not in path
 
 
 def referenced_globals(function: types.FunctionType) -> dict[str, Any]:
@@ -59,9 +65,16 @@ class Reach:
 
     def by_value(self, obj: types.FunctionType | type) -> bool:
         """Whether a function or class must not be pickled as a name."""
-        if _is_library(getattr(obj, "__module__", None)):
+        name = getattr(obj, "__module__", None)
+        if name == "__main__" or _is_library(name):  # cloudpickle ships what is in __main__ by value anyway
             return False
         return self.reaches(obj)
+
+    def module_values(self, module: types.ModuleType) -> dict[str, Any]:
+        """The globals of a user's module that must not be the ones of the replica's own import."""
+        if not _is_users(module):
+            return {}
+        return {name: value for name, value in vars(module).items() if name[:2] != "__" and self.reaches(value)}
 
     def reaches(self, root: Any) -> bool:
         """Whether a mirrored object can be reached from `root`."""
@@ -87,21 +100,11 @@ class Reach:
 
 def _references(obj: Any) -> Iterator[Any]:
     """What `obj` leads to."""
-    if isinstance(obj, types.FunctionType):
-        yield from _function_references(obj)
-    elif isinstance(obj, types.MethodType):
-        yield from (obj.__func__, obj.__self__)
-    elif isinstance(obj, functools.partial):
-        yield from (obj.func, obj.args, obj.keywords)
-    elif isinstance(obj, type):
-        yield from _class_references(obj)
-    elif isinstance(obj, dict):
-        yield from obj.values()
-    elif isinstance(obj, list | tuple | set | frozenset):
-        yield from obj
-    elif isinstance(obj, types.CellType):
-        yield from _cell(obj)
-    elif not _is_library(type(obj).__module__):
+    for kind, references in _REFERENCES:
+        if isinstance(obj, kind):
+            yield from references(obj)
+            return
+    if not _is_library(type(obj).__module__):
         yield type(obj)
         yield from getattr(obj, "__dict__", {}).values()
 
@@ -137,3 +140,20 @@ def _class_references(cls: type) -> Iterator[Any]:
     yield from cls.__bases__
 
 
+
+
+def _module_references(module: types.ModuleType) -> Iterator[Any]:
+    if _is_users(module):
+        yield from (value for name, value in vars(module).items() if name[:2] != "__")
+
+
+_REFERENCES: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+    (types.FunctionType, _function_references),
+    (types.MethodType, lambda method: (method.__func__, method.__self__)),
+    (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
+    (type, _class_references),
+    (types.ModuleType, _module_references),
+    (dict, lambda held: list(held.values())),
+    ((list, tuple, set, frozenset), list),
+    (types.CellType, _cell),
+)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from cloudpickle import cloudpickle
 from torch import nn
 
 from raydist.strategies.mirror_driver import MirrorDriver
@@ -37,6 +40,24 @@ class InProcessLink:
         return [self.call(rank, method, *args) for rank in range(self.num_replicas)]
 
 
+class _ClassTracker:
+    """Which classes cloudpickle has made from which: in one process, a replica's must not be the driver's."""
+
+    def __init__(self) -> None:
+        self._by_id: Any = weakref.WeakValueDictionary()
+        self._by_class: Any = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        driver = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID, cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = self._by_id
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS = self._by_class
+        try:
+            yield
+        finally:
+            cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID, cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS = driver
+
+
 def _copied(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
@@ -48,6 +69,7 @@ class Mirror:
         self.link = InProcessLink(num_replicas)
         self.driver = MirrorDriver(name, self.link)
         self.shipments: list[Shipment] = []
+        self._class_trackers = [_ClassTracker() for _ in range(num_replicas)]
 
     @property
     def replicas(self) -> Sequence[MirrorReplica]:
@@ -64,7 +86,8 @@ class Mirror:
 
     def _run_one(self, rank: int, shipment: Shipment) -> Any:
         parts = [value.values[rank] for value in shipment.per_replica]
-        function, args, kwargs = self.replicas[rank].apply(_copied(shipment), parts)
+        with self._class_trackers[rank].swapped():
+            function, args, kwargs = self.replicas[rank].apply(_copied(shipment), parts)
         return function(*args, **kwargs)
 
     @property
