@@ -113,9 +113,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Give up: every pending and later collective of this rank, and of its peers, ends with an error at once.
+        """Give up: pending and later collectives of this rank end with an error at once, and soon those of its peers.
 
-        May be called from another thread than the one that waits.
+        What every rank had entered before may still succeed on a peer. May be called from another thread than the one
+        that waits.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Collectives on values of a training step, with derivatives.
 
-The derivative is that of the global objective: the sum over replicas j of w_j L_j (their losses, weighted by their share
-of the rows). Replica i's own gradient will be multiplied by w_i later on, so what a collective hands back to it is the
-weighted sum of all upstream gradients over w_i. Without weights the objective is a plain sum.
+The derivative is that of the global objective: the sum over replicas j of w_j L_j (their losses, weighted by their
+share of the rows). Replica i's own gradient will be multiplied by w_i later on, so what a collective hands back to it
+is the weighted sum of all upstream gradients over w_i. Without weights the objective is a plain sum.
 """
 
 from __future__ import annotations

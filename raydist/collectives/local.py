@@ -39,6 +39,7 @@ class _Meeting:
     brought: dict[int, _Tensors] = field(default_factory=dict)
     results: list[_Tensors] | None = None
     error: RaydistError | None = None
+    num_served: int = 0
 
 
 class _Room:
@@ -200,6 +201,9 @@ class LocalGroup(Communicator):
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._room.changed:
             self._await(lambda: bool(meeting.results or meeting.error), operation, limit_s, fatal=timeout_s is None)
+            meeting.num_served += 1
+            if meeting.num_served == len(meeting.brought):
+                del self._room.meetings[key]
         if meeting.error is not None:
             raise CollectiveMismatchError(meeting.error.message)
         results = meeting.results or []

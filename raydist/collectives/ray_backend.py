@@ -29,7 +29,7 @@ from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["BACKEND", "RaydistGroup", "create_group", "destroy_group", "register"]
+__all__ = ["BACKEND", "RaydistGroup", "create_group", "destroy_group", "group_limits", "register"]
 
 BACKEND = "RAYDIST"
 
@@ -52,7 +52,7 @@ class _Terms:
     timeout_s: float = _DEFAULT_TIMEOUT_S
 
 
-_TERMS: ContextVar[_Terms] = ContextVar("raydist_group_terms", default=_Terms())
+_TERMS: ContextVar[_Terms | None] = ContextVar("raydist_group_terms", default=None)
 
 
 def register() -> None:
@@ -76,7 +76,7 @@ def create_group(membership: Membership, *, device: torch.device, timeout_s: flo
     token = _TERMS.set(_Terms(membership, device, timeout_s))
     try:
         collective.init_collective_group(
-            membership.world_size, membership.rank, backend=BACKEND, group_name=membership.group
+            membership.world_size, membership.rank, backend=types.Backend(BACKEND), group_name=membership.group
         )
     finally:
         _TERMS.reset(token)
@@ -101,7 +101,7 @@ def group_limits(*, device: torch.device, timeout_s: float) -> Iterator[None]:
 
 
 @final
-class RaydistGroup(BaseGroup):  # type: ignore[misc]  # Ray ships no types here
+class RaydistGroup(BaseGroup):
     """One member's end of a group, as Ray sees it. Every method waits for its result.
 
     Built by Ray (`init_collective_group`, `create_collective_group`). Without a membership from :func:`create_group`,
@@ -113,7 +113,7 @@ class RaydistGroup(BaseGroup):  # type: ignore[misc]  # Ray ships no types here
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        terms = _TERMS.get()
+        terms = _TERMS.get() or _Terms()
         self._store: RendezvousStore | None = None
         membership = terms.membership or self._rendezvous(terms.timeout_s)
         self.communicator: Communicator = open_communicator(membership, device=terms.device, timeout_s=terms.timeout_s)
@@ -182,8 +182,8 @@ class RaydistGroup(BaseGroup):  # type: ignore[misc]  # Ray ships no types here
                 return value.decode()
             if time.monotonic() >= deadline:
                 raise DeadlineExceededError(
-                    f"Rank {self.rank} of group {self.group_name!r} waited {timeout_s} s for rank 0, which did not come. "
-                    "Check that rank 0 joins a group of this name, and that the name was not used before."
+                    f"Rank {self.rank} of group {self.group_name!r} waited {timeout_s} s for rank 0, which did not "
+                    "come. Check that rank 0 joins a group of this name, and that the name was not used before."
                 )
             time.sleep(0.02)
 

@@ -27,7 +27,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
         UnavailableError,
     ),
     (
-        re.compile(r"invalid scalar type|unsupported|must be|expect|not implemented", re.IGNORECASE),
+        re.compile(r"invalid scalar type|unsupported|not support|must be|expect|not implemented", re.IGNORECASE),
         InvalidArgumentError,
     ),
 )

@@ -63,8 +63,8 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
         raise InvalidArgumentError(
             "A sum of truth values does not fit torch.bool. Convert to torch.int64, or use MAX (any) or MIN (all)."
         )
-    if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.is_complex:
-        raise InvalidArgumentError(f"{op.value} needs ordered values, got {dtype}. Reduce the real parts instead.")
+    if op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT) and dtype.is_complex:
+        raise InvalidArgumentError(f"{op.value} needs real values, got {dtype}. Gather them and reduce locally.")
 
 
 def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from raydist.collectives.base import Membership
 from raydist.collectives.local import LocalGroup, LocalHub
+from tests.contracts.communicator import Body, Team
 
 T = TypeVar("T")
 
@@ -17,23 +19,78 @@ TIMEOUT_S = 20.0
 def run_ranks(world_size: int, body: Callable[[LocalGroup], T], *, timeout_s: float = TIMEOUT_S) -> list[T]:
     """Run `body` on every rank of a new group: the results in rank order, or the first rank's error."""
     hub = LocalHub()
-    outcomes: dict[int, T] = {}
-    errors: dict[int, BaseException] = {}
+    groups = [LocalGroup(hub, Membership("test", 0, rank, world_size), timeout_s) for rank in range(world_size)]
 
-    def rank_main(rank: int) -> None:
-        group = LocalGroup(hub, Membership("test", 0, rank, world_size), timeout_s)
+    def rank_main(group: LocalGroup) -> T:
         try:
-            outcomes[rank] = body(group.start())
-        except BaseException as error:  # handed to the test's own thread
-            errors[rank] = error
+            return body(group.start())
+        except BaseException:
             group.abort()
+            raise
 
-    threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(world_size)]
+    results = begin_threads({group.rank: functools.partial(rank_main, group) for group in groups})()
+    for rank in range(world_size):
+        if isinstance(results[rank], BaseException):
+            raise results[rank]
+    return [results[rank] for rank in range(world_size)]
+
+
+def begin_threads(bodies: Mapping[int, Callable[[], Any]]) -> Callable[[], dict[int, Any]]:
+    """Start a thread per body; the returned function waits for results, errors included as values."""
+    outcomes: dict[int, Any] = {}
+
+    def main(rank: int) -> None:
+        try:
+            outcomes[rank] = bodies[rank]()
+        except BaseException as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in bodies]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank hangs"
-    if errors:
-        raise errors[min(errors)]
-    return [outcomes[rank] for rank in range(world_size)]
+
+    def collect() -> dict[int, Any]:
+        for thread in threads:
+            thread.join(50)
+            assert not thread.is_alive(), "a rank hangs"
+        return outcomes
+
+    return collect
+
+
+class ThreadTeam(Team):
+    """A team of threads that meet in one hub."""
+
+    def __init__(self, world_size: int, timeout_s: float) -> None:
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self._hub = LocalHub()
+        self._generation = 0
+        self._groups: dict[int, LocalGroup] = {rank: self._newcomer(rank) for rank in range(world_size)}
+        self._join({rank: group.start for rank, group in self._groups.items()})
+
+    def begin(self, bodies: Mapping[int, Body]) -> Callable[[], dict[int, Any]]:
+        return begin_threads({rank: functools.partial(body, self._groups[rank]) for rank, body in bodies.items()})
+
+    def kill(self, rank: int) -> None:
+        self._groups.pop(rank).close()
+
+    def reform(self) -> None:
+        self._generation += 1
+        joins: dict[int, Callable[[], Any]] = {}
+        for rank in range(self.world_size):
+            membership = Membership("team", self._generation, rank, self.world_size)
+            if rank in self._groups:
+                joins[rank] = functools.partial(self._groups[rank].reconfigure, membership)
+            else:
+                self._groups[rank] = self._newcomer(rank)
+                joins[rank] = self._groups[rank].start
+        self._join(joins)
+
+    def _newcomer(self, rank: int) -> LocalGroup:
+        return LocalGroup(self._hub, Membership("team", self._generation, rank, self.world_size), self.timeout_s)
+
+    @staticmethod
+    def _join(joins: Mapping[int, Callable[[], Any]]) -> None:
+        errors = [result for result in begin_threads(joins)().values() if isinstance(result, BaseException)]
+        assert errors == []

@@ -1,0 +1,111 @@
+"""Ranks as processes of this machine, started once and used by many checks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.process_group import open_communicator
+from raydist.collectives.rendezvous import RendezvousStore
+from raydist.errors import RaydistError
+from tests.contracts.communicator import Body, Team
+
+# Starting an interpreter and importing torch takes seconds where many share few cores.
+START_S = 50.0
+
+
+def rank_main(requests: Connection, timeout_s: float) -> None:
+    """A rank's process: joins where it is told, runs what it is given, ends with the connection."""
+    torch.set_num_threads(1)
+    communicator: Communicator | None = None
+    requests.send("ready")
+    while True:
+        try:
+            request = requests.recv()
+        except EOFError:
+            return
+        try:
+            if not isinstance(request, Membership):
+                requests.send(request(communicator))
+                continue
+            if communicator is None:
+                communicator = open_communicator(request, device=torch.device("cpu"), timeout_s=timeout_s)
+            else:
+                communicator.reconfigure(request)
+            requests.send(None)
+        except RaydistError as error:
+            requests.send(error)
+        except BaseException:
+            # pytest's own failures do not pickle.
+            requests.send(AssertionError(traceback.format_exc()))
+
+
+class ProcessTeam(Team):
+    """A team of processes with gloo between them."""
+
+    def __init__(self, world_size: int, timeout_s: float) -> None:
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self._group = f"team-{uuid.uuid4().hex[:8]}"
+        self._generation = -1
+        self._store = RendezvousStore()
+        self._context = multiprocessing.get_context("spawn")
+        self._ranks: dict[int, tuple[BaseProcess, Connection]] = {}
+
+    def __enter__(self) -> ProcessTeam:
+        self._store.start()
+        self.reform()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for process, requests in self._ranks.values():
+            requests.close()
+            process.join(5)
+            process.kill()
+            process.join(5)
+        self._store.close()
+
+    def begin(self, bodies: Mapping[int, Body]) -> Callable[[], dict[int, Any]]:
+        for rank, body in bodies.items():
+            self._ranks[rank][1].send(body)
+        return lambda: {rank: self._receive(rank) for rank in bodies}
+
+    def kill(self, rank: int) -> None:
+        process, requests = self._ranks.pop(rank)
+        process.kill()
+        process.join(5)
+        requests.close()
+
+    def reform(self) -> None:
+        self._generation += 1
+        newcomers = [rank for rank in range(self.world_size) if rank not in self._ranks]
+        self._ranks |= {rank: self._start() for rank in newcomers}
+        assert [self._receive(rank) for rank in newcomers] == ["ready"] * len(newcomers)
+        for rank, (_, requests) in self._ranks.items():
+            requests.send(
+                self._store.membership(self._group, generation=self._generation, rank=rank, world_size=self.world_size)
+            )
+        assert [self._receive(rank) for rank in range(self.world_size)] == [None] * self.world_size
+
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        mine, theirs = self._context.Pipe()
+        process = self._context.Process(target=rank_main, args=(theirs, self.timeout_s), daemon=True)
+        process.start()
+        theirs.close()
+        return process, mine
+
+    def _receive(self, rank: int) -> Any:
+        requests = self._ranks[rank][1]
+        assert requests.poll(START_S), f"rank {rank} hangs"
+        return requests.recv()

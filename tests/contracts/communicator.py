@@ -1,0 +1,331 @@
+"""What every communicator must do: collectives against numpy, limits, aborts, deaths and new generations.
+
+An implementation gives a :class:`Team` whose ranks run functions of this module. `check_communicator(team)` runs
+everything; the single checks may be called one by one, in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.collectives.base import Communicator, Work
+from raydist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    RaydistError,
+    UnavailableError,
+)
+from raydist.values import ReduceOp
+
+Body = Callable[[Communicator], Any]
+
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+WHOLE = tuple(dtype for dtype in DTYPES if not (dtype.is_floating_point or dtype.is_complex))
+
+
+class Team(ABC):
+    """The ranks 0 .. world_size - 1 of a group, in the hands of a test. World size >= 3, limit of a few seconds."""
+
+    world_size: int
+    timeout_s: float
+
+    @abstractmethod
+    def begin(self, bodies: Mapping[int, Body]) -> Callable[[], dict[int, Any]]:
+        """Start one function on each of these ranks; the returned function waits for results (or errors, as values)."""
+
+    @abstractmethod
+    def kill(self, rank: int) -> None:
+        """End a rank without a goodbye."""
+
+    @abstractmethod
+    def reform(self) -> None:
+        """A new generation: newcomers take the places of those that were killed, the others are reconfigured."""
+
+    def run(self, body: Body) -> list[Any]:
+        """Run on all ranks; the first error is raised."""
+        results = self.begin(dict.fromkeys(range(self.world_size), body))()
+        for result in results.values():
+            if isinstance(result, BaseException):
+                raise result
+        return [results[rank] for rank in range(self.world_size)]
+
+
+def check_communicator(team: Team) -> None:
+    """Everything, in an order that leaves the team usable."""
+    check_reductions(team)
+    check_moves(team)
+    check_tensor_kinds(team)
+    check_asynchronous(team)
+    check_refusals(team)
+    check_short_limit(team)
+    check_hard_limit(team)
+    check_abort(team)
+    check_death(team)
+
+
+def brought(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a rank brings: small numbers whose sums and products every dtype holds exactly."""
+    return (torch.arange(6).reshape(2, 3) % 3 + rank % 3).to(dtype)
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    wide = torch.complex128 if tensor.dtype.is_complex else torch.float64
+    return tensor.to(wide).numpy()
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+REDUCERS: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.sum,
+    ReduceOp.MEAN: np.mean,
+    ReduceOp.MIN: np.min,
+    ReduceOp.MAX: np.max,
+    ReduceOp.PRODUCT: np.prod,
+}
+
+
+def meaningful(op: ReduceOp, dtype: torch.dtype) -> bool:
+    if op is ReduceOp.MEAN:
+        return dtype not in WHOLE
+    if op is ReduceOp.SUM:
+        return dtype is not torch.bool
+    return not dtype.is_complex
+
+
+CASES = [(op, dtype) for op in ReduceOp for dtype in DTYPES if meaningful(op, dtype)]
+
+
+def reduce_everything(communicator: Communicator) -> list[tuple[Any, Any, Any]]:
+    """all_reduce, reduce to rank 1, reduce_scatter for every case."""
+    results = []
+    for op, dtype in CASES:
+        everywhere, at_root = brought(communicator.rank, dtype), brought(communicator.rank, dtype)
+        communicator.all_reduce(everywhere, op).wait()
+        communicator.reduce(at_root, 1, op).wait()
+        scattered = torch.zeros(2, 3, dtype=dtype)
+        inputs = [brought(communicator.rank + place, dtype) for place in range(communicator.world_size)]
+        communicator.reduce_scatter(scattered, inputs, op).wait()
+        results.append((as_array(everywhere), as_array(at_root), as_array(scattered)))
+    return results
+
+
+def check_reductions(team: Team) -> None:
+    """Every op and dtype, against numpy."""
+    results = team.run(reduce_everything)
+    for rank, of_rank in enumerate(results):
+        for (op, dtype), (everywhere, at_root, scattered) in zip(CASES, of_rank, strict=True):
+            tolerance = 1e-2 if dtype.itemsize == 2 else 1e-6
+            expected = reduced(op, dtype, team.world_size, place=0)
+            np.testing.assert_allclose(everywhere, expected, rtol=tolerance, err_msg=f"all_reduce {op} {dtype}")
+            if rank == 1:
+                np.testing.assert_allclose(at_root, expected, rtol=tolerance, err_msg=f"reduce {op} {dtype}")
+            mine = reduced(op, dtype, team.world_size, place=rank)
+            np.testing.assert_allclose(scattered, mine, rtol=tolerance, err_msg=f"reduce_scatter {op} {dtype}")
+
+
+def reduced(op: ReduceOp, dtype: torch.dtype, world_size: int, *, place: int) -> Any:
+    result = REDUCERS[op](np.stack([as_array(brought(rank + place, dtype)) for rank in range(world_size)]), axis=0)
+    return result.astype(bool).astype(float) if dtype is torch.bool else result
+
+
+# --- moving tensors ---------------------------------------------------------------------------------------------------
+
+
+def move_everything(communicator: Communicator) -> list[Any]:
+    """broadcast from the last rank, all_gather, and a message to the next rank, for every dtype."""
+    rank, size = communicator.rank, communicator.world_size
+    results = []
+    for dtype in DTYPES:
+        told = brought(rank, dtype)
+        communicator.broadcast(told, size - 1).wait()
+        gathered = [torch.zeros(2, 3, dtype=dtype) for _ in range(size)]
+        communicator.all_gather(gathered, brought(rank, dtype)).wait()
+        received = torch.zeros(2, 3, dtype=dtype)
+        sending = communicator.send(brought(rank, dtype), (rank + 1) % size)
+        communicator.recv(received, (rank - 1) % size).wait()
+        sending.wait()
+        results.append((as_array(told), [as_array(part) for part in gathered], as_array(received)))
+    communicator.barrier()
+    return results
+
+
+def check_moves(team: Team) -> None:
+    """Every dtype arrives as it was sent."""
+    for rank, of_rank in enumerate(team.run(move_everything)):
+        for dtype, (told, gathered, received) in zip(DTYPES, of_rank, strict=True):
+            np.testing.assert_array_equal(told, as_array(brought(team.world_size - 1, dtype)))
+            for source, part in enumerate(gathered):
+                np.testing.assert_array_equal(part, as_array(brought(source, dtype)))
+            np.testing.assert_array_equal(received, as_array(brought((rank - 1) % team.world_size, dtype)))
+
+
+def odd_tensors(communicator: Communicator) -> list[Any]:
+    rank, size = communicator.rank, communicator.world_size
+    strided = torch.arange(6.0).reshape(2, 3).t() + rank
+    communicator.all_reduce(strided, ReduceOp.SUM).wait()
+    scalar = torch.tensor(float(rank))
+    communicator.all_reduce(scalar, ReduceOp.MAX).wait()
+    empty = torch.zeros(0, 3)
+    communicator.all_reduce(empty, ReduceOp.SUM).wait()
+    rows = torch.zeros(size, 4)[:, ::2]
+    communicator.all_gather(list(rows), torch.full((2,), float(rank))).wait()
+    leaf = torch.full((2,), float(rank), requires_grad=True)
+    communicator.all_reduce(leaf, ReduceOp.SUM).wait()
+    return [strided.tolist(), scalar.item(), tuple(empty.shape), rows.tolist(), leaf.tolist(), leaf.requires_grad]
+
+
+def check_tensor_kinds(team: Team) -> None:
+    """Strided views, scalars, tensors without elements, leaves of a graph."""
+    size, total = team.world_size, sum(range(team.world_size))
+    expected_strided = (np.arange(6.0).reshape(2, 3).T * size + total).tolist()
+    rows = [[float(rank)] * 2 for rank in range(size)]
+    for result in team.run(odd_tensors):
+        assert result == [expected_strided, size - 1, (0, 3), rows, [float(total)] * 2, True]
+
+
+def several_at_once(communicator: Communicator) -> list[float]:
+    tensors = [torch.full((1000,), float(communicator.rank + k)) for k in range(4)]
+    works: list[Work] = [communicator.all_reduce(tensor, ReduceOp.SUM) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+        work.wait()  # once more does nothing
+    return [tensor[999].item() for tensor in tensors]
+
+
+def check_asynchronous(team: Team) -> None:
+    """Several collectives may be under way; they may be waited for in any order, and twice."""
+    total = sum(range(team.world_size))
+    assert team.run(several_at_once) == [[float(total + k * team.world_size) for k in range(4)]] * team.world_size
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def refused_reductions(communicator: Communicator) -> list[str]:
+    cases = [(ReduceOp.MEAN, torch.int64), (ReduceOp.SUM, torch.bool), (ReduceOp.MIN, torch.complex64)]
+    messages = []
+    for op, dtype in cases:
+        with pytest.raises(InvalidArgumentError) as caught:
+            communicator.all_reduce(torch.ones(2, dtype=dtype), op)
+        messages.append(str(caught.value))
+    with pytest.raises(FailedPreconditionError, match="generation"):
+        communicator.reconfigure(communicator.membership)
+    communicator.barrier()
+    return messages
+
+
+def check_refusals(team: Team) -> None:
+    """What has no meaning is refused before anything is sent, and the group goes on."""
+    for messages in team.run(refused_reductions):
+        assert ["torch.int64" in messages[0], "torch.bool" in messages[1], "complex64" in messages[2]] == [True] * 3
+
+
+def sum_of_ones(communicator: Communicator) -> float:
+    tensor = torch.ones(3)
+    communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+    return tensor[2].item()
+
+
+def late_sum(communicator: Communicator) -> float:
+    """Come once rank 1 has lost its patience."""
+    communicator.recv(torch.zeros(1), 1).wait()
+    return sum_of_ones(communicator)
+
+
+def impatient_sum(communicator: Communicator) -> float:
+    tensor = torch.ones(3)
+    work = communicator.all_reduce(tensor, ReduceOp.SUM)
+    with pytest.raises(DeadlineExceededError, match=r"0\.05"):
+        work.wait(0.05)
+    communicator.send(torch.zeros(1), 0).wait()
+    work.wait()
+    return tensor[2].item()
+
+
+def check_short_limit(team: Team) -> None:
+    """A wait's own limit ends the wait, not the work."""
+    bodies = dict.fromkeys(range(team.world_size), sum_of_ones) | {0: late_sum, 1: impatient_sum}
+    assert set(team.begin(bodies)().values()) == {float(team.world_size)}
+
+
+def timed_failure(communicator: Communicator) -> tuple[float, RaydistError]:
+    """Seconds until a collective failed, and how."""
+    start = time.monotonic()
+    with pytest.raises(RaydistError) as caught:
+        sum_of_ones(communicator)
+    return time.monotonic() - start, caught.value
+
+
+def check_hard_limit(team: Team) -> None:
+    """A rank that does not come: an error on all others when the group's limit is over, and a new generation works."""
+    waiting = dict.fromkeys(range(1, team.world_size), timed_failure)
+    for rank, (seconds, error) in team.begin(waiting)().items():
+        assert isinstance(error, DeadlineExceededError), error
+        assert team.timeout_s * 0.5 < seconds < team.timeout_s + 2.0
+        assert f"rank {rank} of {team.world_size}" in str(error)
+        assert "all_reduce" in str(error)
+    team.reform()
+    check_asynchronous(team)
+
+
+def abort_while_waiting(communicator: Communicator) -> tuple[float, RaydistError]:
+    timer = threading.Timer(0.1, communicator.abort)
+    timer.start()
+    result = timed_failure(communicator)
+    timer.join()
+    return result
+
+
+def fail_soon(communicator: Communicator) -> tuple[float, RaydistError]:
+    """A collective that the others were in when they gave up may still succeed; the next one may not."""
+    with contextlib.suppress(CancelledError):
+        sum_of_ones(communicator)
+    return timed_failure(communicator)
+
+
+def check_abort(team: Team) -> None:
+    """`abort` from another thread ends pending and later collectives of every rank."""
+    waiting = dict.fromkeys(range(2, team.world_size), timed_failure) | {1: abort_while_waiting}
+    outcomes = list(team.begin(waiting)().values()) + [team.begin({0: fail_soon})()[0]]
+    for seconds, error in outcomes:
+        assert isinstance(error, CancelledError), error
+        assert "rank 1" in str(error)
+        assert seconds < team.timeout_s * 0.9
+    team.reform()
+    check_asynchronous(team)
+
+
+def check_death(team: Team) -> None:
+    """A rank dies: every other one learns it long before the limit, and goes on with a newcomer."""
+    dead = team.world_size - 1
+    team.run(sum_of_ones)
+    failures = team.begin(dict.fromkeys(range(dead), timed_failure))
+    team.kill(dead)
+    for seconds, error in failures().values():
+        assert isinstance(error, UnavailableError), error
+        assert seconds < team.timeout_s * 0.9
+    team.reform()
+    check_reductions(team)
