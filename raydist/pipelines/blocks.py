@@ -17,7 +17,7 @@ from raydist.errors import SpecError
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.spec import TensorSpec, most_specific_common
 
-__all__ = ["Block", "Column", "common_specs", "concat_blocks", "object_column"]
+__all__ = ["Block", "Column", "common_specs", "concat_blocks", "object_column", "private_column"]
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -89,6 +89,15 @@ def _column_bytes(column: Column) -> int:
         return column.nbytes
     first = column.flat[0]
     return column.size * (8 + (first.nbytes if isinstance(first, np.ndarray) else len(first)))
+
+
+def private_column(column: Column) -> Column:
+    """`column`, or a copy where something else reads it too: rows may then be written in place."""
+    if column.dtype != object or column.ndim > 1:
+        return column if column.flags.writeable else column.copy()
+    if any(isinstance(row, np.ndarray) and not row.flags.writeable for row in column):
+        return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column])
+    return column
 
 
 def concat_blocks(blocks: Sequence[Block]) -> Block:

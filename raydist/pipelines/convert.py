@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from raydist.pipelines.blocks import Block, Column
-from raydist.pipelines.functions import copy_rows, element_rows
+from raydist.pipelines.blocks import Block, Column, private_column
+from raydist.pipelines.functions import element_rows
 
 __all__ = ["numpy_rows", "torch_rows"]
 
 
 def numpy_rows(block: Block) -> list[Any]:
     """Elements as nests of numpy arrays, numpy scalars, bytes and str."""
-    return list(element_rows(block.structure, [_own(column) for column in block.columns]))
+    return list(element_rows(block.structure, [private_column(column) for column in block.columns]))
 
 
 def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
@@ -26,17 +26,8 @@ def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
 
     `from_numpy` is torch's: this layer does without importing it.
     """
-    columns = [_tensor_rows(_own(column), from_numpy) for column in block.columns]
+    columns = [_tensor_rows(private_column(column), from_numpy) for column in block.columns]
     return list(element_rows(block.structure, columns))
-
-
-def _own(column: Column) -> Column:
-    """`column`, or a copy where something else reads it too."""
-    if column.dtype == object:
-        if column.ndim == 1 and any(isinstance(row, np.ndarray) and not row.flags.writeable for row in column):
-            return copy_rows(column)
-        return column if column.flags.writeable or column.ndim == 1 else column.copy()
-    return column if column.flags.writeable else column.copy()
 
 
 def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> Any:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from raydist.nest import Structure
-from raydist.pipelines.blocks import Block, Column, object_column
+from raydist.pipelines.blocks import Block, Column, private_column
 from raydist.pipelines.op import ElementError
 from raydist.pipelines.seeds import RandomKey
 
-__all__ = ["call_rows", "copy_rows", "describe", "element_rows", "wants_rng"]
+__all__ = ["call_rows", "describe", "element_rows", "wants_rng"]
 
 
 def describe(fn: Callable[..., Any]) -> str:
@@ -61,30 +61,16 @@ def _named_rows(kind: type, keys: tuple[Any, ...], children: Sequence[Iterable[A
 
 def _arguments(block: Block) -> list[Iterable[Any]]:
     """One iterable per positional argument: a tuple is unpacked, everything else is one argument."""
-    columns = iter([_private(column) for column in block.columns])
+    columns = iter([private_column(column) for column in block.columns])
     if block.structure.kind is tuple:
         return [_rows(child, columns) for child in block.structure.children]
     return [_rows(block.structure, columns)]
 
 
-def _private(column: Column) -> Column:
-    """A column whose rows the function may write into."""
-    if column.dtype != object:
-        return column if column.flags.writeable or column.ndim == 1 else column.copy()
-    if any(isinstance(row, np.ndarray) and not row.flags.writeable for row in column.flat):
-        return copy_rows(column)
-    return column
-
-
-def copy_rows(column: Column) -> Column:
-    """A column of objects whose arrays are copies."""
-    return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column.flat]).reshape(
-        column.shape
-    )
-
-
-def call_rows(fn: Callable[..., Any], block: Block, start: int, key: RandomKey | None = None) -> list[Any]:
-    """`fn` of every element, in order; an ElementError where it raised.
+def call_rows(
+    fn: Callable[..., Any], block: Block, start: int, key: RandomKey | None = None
+) -> tuple[list[Any], list[int]]:
+    """`fn` of every element, in order, with an ElementError where it raised; and the rows of these errors.
 
     Args:
         fn: Gets numpy arrays, numpy scalars, bytes and str.
@@ -95,15 +81,18 @@ def call_rows(fn: Callable[..., Any], block: Block, start: int, key: RandomKey |
     arguments = _arguments(block)
     calls = map(fn, *arguments) if key is None else _random_calls(fn, arguments, key, start)
     results: list[Any] = []
+    failed: list[int] = []
+    append = results.append
     while len(results) < block.num_rows:
         try:
             for value in calls:
-                results.append(value)
+                append(value)
             if len(results) < block.num_rows:  # map() ends early when the function itself raises StopIteration
                 raise RuntimeError("The function raised StopIteration, which would end the iteration.")
         except Exception as error:
-            results.append(ElementError(error, start + len(results)))
-    return results
+            failed.append(len(results))
+            append(ElementError(error, start + len(results)))
+    return results, failed
 
 
 def _random_calls(

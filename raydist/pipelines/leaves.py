@@ -80,9 +80,8 @@ def _list(values: list[Any]) -> Any:
     if not values:
         return np.empty(0, np.float32)
     leaves = [as_leaf(value) for value in values]
-    first = leaves[0]
-    if isinstance(first, bytes | str):
-        if {type(leaf) for leaf in leaves} != {type(first)}:
+    if any(isinstance(leaf, bytes | str) for leaf in leaves):
+        if len({type(leaf) for leaf in leaves}) > 1:
             raise SpecError(f"A list is one tensor and must hold one type, got {values!r:.200}.")
         column = np.empty(len(leaves), object)
         column[:] = leaves

@@ -60,13 +60,13 @@ class _FilterKernel(Kernel):
         return False
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        answers = call_rows(self.predicate, block.shared(), start)
+        answers, failed = call_rows(self.predicate, block.shared(), start)
         if not set(map(type, answers)) <= {bool, np.bool_}:
             answers = [_truth(answer, start + row) for row, answer in enumerate(answers)]
-        errors = [row for row, answer in enumerate(answers) if isinstance(answer, ElementError)]
+            failed = [row for row, answer in enumerate(answers) if isinstance(answer, ElementError)]
         items: list[Item] = []
         first = 0
-        for row in errors:
+        for row in failed:
             items += [*_kept(block.slice(first, row), answers[first:row]), answers[row]]
             first = row + 1
         return items + _kept(block.slice(first, block.num_rows), answers[first:])

@@ -85,18 +85,18 @@ class _MapKernel(Kernel):
         return self.key is not None
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        items = items_of_results(call_rows(self.fn, block, start, self.key), start)
+        results, failed = call_rows(self.fn, block, start, self.key)
+        items = items_of_results(results, failed, start)
         return items if self.output is None else self.output.conform(items, start)
 
 
-def items_of_results(results: list[Any], start: int) -> list[Item]:
-    """Blocks of a function's results; errors among them keep their places."""
+def items_of_results(results: list[Any], failed: Sequence[int], start: int) -> list[Item]:
+    """Blocks of a function's results; the errors at the rows `failed` keep their places."""
     items: list[Item] = []
     first = 0
-    for index, result in enumerate(results):
-        if isinstance(result, ElementError):
-            items += [*_blocks(results[first:index], start + first), result]
-            first = index + 1
+    for row in failed:
+        items += [*_blocks(results[first:row], start + first), results[row]]
+        first = row + 1
     return items + _blocks(results[first:], start + first)
 
 

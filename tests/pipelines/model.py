@@ -1,0 +1,92 @@
+"""What pipelines mean, written with plain lists: the measure for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.dataset import Dataset
+
+__all__ = ["Bad", "Step", "batched", "filtered", "mapped", "repeated", "skipped", "taken"]
+
+
+@final
+@dataclass(frozen=True)
+class Bad:
+    """An element whose function raised."""
+
+
+Items = list[Any]
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """One operation, on datasets and on lists."""
+
+    name: str
+    on_dataset: Callable[[Dataset], Dataset]
+    on_list: Callable[[Items], Items]
+
+
+def mapped(fn: Callable[[Any], Any]) -> Step:
+    def one(item: Any) -> Any:
+        if isinstance(item, Bad):
+            return item
+        try:
+            return fn(item)
+        except ZeroDivisionError:
+            return Bad()
+
+    return Step("map", lambda ds: ds.map(fn), lambda items: [one(item) for item in items])
+
+
+def filtered(fn: Callable[[Any], bool]) -> Step:
+    return Step(
+        "filter", lambda ds: ds.filter(fn), lambda items: [item for item in items if isinstance(item, Bad) or fn(item)]
+    )
+
+
+def batched(size: int, drop: bool) -> Step:
+    """A batch and its parts: `unbatch` follows, so that elements stay numbers. A bad element spoils its batch."""
+
+    def on_list(items: Items) -> Items:
+        groups = [items[at : at + size] for at in range(0, len(items), size)]
+        if drop and groups and len(groups[-1]) < size:
+            groups.pop()
+        return [item for group in groups for item in ([Bad()] if Bad() in group else group)]
+
+    return Step("batch", lambda ds: ds.batch(size, drop).unbatch(), on_list)
+
+
+def taken(count: int) -> Step:
+    def on_list(items: Items) -> Items:
+        kept: Items = []
+        good = 0
+        for item in items:
+            if good == count:
+                break
+            good += not isinstance(item, Bad)
+            kept.append(item)
+        return kept
+
+    return Step("take", lambda ds: ds.take(count), (lambda items: list(items)) if count < 0 else on_list)
+
+
+def skipped(count: int) -> Step:
+    def on_list(items: Items) -> Items:
+        rest: Items = []
+        left = count
+        for item in items:
+            if left and not isinstance(item, Bad):
+                left -= 1
+            else:
+                rest.append(item)
+        return rest
+
+    return Step("skip", lambda ds: ds.skip(count), (lambda items: []) if count < 0 else on_list)
+
+
+def repeated(count: int) -> Step:
+    return Step("repeat", lambda ds: ds.repeat(count), lambda items: items * count)
