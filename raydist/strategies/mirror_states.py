@@ -87,11 +87,13 @@ class LazyStates:
                 self._known[handle] = self._capture(metric)
 
     def _refuse_blind_write(self, obj: Any, handle: int) -> None:
-        if changed(self._known[handle], self._capture_open(obj)):
+        now = self._capture_open(obj)
+        if changed(self._known[handle], now):
+            self._known[handle] = seal(now)  # the next read fetches what the replicas hold
             raise FailedPreconditionError(
                 f"The states of {type(obj).__name__} must be read from it before they are changed on the driver; they "
-                f"were changed through a reference kept from before the last step. Read them again, and change them "
-                f"then."
+                f"were changed through a reference kept from before the last step, and that change is dropped. Read "
+                f"them again, and change them then."
             )
 
     def collect(self, writes: Writes) -> None:
