@@ -5,6 +5,7 @@ A path is local, or a URI that fsspec or, where fsspec lacks the package for it,
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -55,6 +56,14 @@ class OpenFile:
 
     file: ReadableFile
     size: int | None
+
+
+@final
+class _LocalFile(io.FileIO):
+    """Closed without a ResourceWarning when it is dropped: an iterator that was not read to its end is no mistake."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def path_text(path: Any) -> str:
@@ -134,7 +143,7 @@ def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
 def _open_local(path: str) -> OpenFile:
     # O_NONBLOCK: opening a FIFO would wait for its writer, without limit. It has no effect on plain files.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = os.fdopen(descriptor, "rb", buffering=0)
+    file = _LocalFile(descriptor, "rb")
     try:
         status = os.fstat(descriptor)
         _require_plain(path, status.st_mode)

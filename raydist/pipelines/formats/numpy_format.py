@@ -5,6 +5,7 @@ Source: NumPy enhancement proposal 1 (the .npy format); PKWARE's APPNOTE.TXT 4.3
 
 from __future__ import annotations
 
+import errno
 import struct
 import tokenize
 import zipfile
@@ -16,7 +17,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError, RaydistError, SpecError
+from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.formats.files import data_loss, file_errors
 
 __all__ = ["StoredArray", "stored_array", "stored_arrays"]
@@ -170,4 +171,12 @@ def _damage_of(path: str) -> Iterator[None]:
     except RaydistError:
         raise
     except _DAMAGE as error:
-        raise data_loss(path, 0, f"The file must be a whole .npy or .npz file, but: {error}") from error
+        raise _not_whole(path, error) from error
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a seek to a senseless place
+            raise _not_whole(path, error) from error
+        raise
+
+
+def _not_whole(path: str, error: Exception) -> DataLossError:
+    return data_loss(path, 0, f"The file must be a whole .npy or .npz file, but: {error}")

@@ -121,8 +121,9 @@ def _describe(path: str) -> tuple[Structure, tuple[StoredArray, ...]]:
         if path.endswith(".npy"):
             return LEAF, (stored_array(path, opened.file, opened.size or 0),)
         if path.endswith(".npz"):
-            members, structure = flatten({array.member: array for array in stored_arrays(path, opened.file)})
-            return structure, tuple(members)
+            arrays = {array.member: array for array in stored_arrays(path, opened.file)}
+            structure = flatten(dict.fromkeys(arrays))[1]
+            return structure, tuple(arrays[name] for name in structure.keys)
     finally:
         opened.file.close()
     raise InvalidArgumentError(f"from_numpy reads files named .npy or .npz, got {path!r}.")

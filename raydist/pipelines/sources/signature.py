@@ -74,7 +74,10 @@ def _has_shape(shape: tuple[int, ...], wanted: tuple[int | None, ...] | None) ->
 
 def _text(value: Any, dtype: np.dtype[Any]) -> Any:
     """bytes, str or an object array of them; None for anything else."""
-    leaf = as_leaf(value)
+    try:
+        leaf = as_leaf(value)
+    except SpecError:  # nothing that a tensor can hold
+        return None
     if isinstance(leaf, bytes | str):
         return leaf if isinstance(leaf, bytes) == (dtype.kind == "S") else None
     if leaf.size == 0:

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
+from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
+
+
+def describe(path: Path) -> list[StoredArray]:
+    with path.open("rb") as file:
+        if path.suffix == ".npz":
+            return stored_arrays(str(path), file)
+        return [stored_array(str(path), file, path.stat().st_size)]
+
+
+ARRAYS: list[np.ndarray[Any, Any]] = [
+    np.arange(6).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.arange(3, dtype=">f4"),
+    np.array([b"ab", b"c"]),
+    np.array(["ä", "bcd"]),
+    np.zeros((0, 3), np.uint8),
+    np.array(7),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=str)
+def test_describes_and_loads_an_npy(tmp_path: Path, array: np.ndarray[Any, Any]) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, array)
+    (found,) = describe(path)
+    assert (found.shape, found.dtype, found.member) == (array.shape, array.dtype, None)
+    loaded = found.load()
+    assert np.array_equal(loaded, array)
+    if array.size and array.ndim:
+        assert isinstance(loaded.base, np.memmap)
+        assert not loaded.flags.writeable
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_describes_and_loads_an_npz(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "x.npz"
+    save(path, **{f"a{i}": array for i, array in enumerate(ARRAYS)})
+    for array, found in zip(ARRAYS, describe(path), strict=True):
+        assert (found.offset is None) == (save is np.savez_compressed)
+        loaded = found.load()
+        assert (loaded.dtype, loaded.tolist()) == (array.dtype, array.tolist())
+        assert array.size == 0 or not loaded.flags.writeable
+
+
+def test_headers_of_version_2(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, np.arange(3), version=(2, 0))
+    assert describe(path)[0].load().tolist() == [0, 1, 2]
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    class Canary:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (tmp_path / "was_run").touch, ()
+
+    objects = np.array([Canary()], dtype=object)
+    np.save(tmp_path / "x.npy", objects)
+    np.savez(tmp_path / "x.npz", a=objects)
+    for name in ("x.npy", "x.npz"):
+        with pytest.raises(SpecError, match="holds pickled Python objects, and unpickling a file could run any code"):
+            describe(tmp_path / name)
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("dtype", [[("x", "i4"), ("y", "f4")], "datetime64[s]"])
+def test_only_numbers_and_text(tmp_path: Path, dtype: Any) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3, dtype=dtype))
+    with pytest.raises(SpecError, match=r"must hold numbers or text, but '.*x\.npy' has dtype"):
+        describe(tmp_path / "x.npy")
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(100))
+    whole = path.read_bytes()
+    for length in (0, 3, 8, 60, 128, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DataLossError) as caught:
+            describe(path)
+        assert caught.value.path == str(path)
+    assert (
+        f"must hold 800 bytes (int64 (100,)), but 799 are left: it is truncated (file {str(path)!r}, byte 128)"
+        in str(caught.value)
+    )
+
+
+@pytest.mark.parametrize("shape", ["(2**62,)", "(-1,)", "(4611686018427387904, 8)", "(9999999999,)"])
+def test_a_header_that_lies(tmp_path: Path, shape: str) -> None:
+    path = tmp_path / "x.npy"
+    header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(80))
+    with pytest.raises(DataLossError):
+        describe(path)
+
+
+def test_an_archive_without_arrays(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("readme.txt", "no arrays")
+    with pytest.raises(InvalidArgumentError, match="must hold at least one array"):
+        describe(tmp_path / "x.npz")
+
+
+def test_a_file_that_changed_after_it_was_described(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(100))
+    (found,) = describe(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataLossError, match="must be a whole .npy or .npz file, but"):
+        found.load()
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="must exist"):
+        found.load()
+
+
+@pytest.mark.parametrize("name", ["x.npy", "stored.npz", "deflated.npz"])
+def test_mutations_are_errors_or_arrays(tmp_path: Path, name: str) -> None:
+    """Damage is never another exception than ours; and with checksums that are read, never other data."""
+    path = tmp_path / name
+    array = np.arange(200)
+    {"x.npy": np.save, "stored.npz": np.savez, "deflated.npz": np.savez_compressed}[name](path, array)
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    for number in range(200):
+        data = bytearray(whole)
+        at = rng.randrange(len(data))
+        if number % 2:
+            data[at] ^= 1 << rng.randrange(8)
+        else:
+            del data[at:]
+        path.write_bytes(data)
+        try:
+            arrays = [found.load() for found in describe(path)]
+        except RaydistError:
+            continue
+        assert name != "deflated.npz" or np.array_equal(arrays[0], array)

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raydist as rd
+from tests.contracts.op import check_op, collect
+
+INT = rd.TensorSpec((), "int64")
+
+
+def count(stop: int) -> Iterator[int]:
+    yield from range(stop)
+
+
+def test_yields_the_generators_values() -> None:
+    dataset = rd.Dataset.from_generator(
+        lambda: iter([(1, [0.5, 1.5]), (2, [])]), output_signature=(INT, rd.TensorSpec((None,), "float32"))
+    )
+    assert [(int(x), y.tolist()) for x, y in dataset] == [(1, [0.5, 1.5]), (2, [])]
+    assert dataset.element_spec == (INT, rd.TensorSpec((None,), "float32"))
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
+    assert list(rd.Dataset.from_generator(lambda: [], output_signature=INT)) == []
+
+
+def test_is_called_afresh_for_every_pass() -> None:
+    calls: list[int] = []
+
+    def values() -> Iterator[int]:
+        calls.append(len(calls))
+        yield len(calls)
+
+    dataset = rd.Dataset.from_generator(values, output_signature=INT)
+    assert calls == []
+    assert [int(x) for x in dataset] == [1]
+    assert [int(x) for x in dataset.repeat(3)] == [2, 3, 4]
+
+
+def test_arguments_arrive_as_numpy() -> None:
+    got: list[Any] = []
+
+    def values(*args: Any) -> list[int]:
+        got.extend(args)
+        return []
+
+    list(rd.Dataset.from_generator(values, output_signature=INT, args=(3, [1.5], "text", np.int32(4))))
+    assert [type(value) for value in got] == [np.int64, np.ndarray, str, np.int32]
+    assert [got[0], got[1].tolist(), got[2], got[3]] == [3, [1.5], "text", 4]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_resumes_anywhere(size: int) -> None:
+    dataset = rd.Dataset.from_generator(count, output_signature=INT, args=(size,))
+    check_op(lambda: dataset, [np.int64(i) for i in range(size)])
+    check_op(lambda: dataset.repeat(2).batch(3))
+
+
+def test_resuming_runs_the_generator_again_and_drops() -> None:
+    made = []
+
+    def values() -> Iterator[int]:
+        for i in range(5):
+            made.append(i)
+            yield i
+
+    dataset = rd.Dataset.from_generator(values, output_signature=INT)
+    iterator = dataset.as_numpy_iterator()
+    collect(iterator, 3)
+    state = iterator.state_dict()
+    made.clear()
+    resumed = dataset.as_numpy_iterator()
+    resumed.load_state_dict(state)
+    assert next(resumed) == 3
+    assert made[:4] == [0, 1, 2, 3]
+
+
+def test_a_generator_that_became_shorter_cannot_be_resumed() -> None:
+    sizes = iter([5, 2])
+    dataset = rd.Dataset.from_generator(lambda: range(next(sizes)), output_signature=INT)
+    iterator = dataset.as_numpy_iterator()
+    collect(iterator, 3)
+    resumed = dataset.as_numpy_iterator()
+    resumed.load_state_dict(iterator.state_dict())
+    with pytest.raises(
+        rd.FailedPreconditionError, match="same values again to resume after 3 of them, .* ended after 2"
+    ):
+        next(resumed)
+
+
+def failing() -> Iterator[int]:
+    yield 0
+    yield 1
+    raise KeyError("mine")
+
+
+def test_an_exception_keeps_its_type_and_ends_the_iteration() -> None:
+    dataset = rd.Dataset.from_generator(failing, output_signature=INT)
+    iterator = iter(dataset)
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(KeyError, match="mine") as caught:
+        next(iterator)
+    assert any("from_generator(test_generator.py:" in n and "failing), element 2." in n for n in caught.value.__notes__)
+    assert caught.traceback[-1].name == "failing"
+    assert list(iterator) == []
+    check_op(lambda: dataset, [np.int64(0), np.int64(1), ("KeyError", "'mine'")])
+
+
+def test_an_exception_of_the_call_itself() -> None:
+    def broken() -> Iterator[int]:
+        raise OSError("no such camera")
+
+    check_op(lambda: rd.Dataset.from_generator(broken, output_signature=INT), [("OSError", "no such camera")])
+
+
+def test_a_value_that_does_not_fit_is_an_error_at_its_place() -> None:
+    dataset = rd.Dataset.from_generator(lambda: [1, "two", [3], 4], output_signature=INT)
+    first, second, third, fourth = collect(dataset.as_numpy_iterator())
+    assert (first, fourth) == (1, 4)
+    assert second[0] == third[0] == "SpecError"
+    assert f"must yield {INT}, as its output_signature says, got TensorSpec(shape=(), dtype=str) ('two')" in second[1]
+    assert "got TensorSpec(shape=(1,), dtype=int64) ([3])" in third[1]
+    check_op(lambda: dataset)
+
+
+def test_the_note_of_a_misfit_names_the_element() -> None:
+    iterator = iter(rd.Dataset.from_generator(lambda: [1, 2, "x"], output_signature=INT))
+    next(iterator), next(iterator)
+    with pytest.raises(rd.SpecError) as caught:
+        next(iterator)
+    assert any("element 2." in note for note in caught.value.__notes__)
+
+
+def test_something_that_is_no_iterator() -> None:
+    dataset = rd.Dataset.from_generator(lambda: 5, output_signature=INT)
+    with pytest.raises(rd.SpecError, match=r"from_generator\(.*\) must return an iterator, got 5"):
+        next(iter(dataset))
+
+
+def test_a_buffer_that_is_used_again() -> None:
+    def values() -> Iterator[np.ndarray[Any, Any]]:
+        buffer = np.zeros(2, np.int64)
+        for i in range(3):
+            buffer[:] = i
+            yield buffer
+
+    dataset = rd.Dataset.from_generator(values, output_signature=rd.TensorSpec((2,), "int64"))
+    assert [x.tolist() for x in dataset.batch(3)] == [[[0, 0], [1, 1], [2, 2]]]
+
+
+def test_an_infinite_generator() -> None:
+    dataset = rd.Dataset.from_generator(itertools.count, output_signature=INT)
+    assert [int(x) for x in dataset.skip(2).take(3)] == [2, 3, 4]
+
+
+def test_large_values_come_in_small_blocks() -> None:
+    made = []
+
+    def values() -> Iterator[np.ndarray[Any, Any]]:
+        for i in range(20):
+            made.append(i)
+            yield np.zeros(1 << 20, np.uint8)
+
+    dataset = rd.Dataset.from_generator(values, output_signature=rd.TensorSpec((1 << 20,), "uint8"))
+    iterator = dataset.batch(20).as_numpy_iterator()
+    assert next(iterator).shape == (20, 1 << 20)
+    assert made == list(range(20))
+
+
+def test_a_slow_generator_is_not_waited_for() -> None:
+    made = []
+
+    def values() -> Iterator[int]:
+        for i in range(1000):
+            made.append(i)
+            time.sleep(0.03)
+            yield i
+
+    iterator = iter(rd.Dataset.from_generator(values, output_signature=INT).skip(0))
+    assert [int(next(iterator)) for _ in range(4)] == [0, 1, 2, 3]
+    assert len(made) < 20
+    iterator.close()
+
+
+def test_close_ends_the_generator() -> None:
+    ended = []
+
+    def values() -> Iterator[int]:
+        try:
+            yield from itertools.count()
+        finally:
+            ended.append(True)
+
+    iterator = iter(rd.Dataset.from_generator(values, output_signature=INT))
+    next(iterator)
+    assert ended == []
+    iterator.close()
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("generator", "signature", "message"),
+    [
+        (count(3), INT, "needs a function .* Give the generator function itself"),
+        ([1, 2], INT, "needs a function"),
+        (count, None, "needs output_signature="),
+        (count, "int64", "output_signature must be a nest of rd.TensorSpec, got a leaf 'int64'"),
+    ],
+)
+def test_bad_arguments(generator: Any, signature: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        rd.Dataset.from_generator(generator, output_signature=signature)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raydist as rd
+from tests.contracts.op import check_op, collect
+from tests.pipelines.formats.record_files import COMPRESS, framed
+
+
+def write(path: Path, records: Sequence[bytes], compression: str | None = None) -> str:
+    path.write_bytes(COMPRESS[compression](framed(*records)))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """[0, 1, 2], [3, 4], [] and [5]."""
+    contents = [[b"0", b"1", b"2"], [b"3", b"4"], [], [b"5"]]
+    return [write(tmp_path / f"{i}.tfrecord", content) for i, content in enumerate(contents)]
+
+
+def test_one_file_after_the_other(files: list[str]) -> None:
+    assert list(rd.TFRecordDataset(files)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert list(rd.TFRecordDataset(files[0])) == [b"0", b"1", b"2"]
+    assert list(rd.TFRecordDataset(Path(files[1]))) == [b"3", b"4"]
+    assert list(rd.TFRecordDataset(np.array(files[:1]))) == [b"0", b"1", b"2"]
+    assert list(rd.TFRecordDataset(files[2])) == []
+
+
+def test_names_from_a_dataset(files: list[str]) -> None:
+    names = rd.Dataset.from_tensor_slices(files[:2]).repeat(2)
+    assert list(rd.TFRecordDataset(names)) == [b"0", b"1", b"2", b"3", b"4"] * 2
+    check_op(lambda: rd.TFRecordDataset(names, num_parallel_reads=2))
+
+
+@pytest.mark.parametrize(
+    ("reads", "order"),
+    [(1, "012345"), (None, "012345"), (rd.AUTOTUNE, "012345"), (2, "031425"), (3, "031452"), (9, "035142")],
+)
+def test_files_in_turn(files: list[str], reads: int | None, order: str) -> None:
+    dataset = rd.TFRecordDataset(files, num_parallel_reads=reads)
+    assert b"".join(dataset) == order.encode()
+    assert list(rd.TFRecordDataset(files[:2], num_parallel_reads=2)) == [b"0", b"3", b"1", b"4", b"2"]
+
+
+def interleaved(contents: Sequence[Sequence[Any]], cycle: int) -> list[Any]:
+    """interleave's order, written down slot by slot."""
+    waiting = [list(content) for content in contents]
+    slots: list[list[Any] | None] = [None] * cycle
+    out: list[Any] = []
+    while waiting or any(slot is not None for slot in slots):
+        for i in range(cycle):
+            if slots[i] is None and waiting:
+                slots[i] = waiting.pop(0)
+            slot = slots[i]
+            if slot:
+                out.append(slot.pop(0))
+            else:
+                slots[i] = None
+    return out
+
+
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6), cycle=st.integers(1, 4))
+def test_order_and_resuming(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], cycle: int) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    contents = [[b"%d.%d" % (file, i) for i in range(size)] for file, size in enumerate(sizes)]
+    paths = [write(folder / str(i), content) for i, content in enumerate(contents)]
+    check_op(lambda: rd.TFRecordDataset(paths, num_parallel_reads=cycle), interleaved(contents, cycle))
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_resumes_in_compressed_files(tmp_path: Path, compression: str | None) -> None:
+    path = write(tmp_path / "x", [b"%d" % i * i for i in range(20)], compression)
+    check_op(lambda: rd.TFRecordDataset([path, path], compression))
+
+
+def test_every_pass_reads_anew(files: list[str]) -> None:
+    dataset = rd.TFRecordDataset(files).repeat(2)
+    assert b"".join(dataset) == b"012345" * 2
+    check_op(lambda: dataset.batch(4))
+
+
+def test_properties(files: list[str]) -> None:
+    dataset = rd.TFRecordDataset(files)
+    assert dataset.element_spec == rd.TensorSpec((), bytes)
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
+    assert "tfrecord" in dataset.explain()
+
+
+def test_errors_stand_at_their_place(tmp_path: Path, files: list[str]) -> None:
+    damaged = tmp_path / "damaged"
+    content = bytearray(framed(b"a", b"b", b"c"))
+    content[17 + 12] ^= 1  # the data of b"b"
+    damaged.write_bytes(content)
+    cut = tmp_path / "cut"
+    cut.write_bytes(framed(b"d", b"e")[:-1])
+    missing = str(tmp_path / "missing")
+    dataset = rd.TFRecordDataset([str(damaged), missing, str(cut), files[3], str(tmp_path)])
+    found = collect(dataset.as_numpy_iterator())
+    assert [one if isinstance(one, bytes) else one[0] for one in found] == [
+        *(b"a", "DataLossError", b"c"),
+        "NotFoundError",
+        *(b"d", "DataLossError"),
+        b"5",
+        "InvalidArgumentError",
+    ]
+    assert found[1][1].endswith(f"record 1 is damaged (file {str(damaged)!r}, byte 17).")
+    assert repr(missing) in found[3][1]
+    assert found[5][1].endswith(f"record 1 is damaged (file {str(cut)!r}, byte 17).")
+    names = [str(damaged), missing, str(cut), files[3], str(tmp_path)]
+    for cycle in (1, 2, 5):
+        check_op(partial(rd.TFRecordDataset, names, num_parallel_reads=cycle))
+
+
+def test_data_loss_carries_file_and_offset(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(framed(b"abc") + b"junk")
+    iterator = iter(rd.TFRecordDataset(str(path)))
+    assert next(iterator) == b"abc"
+    with pytest.raises(rd.DataLossError, match="header must have 12 bytes, but the file ends after 4") as caught:
+        next(iterator)
+    assert (caught.value.path, caught.value.offset) == (str(path), 19)
+    assert list(iterator) == []
+
+
+def test_missing_files_are_found_at_iteration(tmp_path: Path) -> None:
+    dataset = rd.TFRecordDataset(str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError, match="The file must exist, got .*missing"):
+        next(iter(dataset))
+
+
+def test_the_wrong_compression_is_said(tmp_path: Path) -> None:
+    plain, packed = write(tmp_path / "a", [b"x"]), write(tmp_path / "b", [b"x"], "GZIP")
+    with pytest.raises(rd.DataLossError, match="Was the file written with compression_type='ZLIB'"):
+        next(iter(rd.TFRecordDataset(plain, "ZLIB")))
+    with pytest.raises(rd.DataLossError, match="try compression_type='GZIP'"):
+        next(iter(rd.TFRecordDataset(packed)))
+
+
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(rd.InvalidArgumentError, match="is a FIFO"):
+        next(iter(rd.TFRecordDataset(str(tmp_path / "fifo"))))
+
+
+def test_a_file_that_shrank_cannot_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write(path, [b"a", b"b"])
+    dataset = rd.TFRecordDataset(str(path))
+    iterator = iter(dataset)
+    next(iterator)
+    state = iterator.state_dict()
+    path.write_bytes(b"")
+    resumed = iter(dataset)
+    resumed.load_state_dict(state)
+    with pytest.raises(rd.DataLossError, match="must reach byte 17, where reading is to go on, but it has 0 bytes"):
+        next(resumed)
+
+
+def test_a_state_of_other_files_is_refused(files: list[str]) -> None:
+    iterator = iter(rd.TFRecordDataset(files, num_parallel_reads=4))
+    next(iterator), next(iterator), next(iterator)
+    state = iterator.state_dict()
+    for other in (rd.TFRecordDataset(files), rd.TFRecordDataset(files[:1], num_parallel_reads=4)):
+        resumed = iter(other)
+        resumed.load_state_dict(state)
+        with pytest.raises(rd.FailedPreconditionError, match="must be loaded into the pipeline that it was saved from"):
+            next(resumed)
+
+
+def test_names_that_are_no_names(files: list[str]) -> None:
+    dataset = rd.TFRecordDataset(rd.Dataset.range(1))
+    with pytest.raises(rd.SpecError, match=r"must have elements of str, got .*0"):
+        next(iter(dataset))
