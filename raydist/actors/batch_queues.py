@@ -90,6 +90,11 @@ class BatchQueues:
         """Whether nothing will be offered any more."""
         return self._ended or self._closed
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def offer(self, place: Place) -> None:
         """Add the next place. After one that is `last` nothing may follow."""
         if self._closed:

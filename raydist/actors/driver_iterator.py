@@ -78,7 +78,7 @@ class DistributedIterator(BatchIterator):
         self._drain = drain
         self._link: PipelineLink | None = None
         self._reader: PlaceReader | None = None
-        self._stop: Callable[[], Any] | None = None
+        self._finalizer: weakref.finalize[[], DistributedIterator] | None = None
         self._state: State | None = job.state
         self._lent = False
         self._last: Place | None = None
@@ -119,7 +119,7 @@ class DistributedIterator(BatchIterator):
             raise FailedPreconditionError("This iterator was closed and gives no more batches. Make a new one.")
         if self._link is None:
             self._link = self._opener.open(replace(self._job, state=self._state))
-            self._stop = weakref.finalize(self, self._link.close)
+            self._finalizer = weakref.finalize(self, self._link.abandon)
             self._reader = self._reader_from(0)
 
     def _require_link(self) -> PipelineLink:
@@ -136,20 +136,25 @@ class DistributedIterator(BatchIterator):
         self._release()
 
     def _release(self) -> None:
-        stop, self._stop = self._stop, None
         self._reader = None
-        if stop is not None:
-            stop()
+        if self._finalizer is not None and self._finalizer.detach() is not None:
+            self._require_link().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To the replicas goes their own reading end; the driver gives back what it read ahead."""
         if self._last is not None:
             return ReplicaIterator, (None, 0)
         self._open()
-        if not self._lent and self._reader is not None:
-            self._reader.give_back()
-            self._lent = True
+        self._lend()
         return ReplicaIterator, (self._link, self._job.capacity - 1)
+
+    def _lend(self) -> None:
+        if self._reader is not None:
+            self._reader.give_back("lend")
+        else:
+            self._require_link().call("lend", 0)  # lent already: one more loop will follow the one under way
+        self._reader = None
+        self._lent = True
 
     def _take_back(self) -> None:
         """After a loop in the replicas: go on where they stopped."""
@@ -171,6 +176,8 @@ class DistributedIterator(BatchIterator):
 
     def load_state_dict(self, state: State) -> None:
         """Go on after the batch at which `state` was taken, on any number of replicas and input workers."""
+        if self._lent:
+            self._drain()
         self._release()
         self._link, self._last, self._lent, self._closed = None, None, False, False
         self._state = dict(state)

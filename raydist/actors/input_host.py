@@ -123,9 +123,14 @@ class PipelineLink:
         return position
 
     def close(self) -> None:
-        """End the pass without waiting for it. Safe in a finalizer."""
+        """End the pass without waiting for it."""
         if ray.is_initialized():
             self._actor.close.remote(self.key, self.timeouts.close_s)
+
+    def abandon(self) -> None:
+        """End the pass once no replica reads it any more, without waiting. For finalizers."""
+        if ray.is_initialized():
+            self._actor.abandon.remote(self.key, self.timeouts.close_s)
 
     def _answer(self, ref: Any, limit_s: float, doing: str) -> Any:
         return self._guard(lambda: ray.get(ref, timeout=limit_s), doing)

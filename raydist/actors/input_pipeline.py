@@ -46,6 +46,7 @@ class InputPipeline:
         self._name = name
         self._put = put
         self._productions: dict[str, Production] = {}
+        self._abandoned: set[str] = set()
         self._pools: dict[str, ActorExecutor] = {}
         self._shelf = PoolShelf()
 
@@ -89,9 +90,23 @@ class InputPipeline:
         ) as error:  # as a value: an answer that nobody waits for any more must not be logged as a failure
             return (Place(poll.start, {}, error=pack_error(error), last=True),)
 
-    def release(self, key: str, rank: int | None, done: int) -> None:
-        """See `Production.release`."""
-        self._production(key).release(rank, done)
+    def lend(self, key: str, done: int) -> None:
+        """See `Production.lend`."""
+        self._production(key).lend(done)
+
+    def release(self, key: str, rank: int, done: int) -> None:
+        """See `Production.release`. The last reader of an abandoned pass ends it."""
+        production = self._production(key)
+        production.release(rank, done)
+        if key in self._abandoned and not production.in_use:
+            self.close(key, _PATIENCE_S)
+
+    def abandon(self, key: str, timeout_s: float) -> None:
+        """The driver's iterator is gone: end the pass, now or when the replicas that read it have stopped."""
+        self._abandoned.add(key)
+        production = self._productions.get(key)
+        if production is None or not production.in_use:
+            self.close(key, timeout_s)
 
     def position_of(self, key: str, rank: int) -> int:
         """See `Production.position_of`."""
@@ -108,6 +123,7 @@ class InputPipeline:
     def close(self, key: str, timeout_s: float) -> bool:
         """End a pass; False if its thread is still busy after `timeout_s`. A pass that is gone is closed already."""
         production = self._productions.pop(key, None)
+        self._abandoned.discard(key)
         if production is None:
             return True
         production.close()

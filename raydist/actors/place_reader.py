@@ -85,9 +85,8 @@ class PlaceReader:
         start = self._next + len(self._buffer)
         return self._link.ask(Poll(self._rank, start, self._done, self._group, self._link.timeouts.poll_s))
 
-    def give_back(self) -> int:
-        """Forget what was read ahead: the pass goes on here for whoever reads next. Returns that position."""
+    def give_back(self, method: str, *args: Any) -> None:
+        """Forget what was read ahead, and tell the pass how far this reader has come: `method(*args, position)`."""
         self._buffer.clear()
         self._asked = None
-        self._link.call("release", self._rank, self._next)
-        return self._next
+        self._link.call(method, *args, self._next)

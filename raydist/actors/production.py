@@ -61,6 +61,7 @@ class Production:
         self._zero_copy = zero_copy
         self._label = label
         self._changed = threading.Condition()
+        self._loans = [0] * num_replicas  # loops that each replica has been sent and has not left
         self._queues = BatchQueues(num_replicas=num_replicas, capacity=capacity, start=source.state_dict())
         self._thread = threading.Thread(target=self._run, name=f"raydist-input-{label}", daemon=True)
 
@@ -115,10 +116,23 @@ class Production:
         self._queues.acknowledge(rank, done)
         self._changed.notify_all()
 
-    def release(self, rank: int | None, done: int) -> None:
-        """A reader stops for now, done with the places before `done`."""
+    def lend(self, done: int) -> None:
+        """The driver, done with the places before `done`, leaves the reading to the replicas: each will `release`."""
+        with self._changed:
+            self._acknowledge(None, done)
+            self._loans = [loans + 1 for loans in self._loans]
+
+    def release(self, rank: int, done: int) -> None:
+        """Replica `rank` stops reading for now, done with the places before `done`."""
         with self._changed:
             self._acknowledge(rank, done)
+            self._loans[rank] = max(0, self._loans[rank] - 1)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a replica still reads, or is yet to begin."""
+        with self._changed:
+            return any(self._loans) and not self._queues.closed
 
     def position_of(self, rank: int) -> int:
         """Where replica `rank` goes on reading."""
@@ -128,6 +142,7 @@ class Production:
     def reclaim(self) -> Position:
         """The driver goes on, for everybody, where the furthest replica stopped."""
         with self._changed:
+            self._loans = [0] * len(self._loans)
             position = self._queues.reclaim()
             self._changed.notify_all()
             return position

@@ -110,4 +110,4 @@ class ReplicaIterator(BatchIterator):
         """Stop reading for now and tell the pipeline how far this replica has come."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            reader.give_back()
+            reader.give_back("release", self._rank)

@@ -41,6 +41,9 @@ class FakeLink:
     def reclaim(self) -> Any:
         return self.pipeline.reclaim(self.key)
 
+    def abandon(self) -> None:
+        self.pipeline.abandon(self.key, self.timeouts.close_s)
+
     def close(self) -> None:
         self.pipeline.close(self.key, self.timeouts.close_s)
 

@@ -50,7 +50,9 @@ def test_fields_arrive() -> None:
     assert (found.path, found.offset) == ("a", 7)
 
 
-@pytest.mark.parametrize(("error", "title"), [(Odd(3, "odd"), r"Odd: odd \(3\)"), (Holding(), "Holding: holding a lock")])
+@pytest.mark.parametrize(
+    ("error", "title"), [(Odd(3, "odd"), r"Odd: odd \(3\)"), (Holding(), "Holding: holding a lock")]
+)
 def test_what_cannot_be_pickled_still_shows_itself(error: Exception, title: str) -> None:
     packed = pack_error(raised(error), "In worker 3.")
     assert isinstance(packed, PortableError)

@@ -1,0 +1,22 @@
+"""Which executor an iterator gets."""
+
+from __future__ import annotations
+
+from raydist.options import Options
+from raydist.pipelines.executor import InlineExecutor
+from raydist.pipelines.placement import local_executor, open_executor
+from raydist.pipelines.threads import ThreadExecutor
+
+
+def test_without_wishes_the_thread_that_iterates_works() -> None:
+    assert isinstance(open_executor(Options()), InlineExecutor)
+
+
+def test_threads_are_bounded_by_the_budget() -> None:
+    options = Options()
+    options.threading.private_threadpool_size = 4
+    executor = local_executor(options)
+    assert isinstance(executor, ThreadExecutor)
+    assert executor.window == 4
+    options.autotune.cpu_budget = 1
+    assert isinstance(local_executor(options), InlineExecutor)
