@@ -8,7 +8,7 @@ import inspect
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, final
 
 import cloudpickle
@@ -198,7 +198,8 @@ def _codes(fn: Callable[..., Any]) -> tuple[CodeType, ...]:
     if not isinstance(code, CodeType):
         return ()
     inner = (getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or ())
-    return (code, *(c for c in (getattr(value, "__code__", None) for value in inner) if isinstance(c, CodeType)))
+    # Only functions are looked into: reading an attribute of a mirrored object waits for all dispatched steps.
+    return (code, *(value.__code__ for value in inner if type(value) is FunctionType))
 
 
 def _ends_in_one_place(code: CodeType) -> bool:
