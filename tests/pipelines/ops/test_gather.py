@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import numpy as np
+
+from raydist.dataset import Dataset
+from raydist.options import OptimizationOptions, Options
+from tests.contracts.op import collect, iterate, same
+
+ROWS = Dataset.from_tensor_slices({"image": np.arange(60).reshape(20, 3), "name": [str(i) for i in range(20)]})
+
+
+def test_indices_move_and_rows_are_read_behind() -> None:
+    dataset = ROWS.shuffle(5).repeat(2).skip(3).take(30)
+    now = Options(optimization=OptimizationOptions(late_gather=False))
+    assert "gather(" in dataset.explain()
+    assert "gather(" not in dataset.with_options(now).explain()
+    assert same(collect(iterate(dataset)), collect(iterate(dataset.with_options(now))))
+
+
+def test_nothing_is_gathered_where_only_numbers_move() -> None:
+    assert "gather(" not in Dataset.range(20).shuffle(5).explain()
+
+
+def test_a_consecutive_read_is_a_view() -> None:
+    source = np.arange(60).reshape(20, 3)
+    access = Dataset.from_tensor_slices(source)._op.random_access()
+    assert access is not None
+    assert np.shares_memory(access.gather(np.arange(4, 9)).columns[0], source)
+    assert not np.shares_memory(access.gather(np.array([4, 6])).columns[0], source)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.dataset import Dataset
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.options import Options
+from raydist.pipelines.spec import TensorSpec
+from tests.contracts.op import EXECUTORS, collect, iterate
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@dataclasses.dataclass
+class Pair:
+    first: Any
+    second: Any
+
+
+def numbers(dataset: Dataset) -> list[Any]:
+    return [np.asarray(x).tolist() for x in dataset.as_numpy_iterator()]
+
+
+def test_a_tuple_is_unpacked_and_a_named_element_is_one_argument() -> None:
+    tuples = Dataset.from_tensor_slices(([1, 2], [10, 20]))
+    assert numbers(tuples.map(lambda a, b: a + b)) == [11, 22]
+    assert numbers(tuples.map(lambda a, b: Point(a, b)).map(lambda p: p.x - p.y)) == [-9, -18]
+    assert numbers(tuples.map(lambda a, b: {"a": a, "b": b}).map(lambda d: d["b"])) == [10, 20]
+    assert numbers(tuples.map(lambda a, b: Pair(a, (b, a))).map(lambda p: p.second[0])) == [10, 20]
+    assert numbers(tuples.map(lambda a, b: ((a, b), b)).map(lambda ab, b: ab[0] * b)) == [10, 40]
+
+
+def test_values_are_normalised() -> None:
+    dataset = Dataset.range(2).map(lambda x: (1, 2.5, True, [1, 2.5], torch.ones(2), b"b", "s"))
+    specs = [TensorSpec((), np.int64), TensorSpec((), np.float32), TensorSpec((), bool), TensorSpec((2,), np.float32)]
+    specs += [TensorSpec((2,), np.float32), TensorSpec((), "S"), TensorSpec((), "U")]
+    assert dataset.element_spec == tuple(specs)
+    first = next(iter(dataset))
+    assert [type(leaf).__name__ for leaf in first] == ["Tensor"] * 5 + ["bytes", "str"]
+
+
+def test_an_error_keeps_its_type_and_place_and_says_where() -> None:
+    def fails(x: int) -> int:
+        if x == 3:
+            raise KeyError("no label")
+        return x
+
+    for make_executor in EXECUTORS:
+        iterator = iterate(Dataset.range(6).filter(lambda x: x > 1).map(fails), make_executor)
+        assert int(next(iterator)) == 2
+        with pytest.raises(KeyError, match="no label") as caught:
+            next(iterator)
+        (note,) = caught.value.__notes__
+        assert note.startswith("In map-2 (test_map.py:")
+        assert note.endswith("fails), element 1 of its input.")
+        assert caught.traceback[-1].name == "fails"
+        assert [int(x) for x in iterator] == [4, 5]
+        iterator.close()
+
+
+def test_stop_iteration_in_a_function_does_not_end_the_dataset() -> None:
+    items = collect(iterate(Dataset.range(3).map(lambda x: next(iter([])) if x == 1 else x)))
+    assert items == [0, ("RuntimeError", "The function raised StopIteration, which would end the iteration."), 2]
+
+
+def test_another_structure_or_dtype_is_an_error_in_its_place() -> None:
+    items = collect(iterate(Dataset.range(4).map(lambda x: x if x != 2 else {"x": x}), EXECUTORS[1]))
+    assert items[:2] == [0, 1]
+    assert items[2][0] == "SpecError"
+    assert "gave * of int64, and now {'x': '*'} of int64" in items[2][1]
+    assert items[3] == 3
+    mixed = collect(iterate(Dataset.range(3).map(lambda x: int(x) if x != 1 else 0.5)))
+    assert mixed[1][0] == "SpecError"
+
+
+@pytest.mark.parametrize("value", [None, threading.Lock(), {1, 2}, object, np.array([object()]), np.datetime64("2020-01-01")])
+def test_a_value_that_no_tensor_can_hold_is_an_error(value: Any) -> None:
+    iterator = iterate(Dataset.range(2).map(lambda x: {"bad": value}))
+    with pytest.raises(SpecError, match="A leaf must"):
+        next(iterator)
+
+
+def test_an_element_needs_a_leaf() -> None:
+    with pytest.raises(SpecError, match="at least one leaf"):
+        next(iterate(Dataset.range(2).map(lambda x: ())))
+
+
+def test_a_large_int_and_a_bfloat16_say_what_to_do() -> None:
+    with pytest.raises(InvalidArgumentError, match="must fit into int64"):
+        next(iterate(Dataset.range(1).map(lambda x: 2**70)))
+    with pytest.raises(SpecError, match=r"tensor\.float\(\)"):
+        next(iterate(Dataset.range(1).map(lambda x: torch.ones(1, dtype=torch.bfloat16))))
+
+
+def test_output_spec_is_checked_per_element_and_saves_the_probe() -> None:
+    calls = []
+
+    def ragged(x: int) -> np.ndarray:
+        calls.append(x)
+        return np.zeros(int(x), np.float32)
+
+    spec = TensorSpec((None,), np.float32)
+    dataset = Dataset.range(3).map(ragged, output_spec=spec)
+    assert dataset.element_spec == spec
+    assert calls == []
+    assert [len(x) for x in dataset.as_numpy_iterator()] == [0, 1, 2]
+    narrow = collect(iterate(Dataset.range(4).map(ragged, output_spec=TensorSpec((2,), np.float32))))
+    assert [item[0] if isinstance(item, tuple) else "" for item in narrow] == ["SpecError"] * 2 + ["", "SpecError"]
+    assert "must return TensorSpec(shape=(2,), dtype=float32), got TensorSpec(shape=(0,)" in narrow[0][1]
+    with pytest.raises(SpecError, match="output_spec must be a nest"):
+        Dataset.range(1).map(ragged, output_spec=np.float32)
+
+
+def test_element_spec_runs_the_function_once() -> None:
+    calls = []
+    dataset = Dataset.range(3).map(lambda x: calls.append(int(x)) or x)
+    assert dataset.element_spec == dataset.element_spec == TensorSpec((), np.int64)
+    assert calls == [0]
+    with pytest.raises(FailedPreconditionError, match="the dataset is empty"):
+        _ = Dataset.range(0).map(lambda x: x).element_spec
+
+
+def test_arguments_may_be_written_without_harm() -> None:
+    def double(row: np.ndarray) -> np.ndarray:
+        row *= 2
+        return row
+
+    source = np.ones((3, 2))
+    for _ in range(2):
+        assert numbers(Dataset.from_tensor_slices(source).map(double)) == [[2, 2]] * 3
+    assert (source == 1).all()
+
+
+@pytest.mark.parametrize("calls", [0, -2])
+def test_num_parallel_calls_is_checked(calls: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"num_parallel_calls must be >= 1.*got {calls}"):
+        Dataset.range(3).map(lambda x: x, num_parallel_calls=calls)
+
+
+def test_num_parallel_calls_runs_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def meets(x: int) -> int:
+        both.wait()
+        return x
+
+    assert numbers(Dataset.range(4).map(meets, num_parallel_calls=2)) == [0, 1, 2, 3]
+    main = threading.current_thread()
+    in_order = Dataset.range(3).map(lambda x: threading.current_thread() is main, num_parallel_calls=1)
+    assert numbers(in_order) == [True] * 3
+
+
+def test_random_numbers_depend_on_seed_operation_epoch_and_index_alone() -> None:
+    def draw(x: int, *, rng: np.random.Generator) -> float:
+        return float(rng.random())
+
+    dataset = Dataset.range(6).map(draw).with_options(Options(seed=1))
+    first, second = numbers(dataset), numbers(dataset)
+    assert len({*first, *second}) == 12
+    assert numbers(Dataset.range(6).map(draw).with_options(Options(seed=1)).batch(3).unbatch()) == first
+    assert numbers(Dataset.range(6).map(draw).map(draw).with_options(Options(seed=1))) != first
+    assert numbers(Dataset.range(6).map(draw, seed=7)) == numbers(Dataset.range(6).map(draw, seed=7))
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InvalidArgumentError, match="map needs a function, got 3"):
+        Dataset.range(3).map(3)  # type: ignore[arg-type]  # the point of this test
+    with pytest.raises(TypeError, match="deterministic must be a bool or None, got 1"):
+        Dataset.range(3).map(lambda x: x, deterministic=1)  # type: ignore[arg-type]  # the point of this test

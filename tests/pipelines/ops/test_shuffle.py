@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.errors import InvalidArgumentError
+from raydist.options import Options
+from raydist.pipelines.ops.shuffle import sources_of_outputs
+from raydist.values import UNKNOWN_CARDINALITY
+
+
+def order(dataset: Dataset) -> list[int]:
+    return [int(x) for x in dataset.as_numpy_iterator()]
+
+
+def test_sources_of_outputs_is_the_sequential_buffer() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        drawn = rng.integers(0, 5, 12)
+        slots = [-1] * 5
+        expected = []
+        for step, slot in enumerate(drawn):
+            expected.append(slots[slot])
+            slots[slot] = step
+        previous, last = sources_of_outputs(drawn)
+        assert previous.tolist() == expected
+        assert sorted(last) == sorted(step for step in slots if step >= 0)
+
+
+@pytest.mark.parametrize("buffer_size", [2, 5, 19])
+def test_an_element_never_comes_more_than_the_buffer_early(buffer_size: int) -> None:
+    for seed in range(5):
+        got = order(Dataset.range(40).shuffle(buffer_size, seed=seed))
+        assert sorted(got) == list(range(40))
+        assert all(element - place < buffer_size for place, element in enumerate(got))
+        assert got != list(range(40))
+
+
+def test_sizes_at_the_borders() -> None:
+    assert order(Dataset.range(9).shuffle(1)) == list(range(9))
+    assert order(Dataset.range(9).shuffle(1).with_options(without_noop())) == list(range(9))
+    assert sorted(order(Dataset.range(9).shuffle(UNKNOWN_CARDINALITY))) == list(range(9))
+    assert order(Dataset.range(0).shuffle(3)) == []
+
+
+def without_noop() -> Options:
+    options = Options()
+    options.optimization.noop_elimination = False
+    return options
+
+
+@pytest.mark.parametrize("buffer_size", [0, -1, -3])
+def test_buffer_size_is_checked(buffer_size: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"buffer_size must be >= 1.*got {buffer_size}"):
+        Dataset.range(3).shuffle(buffer_size)
+
+
+def test_every_order_is_equally_likely() -> None:
+    counts = Counter(tuple(order(Dataset.range(3).shuffle(3, seed=seed))) for seed in range(1200))
+    assert len(counts) == 6
+    assert all(140 < count < 260 for count in counts.values())  # 200 each; five standard deviations are 65
+    first = Counter(order(Dataset.range(6).shuffle(2, seed=seed))[0] for seed in range(400))
+    assert set(first) == {0, 1}
+    assert 150 < first[0] < 250
+
+
+class TestTheTableOfSeeds:
+    def test_seed_and_reshuffle(self) -> None:
+        first = Dataset.range(20).shuffle(20, seed=4)
+        again = Dataset.range(20).shuffle(20, seed=4)
+        epochs = [order(first), order(first)]
+        assert epochs[0] != epochs[1]
+        assert [order(again), order(again)] == epochs
+
+    def test_seed_without_reshuffle(self) -> None:
+        dataset = Dataset.range(20).shuffle(20, seed=4, reshuffle_each_iteration=False)
+        assert order(dataset) == order(dataset) == order(pickle.loads(pickle.dumps(dataset)))
+
+    def test_no_seed_with_reshuffle(self) -> None:
+        dataset = Dataset.range(20).shuffle(20)
+        assert order(dataset) != order(dataset)
+        assert order(Dataset.range(20).shuffle(20)) != order(Dataset.range(20).shuffle(20))
+
+    def test_no_seed_without_reshuffle(self) -> None:
+        dataset = Dataset.range(20).shuffle(20, reshuffle_each_iteration=False)
+        assert order(dataset) == order(dataset)
+        assert order(dataset) != order(Dataset.range(20).shuffle(20, reshuffle_each_iteration=False))
+
+    def test_passes_of_a_repeat_are_epochs(self) -> None:
+        twice = order(Dataset.range(10).shuffle(10, seed=1).repeat(2))
+        dataset = Dataset.range(10).shuffle(10, seed=1)
+        assert twice == order(dataset) + order(dataset)
+        fixed = order(Dataset.range(10).shuffle(10, seed=1, reshuffle_each_iteration=False).repeat(2))
+        assert fixed[:10] == fixed[10:]
+
+
+@pytest.mark.parametrize("options", [Options(), Options(seed=3)])
+def test_take_and_skip_of_one_fixed_order_divide_the_data(options: Options) -> None:
+    mixed = Dataset.range(20).shuffle(20, reshuffle_each_iteration=False).with_options(options)
+    assert sorted(order(mixed.take(5)) + order(mixed.skip(5).batch(4).unbatch())) == list(range(20))
+
+
+def test_repeat_before_shuffle_mixes_passes() -> None:
+    got = order(Dataset.range(5).repeat(4).shuffle(20, seed=2))
+    assert Counter(got) == Counter(list(range(5)) * 4)
+    assert sorted(got[:5]) != list(range(5))
+
+
+def test_what_follows_changes_no_order() -> None:
+    seeded = Options(seed=8)
+    plain = order(Dataset.range(20).shuffle(7).with_options(seeded))
+    longer = Dataset.range(20).shuffle(7).map(lambda x: x).filter(lambda x: True).batch(3).unbatch()
+    assert order(longer.with_options(seeded)) == plain
+
+
+def test_state_is_a_position_whatever_the_buffer_holds() -> None:
+    iterator = Dataset.from_tensor_slices(np.zeros((500, 100))).shuffle(400).as_numpy_iterator()
+    next(iterator)
+    assert len(str(iterator.state_dict())) < 500
