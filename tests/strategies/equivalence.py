@@ -107,16 +107,16 @@ class Program:
         return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
 
     def make_step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
-        clip, accumulate = self.clip, self.accumulate
+        program = self
 
-        def step(batch: tuple[torch.Tensor, torch.Tensor], index: int, last: bool) -> torch.Tensor:
+        def step(batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:
             x, y = batch
-            if index % accumulate == 0:
+            if index % program.accumulate == 0:
                 optimizer.zero_grad()
             loss = functional.cross_entropy(model(x), y)
             loss.backward()
-            if (index + 1) % accumulate == 0 or last:
-                if clip:
+            if program.updates_after(index):
+                if program.clip:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 optimizer.step()
             return loss
@@ -129,6 +129,10 @@ class Program:
             rows = slice(start, start + self.batch_size)
             yield torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
 
+    def updates_after(self, index: int) -> bool:
+        """Whether the optimizer steps with batch `index`."""
+        return (index + 1) % self.accumulate == 0 or index + 1 == self.num_steps
+
     @property
     def num_steps(self) -> int:
         return -(-self.num_rows // self.batch_size)
@@ -139,8 +143,8 @@ def train_alone(program: Program) -> dict[str, torch.Tensor]:
     model, optimizer, scheduler = program.build()
     step = program.make_step(model, optimizer)
     for index, batch in enumerate(program.batches()):
-        step(batch, index, index + 1 == program.num_steps)
-        if program.schedule:
+        step(batch, index)
+        if program.schedule and program.updates_after(index):
             scheduler.step()
     return model.state_dict()
 
@@ -153,7 +157,7 @@ def train_distributed(program: Program, strategy: rd.Strategy) -> tuple[dict[str
     step = program.make_step(model, optimizer)
     dataset = rd.Dataset.from_tensor_slices(program.data()).batch(program.batch_size)
     for index, batch in enumerate(strategy.distribute_dataset(dataset)):
-        strategy.run(step, args=(batch, index, index + 1 == program.num_steps))
-        if program.schedule:
+        strategy.run(step, args=(batch, index))
+        if program.schedule and program.updates_after(index):
             scheduler.step()
     return before, {name: value.clone() for name, value in model.state_dict().items()}
