@@ -139,6 +139,7 @@ class MirroredTensor(torch.Tensor):
     """A parameter or buffer whose values live on the replicas. Made by :func:`mirror_tensor`, never constructed."""
 
     @classmethod
+    @torch._disable_dynamo  # a compiled function on the driver: what asks the replicas is not for tracing
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
