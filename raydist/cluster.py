@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -15,6 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.job_environment import script_folder_for_workers
 
 __all__ = ["Cluster", "Node", "connect", "place", "release"]
 
@@ -83,7 +85,8 @@ def _initialize() -> None:
     joins = bool(os.environ.get("RAY_ADDRESS"))
     try:
         if joins:
-            ray.init(logging_level=logging.WARNING)
+            variables = script_folder_for_workers(os.environ, sys.argv[0], sys.path)
+            ray.init(logging_level=logging.WARNING, runtime_env={"env_vars": variables} if variables else None)
         else:
             ray.init("local", include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1})
     except ConnectionError as error:

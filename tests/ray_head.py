@@ -96,11 +96,11 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_head(home: RayHome, *, num_cpus: int) -> Iterator[RayHead]:
+def running_head(home: RayHome) -> Iterator[RayHead]:
     """Start a head node with a dashboard; stop it, and only it, at the end."""
     port, dashboard_port, agent_port, client_port = free_ports(4)
     command = [
-        *(str(RAY), "start", "--head", "--block", f"--num-cpus={num_cpus}", f"--port={port}"),
+        *(str(RAY), "start", "--head", "--block", f"--port={port}"),
         *(f"--dashboard-port={dashboard_port}", f"--dashboard-agent-listen-port={agent_port}"),
         *(f"--ray-client-server-port={client_port}", "--min-worker-port=0", "--max-worker-port=0"),
         f"--object-store-memory={300 * 2**20}",

@@ -15,7 +15,7 @@ LAYERS = (
     {"errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
     {"dataset", "iterators", "readers"},
-    {"collectives", "cluster"},
+    {"collectives", "job_environment", "cluster"},
     {"actors"},
     {"distributed_dataset"},
     {"strategies"},

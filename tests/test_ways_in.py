@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[RayHead]:
-    with ray_home() as home, running_head(home, num_cpus=4) as running:
+    with ray_home() as home, running_head(home) as running:
         yield running
 
 
