@@ -110,6 +110,15 @@ def test_an_exception_keeps_its_type_and_ends_the_iteration() -> None:
     check_op(lambda: dataset, [np.int64(0), np.int64(1), ("KeyError", "'mine'")])
 
 
+def test_the_end_after_an_exception_is_part_of_the_state() -> None:
+    dataset = rd.Dataset.from_generator(failing, output_signature=INT)
+    iterator = dataset.as_numpy_iterator()
+    assert len(collect(iterator, 3)) == 3
+    resumed = dataset.as_numpy_iterator()
+    resumed.load_state_dict(iterator.state_dict())
+    assert collect(resumed) == []
+
+
 def test_an_exception_of_the_call_itself() -> None:
     def broken() -> Iterator[int]:
         raise OSError("no such camera")
