@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    import ray
-
     from raydist.nest import Structure
     from raydist.pipelines.split import Columns, Cut
 
 __all__ = ["BatchPiece", "PackedText", "StepBatch", "pack_piece"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Ref = Any  # a ray.ObjectRef of a BatchPiece; None for none
 
 
 @final
@@ -112,8 +111,8 @@ class StepBatch:
     """
 
     step: int
-    refs: tuple[ray.ObjectRef[BatchPiece] | None, ...]
-    stand_ins: tuple[ray.ObjectRef[BatchPiece] | None, ...]
+    refs: tuple[Ref, ...]
+    stand_ins: tuple[Ref, ...]
     rows: tuple[int, ...]
     structure: Structure
 

@@ -17,7 +17,7 @@ CAPACITY = 4
 
 def step(number: int, replicas: int = NUM_REPLICAS) -> Place:
     refs = tuple(f"{number}/{rank}" for rank in range(replicas))
-    batch = StepBatch(number, refs, (None,) * replicas, (1,) * replicas, LEAF)  # type: ignore[arg-type]  # text for refs
+    batch = StepBatch(number, refs, (None,) * replicas, (1,) * replicas, LEAF)
     return Place(number, {"after": number + 1}, batch=batch)
 
 

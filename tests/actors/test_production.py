@@ -74,8 +74,12 @@ def test_places_come_in_order_with_the_state_after_them(bench: Bench) -> None:
 
 def test_a_reader_that_stops_stops_the_producer(bench: Bench) -> None:
     calls = []
-    endless = Dataset.range(1000).map(lambda x: (calls.append(x), x)[1]).batch(1)
-    production = bench.start(endless, capacity=3)
+
+    def count(x: Any) -> Any:
+        calls.append(x)
+        return x
+
+    production = bench.start(Dataset.range(1000).map(count).batch(1), capacity=3)
     wait_until(lambda: production.num_kept() == 3)
     stored = len(bench.stored)
     assert stored == 9  # per step two pieces, and a stand-in for the replica without rows
