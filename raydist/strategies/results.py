@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -156,18 +157,18 @@ class StructureMemory:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[CodeType, ...], Structure] = {}
+        self._known: dict[tuple[Any, ...], Structure] = {}
 
     def expected(self, fn: Callable[..., Any]) -> Structure | None:
         """The structure that `fn` will return as far as is known; None where only the result itself can tell."""
         key = _codes(fn)
-        return self._known.get(key) if key else None
+        return self._known.get((*key, *_modules(fn))) if key else None
 
     def learn(self, fn: Callable[..., Any], structure: Structure, nest: Any) -> None:
         """Remember that `fn` returned `nest`; a None in it may be a value next time."""
         key = _codes(fn)
         if key and _ends_in_one_place(key[0]) and not any(leaf is None for leaf in flatten(nest)[0]):
-            self._known[key] = structure
+            self._known[(*key, *_modules(fn))] = structure
 
 
 def returns_nothing(fn: Callable[..., Any]) -> bool:
@@ -191,15 +192,31 @@ def returns_nothing(fn: Callable[..., Any]) -> bool:
 
 def _codes(fn: Callable[..., Any]) -> tuple[CodeType, ...]:
     """The code of `fn` and of the functions in its closure (a decorator's wrapper is one code for many functions)."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    function = getattr(fn, "__func__", fn)
+    function = _plain_function(fn)
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return ()
-    inner = (getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or ())
     # Only functions are looked into: reading an attribute of a mirrored object waits for all dispatched steps.
-    return (code, *(value.__code__ for value in inner if type(value) is FunctionType))
+    return (code, *(value.__code__ for value in _enclosed(function) if type(value) is FunctionType))
+
+
+def _modules(fn: Callable[..., Any]) -> tuple[weakref.ref[torch.nn.Module], ...]:
+    """The modules in the closure of `fn`: one code calling another module may return another nest."""
+    enclosed = _enclosed(_plain_function(fn))
+    return tuple(weakref.ref(value) for value in enclosed if issubclass(type(value), torch.nn.Module))
+
+
+def _plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function inside of partials and of a bound method."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    function: Callable[..., Any] = getattr(fn, "__func__", fn)
+    return function
+
+
+def _enclosed(function: Callable[..., Any]) -> list[Any]:
+    """What the closure of a function holds."""
+    return [getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or ()]
 
 
 def _ends_in_one_place(code: CodeType) -> bool:

@@ -155,3 +155,25 @@ def test_partials_and_methods_are_known_by_their_function() -> None:
 )
 def test_returns_nothing(fn: Callable[..., Any], expected: bool) -> None:
     assert returns_nothing(fn) is expected
+
+
+def test_one_code_over_two_modules_is_two_functions() -> None:
+    def calling(module: torch.nn.Module) -> Callable[[], Any]:
+        return lambda: module(torch.ones(1))
+
+    memory = StructureMemory()
+    first, second = torch.nn.Identity(), torch.nn.Identity()
+    memory.learn(calling(first), flatten((1, 2))[1], (1, 2))
+    assert memory.expected(calling(first)) is not None
+    assert memory.expected(calling(second)) is None
+
+
+def test_naming_a_function_reads_no_attribute_of_what_it_encloses() -> None:
+    class Mirrored(torch.nn.Module):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was read, which waits for all steps")
+
+    module = Mirrored.__new__(Mirrored)
+    memory = StructureMemory()
+    memory.learn(lambda: module, flatten(1)[1], 1)
+    assert not returns_nothing(lambda: module)

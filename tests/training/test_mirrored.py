@@ -1,0 +1,271 @@
+"""`rd.Model` on several replicas gives the numbers of one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanSquaredError, PearsonCorrCoef
+from torchmetrics.classification import BinaryAUROC
+
+import raydist as rd
+from tests.conftest import live_actors
+from tests.training.toys import Recorder, column, line, regression, regression_arrays, small_net
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+NUM_REPLICAS = 3
+BATCH = 4
+# One row, a batch with an empty replica, exactly one batch, a last batch of one, of two, and two whole batches.
+SIZES = [1, 2, 4, 5, 6, 8]
+
+
+@pytest.fixture(scope="module")
+def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.Strategy]:
+    """One strategy for all tests here: replica processes cost seconds to start, a new scope on them nothing."""
+    with mirrored_strategy(NUM_REPLICAS) as strategy:
+        before = live_actors()
+        for batch in strategy.distribute_dataset(rd.Dataset.range(1).batch(1)):
+            strategy.run(len, args=(batch,))
+        shared_actors |= live_actors() - before
+        yield strategy
+
+
+def mirrored_strategy(num_replicas: int) -> rd.Strategy:
+    limits = rd.Timeouts(start_s=60, collective_s=30, step_s=60, input_s=60)
+    return rd.MirroredStrategy(num_replicas, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+
+
+def built(strategy: rd.Strategy, make_net: Callable[[], nn.Module] = small_net, **settings: Any) -> rd.Model:
+    """A compiled model of `strategy`; `loss`, `metrics` (a function) and `steps_per_execution` may be given."""
+    with strategy.scope():
+        model = rd.Model(make_net())
+        metrics = settings.pop("metrics", tuple)()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        model.compile(optimizer, settings.pop("loss", nn.MSELoss()), metrics, **settings)
+    return model
+
+
+def state(model: rd.Model) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: value.detach().numpy().copy() for name, value in model.module.state_dict().items()}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-15, err_msg=name)
+
+
+def weighted(num_rows: int) -> rd.Dataset:
+    x, y = regression_arrays(num_rows)
+    weights = np.arange(num_rows) % 3 + 0.5
+    weights[: num_rows // 3] = 0.0
+    return rd.Dataset.from_tensor_slices((x, y, weights)).batch(BATCH)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", SIZES)
+def test_fit_gives_the_same_parameters_and_history(
+    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
+) -> None:
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        model = built(strategy, steps_per_execution=steps_per_execution, metrics=lambda: {"mse": MeanSquaredError()})
+        data = regression(num_rows, BATCH)
+        history = model.fit(data, epochs=2, validation_data=regression(5, BATCH), verbose=False)
+        return state(model), history.history
+
+    parameters, history = trained(mirrored)
+    expected_parameters, expected_history = trained(rd.OneDeviceStrategy("cpu"))
+    assert_same(parameters, expected_parameters)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(history[name], expected_history[name], rtol=1e-9)
+    for name in ("mse", "val_mse"):  # counted in float32
+        np.testing.assert_allclose(history[name], expected_history[name], rtol=1e-5)
+    assert not np.array_equal(parameters["0.weight"], state(rd.Model(small_net()))["0.weight"])
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 5, 6])
+def test_sample_weights_give_the_same(mirrored: rd.Strategy, num_rows: int, steps_per_execution: int) -> None:
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        model = built(strategy, loss=nn.MSELoss(reduction="none"), steps_per_execution=steps_per_execution)
+        history = model.fit(weighted(num_rows), epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(weighted(num_rows), verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+def test_a_scope_that_sums_gradients_changes_nothing(ray_cluster: None) -> None:
+    with mirrored_strategy(2) as strategy:
+        with strategy.scope(gradient_reduce_op="SUM"):
+            model = built(strategy)
+        model.fit(regression(5, BATCH), verbose=False)
+        reference = built(rd.OneDeviceStrategy("cpu"))
+        reference.fit(regression(5, BATCH), verbose=False)
+        assert_same(state(model), state(reference))
+
+
+@pytest.mark.parametrize("num_rows", SIZES)
+def test_predict_keeps_every_row_in_order(mirrored: rd.Strategy, num_rows: int) -> None:
+    model = built(mirrored, lambda: line(2.0))
+    data = rd.Dataset.from_tensor_slices(column(list(range(num_rows)))).batch(BATCH)
+    assert model.predict(data, verbose=False).flatten().tolist() == [2.0 * i for i in range(num_rows)]
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = line(3.0)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"y": self.inner(x), "both": (x, x.sum(dim=1))}
+
+
+def test_predict_gives_nests(mirrored: rd.Strategy) -> None:
+    with mirrored.scope():
+        model = rd.Model(Pair())
+    prediction = model.predict(rd.Dataset.from_tensor_slices(column([1, 2, 3, 4, 5])).batch(4), verbose=False)
+    assert prediction["y"].flatten().tolist() == [3.0, 6.0, 9.0, 12.0, 15.0]
+    assert prediction["both"][1].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("num_rows", [9, 14])
+def test_metrics_with_sums_lists_and_custom_states_are_the_same(mirrored: rd.Strategy, num_rows: int) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(num_rows, 1)).astype(np.float32)
+    y = (np.arange(num_rows) % 2).astype(np.float32)[:, None]
+    data = rd.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+    class LogitAUROC(BinaryAUROC):
+        def update(self, prediction: torch.Tensor, target: torch.Tensor) -> None:
+            # BinaryAUROC itself decides batch by batch whether it is given logits.
+            super().update(prediction.sigmoid(), target.long())
+
+    def evaluated(strategy: rd.Strategy) -> dict[str, Any]:
+        metrics = lambda: {"auroc": LogitAUROC(), "mse": MeanSquaredError(), "r": PearsonCorrCoef()}  # noqa: E731
+        model = built(strategy, lambda: line(1.0).float(), metrics=metrics)
+        return model.evaluate(data, verbose=False)
+
+    found, expected = evaluated(mirrored), evaluated(rd.OneDeviceStrategy("cpu"))
+    assert found.keys() == expected.keys()
+    assert found["auroc"] == expected["auroc"]
+    for name in expected:
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, nan_ok=True), name
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_batch_logs_and_hooks_are_the_same(mirrored: rd.Strategy, steps_per_execution: int) -> None:
+    def recorded(strategy: rd.Strategy) -> Recorder:
+        recorder = Recorder(read=("batch_end", "test_batch_end", "epoch_end"))
+        model = built(strategy, steps_per_execution=steps_per_execution)
+        model.fit(
+            regression(13, BATCH), epochs=2, validation_data=regression(5, BATCH), callbacks=[recorder], verbose=False
+        )
+        return recorder
+
+    found, expected = recorded(mirrored), recorded(rd.OneDeviceStrategy("cpu"))
+    assert found.calls == expected.calls
+    assert len(found.logs) == len(expected.logs)
+    for logs, expected_logs in zip(found.logs, expected.logs, strict=True):
+        assert_same(logs, expected_logs)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_steps_per_epoch_goes_on_and_runs_out(mirrored: rd.Strategy, steps_per_execution: int) -> None:
+    net = built(mirrored, lambda: line(0.0), steps_per_execution=steps_per_execution)
+    net.module.requires_grad_(True)
+    values: list[float] = [1, 2, 3, 4, 5]
+    data = rd.Dataset.from_tensor_slices((column([0] * 5), column(values))).batch(1)  # the prediction is always 0
+    with pytest.warns(UserWarning, match="only 1 were left"):
+        history = net.fit(data, epochs=4, steps_per_epoch=2, verbose=False)
+    assert history.history["loss"] == pytest.approx([2.5, 12.5, 25.0])
+
+
+def test_what_callbacks_change_reaches_the_replicas(mirrored: rd.Strategy) -> None:
+    class HalveRate(rd.Callback):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self._optimizer = optimizer
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+            self._optimizer.param_groups[0]["lr"] *= 0.5
+
+    def trained(strategy: rd.Strategy) -> dict[str, Any]:
+        with strategy.scope():
+            model = rd.Model(small_net())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            model.compile(optimizer, nn.MSELoss())
+        model.fit(regression(6, BATCH), epochs=3, callbacks=[HalveRate(optimizer)], verbose=False)
+        return state(model)
+
+    assert_same(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")))
+
+
+def test_early_stopping_restores_the_best_weights(mirrored: rd.Strategy) -> None:
+    def trained(strategy: rd.Strategy) -> tuple[dict[str, Any], int]:
+        model = built(strategy)
+        stopping = rd.EarlyStopping("loss", mode="max", restore_best_weights=True)  # the loss falls: epoch 0 is best
+        history = model.fit(regression(6, BATCH), epochs=4, callbacks=[stopping], verbose=False)
+        assert model.evaluate(regression(6, BATCH), verbose=False)["loss"] < history.history["loss"][0]
+        return state(model), len(history.epoch)
+
+    (found, epochs), (expected, expected_epochs) = trained(mirrored), trained(rd.OneDeviceStrategy("cpu"))
+    assert_same(found, expected)
+    assert epochs == expected_epochs == 2
+
+
+def test_a_model_saved_by_one_strategy_goes_on_under_another(mirrored: rd.Strategy, tmp_path: Path) -> None:
+    def resumed(strategy: rd.Strategy) -> dict[str, Any]:
+        with strategy.scope():
+            net = small_net()
+            optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+            model = rd.Model.load(tmp_path / "model", net, optimizer)
+            model.compile(optimizer, nn.MSELoss())
+        model.fit(regression(6, BATCH), verbose=False)
+        return state(model)
+
+    first = built(mirrored)
+    first.fit(regression(6, BATCH), verbose=False)
+    first.save(tmp_path / "model")
+    first.fit(regression(6, BATCH), verbose=False)
+    assert_same(resumed(mirrored), state(first))
+    assert_same(resumed(rd.OneDeviceStrategy("cpu")), state(first))
+
+
+def test_a_module_made_outside_of_the_scope_is_refused(mirrored: rd.Strategy) -> None:
+    net = small_net()
+    with mirrored.scope():
+        model = rd.Model(net)
+        model.compile(torch.optim.SGD(net.parameters(), lr=0.1), nn.MSELoss())
+    with pytest.raises(rd.FailedPreconditionError, match="scope"):
+        model.fit(regression(4, BATCH), verbose=False)
+
+
+class Fragile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = line(1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x > 5).any():
+            raise ZeroDivisionError("a row above five")
+        y: torch.Tensor = self.inner(x)
+        return y
+
+
+def test_an_error_on_one_replica_is_raised_by_fit(ray_cluster: None) -> None:
+    with mirrored_strategy(2) as strategy:
+        model = built(strategy, Fragile)
+        data = rd.Dataset.from_tensor_slices((column([1, 2, 3, 9]), column([1, 2, 3, 9]))).batch(4)
+        with pytest.raises(ZeroDivisionError, match="a row above five"):
+            model.fit(data, verbose=False)
+        assert model.fit(regression_line(), verbose=False).epoch == [0]
+
+
+def regression_line() -> rd.Dataset:
+    return rd.Dataset.from_tensor_slices((column([1, 2, 3]), column([1, 2, 3]))).batch(2)
