@@ -11,6 +11,7 @@ from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
 from raydist.collectives.base import Membership
+from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import UnavailableError
 from raydist.options import Timeouts
@@ -54,7 +55,7 @@ class ReplicaGroup:
 
     def start(self) -> None:
         """Build the runners and the first generation. Blocks until every replica answers (limit: `start_s`)."""
-        refs = [self._actors.start(setup.rank, ReplicaRunner, setup) for setup in self._setups]
+        refs = [self._actors.start(setup.rank, ReplicaRunner, setup, create_group) for setup in self._setups]
         self._wait(refs, self._timeouts.start_s, "starting", "Timeouts.start_s")
         self._store.start()
         self.rebuild()

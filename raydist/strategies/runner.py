@@ -7,7 +7,7 @@ instead of waiting, and refuses every later step until the driver has built a ne
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, final
 
@@ -35,10 +35,16 @@ _PURPOSES = ("gradients", "values")
 
 @final
 class ReplicaRunner:
-    """Runs the steps of one replica, in order, in one thread; `abort` may come from another."""
+    """Runs the steps of one replica, in order, in one thread; `abort` may come from another.
 
-    def __init__(self, setup: ReplicaSetup) -> None:
+    Args:
+        setup: What the replica is.
+        join_group: How it joins a group of its peers.
+    """
+
+    def __init__(self, setup: ReplicaSetup, join_group: Callable[..., Communicator] = open_communicator) -> None:
         self._setup = setup
+        self._join_group = join_group
         self._device = torch.device(setup.device)
         self._mirror = MirrorReplica(setup.rank, device=setup.device)
         self._communicators: dict[str, Communicator] = {}
@@ -65,7 +71,7 @@ class ReplicaRunner:
 
     def _open(self, membership: Membership, purpose: str) -> Communicator:
         timeout_s = self._setup.collective_timeout_s
-        return open_communicator(_for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s)
+        return self._join_group(_for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s)
 
     def step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""

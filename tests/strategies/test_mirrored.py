@@ -124,6 +124,28 @@ def test_collectives_in_a_step(two: rd.MirroredStrategy) -> None:
     assert result["count"].values == result["strategy"].values == (2, 2)
 
 
+def test_mismatched_collectives_are_shown_on_all_replicas(two: rd.MirroredStrategy) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return rd.get_replica_context().all_reduce("SUM", x)
+
+    with pytest.raises(rd.CollectiveMismatchError, match=r"(?s)\(1,\).*\(2,\)|\[1\].*\[2\]"):
+        two.run(step, args=(rows(two, [[1.0], [2.0, 3.0]]),))
+    assert two.gather(two.run(step, args=(rows(two, [[1.0], [2.0]]),)), 0).tolist() == [3.0, 3.0]
+
+
+def test_gradients_travel_through_a_group_of_ray(two: rd.MirroredStrategy) -> None:
+    def groups(name: str) -> tuple[bool, str]:
+        from ray.util import collective
+
+        tensor = torch.ones(2)
+        collective.allreduce(tensor, name)
+        return bool((tensor == 2).all()), collective.get_group_handle(name).backend()
+
+    doubled, backend = two.run(groups, args=(f"{two._name}-gradients",))
+    assert doubled.values == (True, True)
+    assert backend.values == ("RAYDIST", "RAYDIST")
+
+
 def test_replicas_follow_the_drivers_seed_on_streams_of_their_own(two: rd.MirroredStrategy) -> None:
     def draw() -> torch.Tensor:
         value = torch.rand(3)
@@ -153,7 +175,7 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
     x = rows(two, [[1.0], [2.0]])
     for fails_on in (0, 1):
         with pytest.raises(KeyError, match="my own error") as caught:
-            two.run(step, args=(x, fails_on))
+            two.local_results(two.run(step, args=(x, fails_on)))
         assert f"on replica {fails_on}" in "".join(caught.value.__notes__)
         values = two.run(step, args=(x, -1)).values
         assert values[0] == values[1]
