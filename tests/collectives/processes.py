@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
@@ -31,7 +33,7 @@ def rank_main(requests: Connection, timeout_s: float) -> None:
     while True:
         try:
             request = requests.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         try:
             if not isinstance(request, Membership):
@@ -86,6 +88,12 @@ class ProcessTeam(Team):
         process.kill()
         process.join(5)
         requests.close()
+
+    def resume(self, rank: int) -> None:
+        """Let a rank go on that has stopped itself."""
+        pid = self._ranks[rank][0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGCONT)
 
     def reform(self) -> None:
         self._generation += 1

@@ -1,13 +1,26 @@
 from __future__ import annotations
 
+import functools
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.distributed
 
+from raydist.collectives.base import Communicator
+from raydist.collectives.process_group import open_communicator
+from raydist.collectives.rendezvous import RendezvousStore
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.values import ReduceOp
 from tests.collectives.processes import ProcessTeam
+from tests.collectives.threads import begin_threads
 from tests.contracts import communicator as contract
+
+# Starting interpreters that import torch takes most of the time.
+pytestmark = pytest.mark.timeout(180)
 
 CPU = torch.device("cpu")
 
@@ -35,3 +48,72 @@ def team() -> Iterator[ProcessTeam]:
 )
 def test_contract(team: ProcessTeam, check: Callable[[contract.Team], None]) -> None:
     check(team)
+
+
+def stop_myself(communicator: Communicator) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_stopped_peer_is_a_deadline_that_names_it(team: ProcessTeam) -> None:
+    team.reform()
+    resumed = team.begin({0: stop_myself})
+    failures = team.begin({1: contract.timed_failure, 2: contract.timed_failure})()
+    team.resume(0)
+    assert resumed() == {0: None}
+    for seconds, error in failures.values():
+        assert isinstance(error, DeadlineExceededError)
+        assert "No sign of rank 0" in str(error)
+        assert seconds < team.timeout_s + 2.0
+    team.reform()
+    contract.check_asynchronous(team)
+
+
+def default_group_exists(communicator: Communicator) -> bool:
+    return torch.distributed.is_initialized()
+
+
+def test_the_process_wide_group_is_not_touched(team: ProcessTeam) -> None:
+    assert team.run(default_group_exists) == [False] * team.world_size
+
+
+def test_a_member_that_does_not_arrive_is_named() -> None:
+    with RendezvousStore() as store:
+        start = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match="rank 1 did not arrive"):
+            open_communicator(store.membership("g", generation=0, rank=0, world_size=2), device=CPU, timeout_s=0.3)
+        assert time.monotonic() - start < 3.0
+
+
+def test_a_store_that_is_gone_is_named() -> None:
+    with RendezvousStore() as store:
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+    with pytest.raises(DeadlineExceededError, match=f"127.0.0.1:{membership.store_port}"):
+        open_communicator(membership, device=CPU, timeout_s=0.2)
+
+
+def test_a_device_without_backend() -> None:
+    with RendezvousStore() as store:
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+        with pytest.raises(InvalidArgumentError, match="meta"):
+            open_communicator(membership, device=torch.device("meta"), timeout_s=1.0)
+
+
+def test_two_groups_in_one_process_and_closing_twice() -> None:
+    def body(rank: int) -> list[float]:
+        groups = [
+            open_communicator(store.membership(name, generation=0, rank=rank, world_size=2), device=CPU, timeout_s=10.0)
+            for name in ("one", "two")
+        ]
+        # The two groups are used in different orders by the ranks: they must not see each other.
+        tensors = [torch.tensor([rank + 1.0]), torch.tensor([10.0 * (rank + 1)])]
+        works = {k: groups[k].all_reduce(tensors[k], ReduceOp.SUM) for k in ((0, 1) if rank else (1, 0))}
+        for k in (0, 1):
+            works[k].wait()
+            groups[k].close()
+            groups[k].close()
+        with pytest.raises(FailedPreconditionError, match="closed"):
+            groups[0].all_reduce(tensors[0], ReduceOp.SUM)
+        return [tensor.item() for tensor in tensors]
+
+    with RendezvousStore() as store:
+        assert begin_threads({rank: functools.partial(body, rank) for rank in range(2)})() == {0: [3, 30], 1: [3, 30]}

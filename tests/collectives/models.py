@@ -1,0 +1,184 @@
+"""Small float64 models with every way a parameter can be used, and the bare PyTorch loop they are compared with."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from raydist.collectives.gradients import GradientReducer
+from raydist.collectives.local import LocalGroup
+from tests.collectives.threads import run_ranks
+
+FEATURES = 6
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 3, 3)
+        self.head = nn.Linear(12, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.conv(x.unsqueeze(1)).tanh().flatten(1))
+        return result
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, batch_first=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.lstm(x.unsqueeze(2))[0][:, -1])
+        return result
+
+
+class Tied(nn.Module):
+    """Two layers share a weight, one is unused, one is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, FEATURES)
+        self.second = nn.Linear(FEATURES, FEATURES)
+        self.second.weight = self.first.weight
+        self.unused = nn.Linear(2, 2)
+        self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+        self.head = nn.Linear(FEATURES, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.second(self.frozen(self.first(x).tanh())).tanh())
+        return result
+
+
+class Checkpointed(nn.Module):
+    """A layer is used twice inside a checkpointed segment, another inside and outside of it."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.inside = nn.Linear(FEATURES, FEATURES)
+        self.both = nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(FEATURES, 1)
+
+    def segment(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inside(self.both(self.inside(x).tanh()).tanh()).tanh()
+        return result
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # A reentrant segment has gradients only if its input has.
+        hidden = checkpoint(self.segment, self.both(x), use_reentrant=self.use_reentrant)
+        hidden = checkpoint(self.segment, hidden, use_reentrant=self.use_reentrant)
+        result: torch.Tensor = self.head(self.both(hidden))
+        return result
+
+
+class Lookup(nn.Module):
+    """A sparse and a dense embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = nn.Embedding(20, 3, sparse=True)
+        self.dense = nn.Embedding(20, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        index = (x.abs() * 4).long().clamp(max=19)
+        result: torch.Tensor = self.head((self.sparse(index) + self.dense(index)).sum(1))
+        return result
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(FEATURES, 1),
+    "convolution": Convolution,
+    "recurrent": Recurrent,
+    "tied": Tied,
+    "checkpoint": lambda: Checkpointed(use_reentrant=False),
+    "reentrant-checkpoint": lambda: Checkpointed(use_reentrant=True),
+    "lookup": Lookup,
+}
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]().double()
+
+
+def rows(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, FEATURES, dtype=torch.float64, generator=generator)
+    return features, torch.randn(count, 1, dtype=torch.float64, generator=generator)
+
+
+def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def run_backward(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    loss_of(model, batch).backward()
+
+
+def pieces(count: int, world_size: int) -> list[slice]:
+    """Consecutive pieces of ceil(count / world_size) rows, later ones shorter or empty."""
+    size = -(-count // world_size)
+    return [slice(min(rank * size, count), min((rank + 1) * size, count)) for rank in range(world_size)]
+
+
+Step = Callable[[nn.Module, Callable[[], None]], None]
+"""Trains a model for one step; the second argument runs one backward pass over the step's batch."""
+
+
+def train_alone(model: nn.Module, batches: Sequence[tuple[torch.Tensor, torch.Tensor]], step: Step) -> nn.Module:
+    """The reference: one process, whole batches."""
+    for batch in batches:
+        step(model, functools.partial(run_backward, model, batch))
+    return model
+
+
+def train_together(
+    model: nn.Module,
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    step: Step,
+    *,
+    world_size: int,
+    bucket_bytes: int = 200,
+) -> list[nn.Module]:
+    """The same on replicas that each take a piece of every batch; those without rows run on two others."""
+    replicas = [copy.deepcopy(model) for _ in range(world_size)]
+
+    def body(group: LocalGroup) -> nn.Module:
+        replica = replicas[group.rank]
+        reducer = GradientReducer(group, bucket_bytes=bucket_bytes, first_bucket_bytes=64)
+        reducer.attach(replica.parameters())
+        for features, targets in batches:
+            piece = pieces(len(features), group.world_size)[group.rank]
+            own = (features[piece], targets[piece])
+            weight = len(own[0]) / len(features)
+            shown = own if weight else (features[:2] * torch.nan, targets[:2])
+            if isinstance(replica, Lookup) and not weight:
+                shown = (features[:2], targets[:2])
+            with reducer.step(weight=weight, empty=not weight):
+                step(replica, functools.partial(run_backward, replica, shown))
+        reducer.close()
+        return replica
+
+    return run_ranks(world_size, body)
+
+
+def assert_equal_parameters(expected: nn.Module, replicas: Sequence[nn.Module], *, start: nn.Module) -> None:
+    """Parameters and gradients of every replica equal the reference's, and training did something."""
+    before = dict(start.named_parameters())
+    for replica in replicas:
+        for (name, reference), parameter in zip(expected.named_parameters(), replica.parameters(), strict=True):
+            torch.testing.assert_close(parameter, reference, rtol=1e-9, atol=1e-12)
+            assert (parameter.grad is None) == (reference.grad is None), name
+            if reference.grad is None or parameter.grad is None:
+                continue
+            assert parameter.grad.layout == reference.grad.layout, name
+            torch.testing.assert_close(parameter.grad.to_dense(), reference.grad.to_dense(), rtol=1e-9, atol=1e-12)
+            assert not torch.equal(parameter, before[name]), f"{name} did not move"

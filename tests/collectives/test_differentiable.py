@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from raydist.collectives.differentiable import all_gather, all_reduce
+from raydist.collectives.local import LocalGroup
+from raydist.errors import CollectiveMismatchError, InvalidArgumentError
+from raydist.values import ReduceOp
+from tests.collectives.threads import run_ranks
+
+LENGTHS = (3, 1, 2)
+WEIGHTS = (0.5, 1 / 6, 1 / 3)
+ONE = torch.ones(1)
+
+
+def part(rank: int) -> torch.Tensor:
+    """Rank's rows; the whole of them is what a single process would have."""
+    return torch.arange(2.0 * LENGTHS[rank], dtype=torch.float64).reshape(LENGTHS[rank], 2) + rank + 1
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [("SUM", 6.0), ("MEAN", 2.0), ("MIN", 1.0), ("MAX", 3.0), ("PRODUCT", 6.0)],
+)
+def test_all_reduce_of_numbers(op: str, expected: float) -> None:
+    def body(group: LocalGroup) -> torch.Tensor:
+        return all_reduce(group, group.rank + 1, op)
+
+    for result in run_ranks(3, body):
+        assert result.item() == expected
+        assert result.dtype == (torch.float32 if op == "MEAN" else torch.int64)
+        assert not result.requires_grad
+
+
+def test_a_sum_of_truth_values_counts() -> None:
+    results = run_ranks(3, lambda group: all_reduce(group, torch.tensor([True, group.rank == 0]), ReduceOp.SUM))
+    assert [result.tolist() for result in results] == [[3, 1]] * 3
+
+
+def test_all_gather_of_ragged_rows() -> None:
+    for result in run_ranks(3, lambda group: all_gather(group, part(group.rank))):
+        torch.testing.assert_close(result, torch.cat([part(rank) for rank in range(3)]))
+    for result in run_ranks(3, lambda group: all_gather(group, part(group.rank).t().bool(), axis=-1)):
+        torch.testing.assert_close(result, torch.cat([part(rank) for rank in range(3)]).t().bool())
+
+
+def global_objective(
+    together: Callable[[list[torch.Tensor]], torch.Tensor], weights: tuple[float, ...]
+) -> list[torch.Tensor]:
+    """Gradients of sum_j w_j L_j by plain autograd on all parts at once, over each part's own weight."""
+    parts = [part(rank).requires_grad_() for rank in range(3)]
+    shared = together(parts)
+    total = sum((w * own_loss(shared, parts[rank], rank) for rank, w in enumerate(weights)), torch.zeros(()))
+    gradients = torch.autograd.grad(total, parts)
+    return [gradient / w if w else gradient * 0 for gradient, w in zip(gradients, weights, strict=True)]
+
+
+def own_loss(shared: torch.Tensor, own: torch.Tensor, rank: int) -> torch.Tensor:
+    """A loss that differs between ranks and depends on the shared value and on the rank's own rows."""
+    return (shared.sin() * (rank + 1)).sum() + (own * shared.mean()).sum()
+
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "SUM": torch.sum,
+    "MEAN": torch.mean,
+    "MIN": torch.amin,
+    "MAX": torch.amax,
+    "PRODUCT": torch.prod,
+}
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, None, (0.75, 0.25, 0.0)], ids=["mean", "sum", "an empty replica"])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_derivative_of_all_reduce(op: str, weights: tuple[float, ...] | None) -> None:
+    def body(group: LocalGroup) -> torch.Tensor:
+        rows = part(group.rank).requires_grad_()
+        own_loss(all_reduce(group, rows.sum(0), op, weights), rows, group.rank).backward()
+        assert rows.grad is not None
+        return rows.grad
+
+    def together(parts: list[torch.Tensor]) -> torch.Tensor:
+        return REDUCTIONS[op](torch.stack([rows.sum(0) for rows in parts]), 0)
+
+    results = run_ranks(3, body)
+    expected = global_objective(together, weights or (1.0, 1.0, 1.0))
+    for rank in range(3):
+        if weights is None or weights[rank]:
+            torch.testing.assert_close(results[rank], expected[rank], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, None], ids=["mean", "sum"])
+def test_derivative_of_all_gather(weights: tuple[float, ...] | None) -> None:
+    def body(group: LocalGroup) -> torch.Tensor:
+        rows = part(group.rank).requires_grad_()
+        own_loss(all_gather(group, rows, 0, weights), rows, group.rank).backward()
+        assert rows.grad is not None
+        return rows.grad
+
+    results = run_ranks(3, body)
+    for result, expected in zip(results, global_objective(torch.cat, weights or (1.0, 1.0, 1.0)), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_nan_of_an_empty_replica_stays_there() -> None:
+    def body(group: LocalGroup) -> torch.Tensor:
+        value = torch.ones(2, requires_grad=True)
+        result = all_reduce(group, value, "SUM", (1.0, 0.0))
+        (result * (torch.nan if group.rank == 1 else 1.0)).sum().backward()
+        assert value.grad is not None
+        return value.grad
+
+    assert [gradient.tolist() for gradient in run_ranks(2, body)] == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_a_replica_with_a_constant_serves_the_others() -> None:
+    def body(group: LocalGroup) -> list[float] | None:
+        value = torch.ones(2, requires_grad=group.rank == 0)
+        all_reduce(group, value, "SUM", (0.5, 0.5)).sum().backward()
+        return None if value.grad is None else value.grad.tolist()
+
+    assert run_ranks(2, body) == [[2.0, 2.0], None]
+
+
+def test_no_graph_without_need() -> None:
+    def body(group: LocalGroup) -> bool:
+        with torch.no_grad():
+            return all_reduce(group, torch.ones(2, requires_grad=True), "SUM").requires_grad
+
+    assert run_ranks(2, body) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda group: all_reduce(group, torch.ones(2, 3 + group.rank), "SUM"), r"\(2, 3\).*\(2, 4\)"),
+        (lambda group: all_reduce(group, torch.ones(2, 3).view(2 + group.rank, -1), "SUM"), r"\(2, 3\).*\(3, 2\)"),
+        (lambda group: all_reduce(group, 1.0 if group.rank else 1, "SUM"), r"torch.int64.*torch.float32"),
+        (lambda group: all_reduce(group, 1, "MAX" if group.rank else "MIN"), r"MIN.*MAX"),
+        (
+            lambda group: all_gather(group, ONE) if group.rank else all_reduce(group, ONE, "SUM"),
+            "all_reduce.*all_gather",
+        ),
+        (lambda group: all_gather(group, torch.ones(2, 3 + group.rank)), r"\(2, 3\).*\(2, 4\)"),
+    ],
+    ids=["shape", "shape of equal size", "dtype", "op", "collective", "another dimension"],
+)
+def test_mismatch_is_an_error_everywhere(call: Callable[[LocalGroup], torch.Tensor], expected: str) -> None:
+    def body(group: LocalGroup) -> None:
+        if group.rank == 1:
+            group = group
+        with pytest.raises(CollectiveMismatchError, match="rank 0: .*rank 1: ") as caught:
+            call(group)
+        assert caught.match(expected)
+
+    run_ranks(2, body)
+
+
+def test_scalars_cannot_be_gathered() -> None:
+    def body(group: LocalGroup) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"reshape\(1\)"):
+            all_gather(group, torch.tensor(1.0))
+
+    run_ranks(2, body)
