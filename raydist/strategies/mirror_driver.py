@@ -219,6 +219,8 @@ class MirrorDriver:
             with self._lock:
                 self._control.touch(obj, handle)
                 self._states.before_read(obj, handle, name)
+                if name == "zero_grad":
+                    self._variables.gradients.clear(obj)
 
     def before_write(self, obj: Any, name: str) -> None:
         """An attribute of a mirrored object is about to be set or deleted."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from raydist.errors import FailedPreconditionError
 from raydist.strategies.control_kinds import attributes, patch_object
 from raydist.strategies.mirror_collect import ControlCollector, TensorCollector
+from raydist.strategies.mirror_guard import refuse_new_parameters
 from raydist.strategies.mirror_link import Shipment
 from raydist.strategies.mirror_metrics import hold_states, restore_states, state_names
 from raydist.strategies.mirror_optimizers import note_steps
@@ -72,6 +74,10 @@ class MirrorReplica:
         self._control.note_step_start()
         return function, args, kwargs
 
+    def guard(self) -> AbstractContextManager[None]:
+        """For the time of a step: a parameter created in a mirrored module is an error."""
+        return refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None)
+
     def parameters(self) -> list[torch.nn.Parameter]:
         """Every mirrored parameter, in an order that is the same on all replicas."""
         return [obj for _, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
@@ -109,6 +115,11 @@ class MirrorReplica:
     def collect_tensors(self) -> dict[int, TensorImage]:
         """Parameters and integer buffers whose values changed since the driver last heard of them."""
         return self._tensors.collect(averaged=False)
+
+    def collect_gradients(self) -> dict[int, TensorImage]:
+        """The gradients of all parameters that have one."""
+        parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
+        return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
 
     def changed_averages(self) -> list[int]:
         """Handles of floating-point buffers whose values changed on this replica since the last question."""
@@ -163,6 +174,7 @@ class MirrorReplica:
     def _write(self, writes: Writes) -> None:
         for handle, values in writes.tensors.items():
             overwrite(self._table.object_of(handle), values)
+        self._write_gradients(writes)
         for handle, flag in writes.requires_grad.items():
             self._table.object_of(handle).requires_grad_(flag)
             self._control.settle_flag(handle)
@@ -176,6 +188,13 @@ class MirrorReplica:
             restore_states(self._table.object_of(handle), first if self.rank == 0 else others)
         for handle in (*writes.tensors, *writes.control):
             self._settle(handle)
+
+    def _write_gradients(self, writes: Writes) -> None:
+        for handle in writes.cleared_gradients:
+            self._table.object_of(handle).grad = None
+        for handle, gradient in writes.gradients.items():
+            parameter = self._table.object_of(handle)
+            parameter.grad = gradient.clone().to(parameter.device)
 
     def _function(self, shipment: Shipment) -> Any:
         if not shipment.digest:

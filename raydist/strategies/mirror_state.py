@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, final
 
 import numpy as np
@@ -61,8 +61,11 @@ class Writes:
     optimizer_states: dict[int, Any] = field(default_factory=dict)
     metrics: dict[int, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
 
+    cleared_gradients: list[int] = field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
     def __bool__(self) -> bool:
-        return any((self.control, self.tensors, self.requires_grad, self.optimizer_states, self.metrics))
+        return any(getattr(self, column.name) for column in fields(self))
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:

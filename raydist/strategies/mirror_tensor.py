@@ -24,8 +24,17 @@ class TensorOwner(Protocol):
     def before_values(self, record: TensorRecord) -> None:
         """The values of the tensor are about to be read or written."""
 
+    def before_nothing(self, record: TensorRecord) -> None:
+        """Nothing of the replicas is needed."""
+
     def before_flags(self, record: TensorRecord) -> None:
         """`requires_grad` is about to be read or written."""
+
+    def before_gradient(self, record: TensorRecord) -> None:
+        """`.grad` is about to be read."""
+
+    def after_gradient(self, record: TensorRecord) -> None:
+        """`.grad` was set or deleted."""
 
     def after_use(self, record: TensorRecord) -> None:
         """A function that may have written, or handed out the memory, has returned."""
@@ -112,27 +121,42 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and not bool(_differs(a, b).any())
 
 
+def _descriptor(name: str) -> Any:
+    return getattr(torch.Tensor, name)
+
+
+def _getter(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = _descriptor(name).__get__
+    return found
+
+
+def _setter(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = _descriptor(name).__set__
+    return found
+
+
 def _getters(names: Iterable[str]) -> frozenset[Callable[..., Any]]:
-    return frozenset(getattr(torch.Tensor, name).__get__ for name in names if hasattr(torch.Tensor, name))
+    return frozenset(_getter(name) for name in names if hasattr(torch.Tensor, name))
 
 
 _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
-    ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
+    ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
     + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names", "_version", "_backward_hooks"]
 ) | frozenset(
     [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.is_floating_point]
     + [torch.Tensor.is_complex, torch.Tensor.element_size, torch.Tensor.storage_offset, torch.Tensor.is_contiguous]
-    + [torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__, torch.Tensor.register_hook]  # type: ignore[attr-defined]
-    + [torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__, torch.Tensor.__len__]
+    + [torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__, torch.Tensor.__len__]
     + [torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.get_device, torch.Tensor.type]
 )
-_FLAGS: frozenset[Callable[..., Any]] = frozenset(
-    [
-        torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
-        torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
-        torch.Tensor.requires_grad_,
-    ]
-)
+# What is announced to the owner before and after, for what is not about the values.
+_ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
+    _getter("requires_grad"): ("before_flags", "after_use"),
+    _setter("requires_grad"): ("before_flags", "after_use"),
+    torch.Tensor.requires_grad_: ("before_flags", "after_use"),
+    _getter("grad"): ("before_gradient", "after_use"),
+    _setter("grad"): ("before_nothing", "after_gradient"),
+    _descriptor("grad").__delete__: ("before_nothing", "after_gradient"),
+}
 
 
 class MirroredTensor(torch.Tensor):
@@ -145,15 +169,13 @@ class MirroredTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         records = [] if func in _NO_VALUES else list(_records((*args, *kwargs.values())))
+        before, after = _ANNOUNCED.get(func, ("before_values", "after_use"))
         for record in records:
-            if func in _FLAGS:
-                record.owner.before_flags(record)
-            else:
-                record.owner.before_values(record)
+            getattr(record.owner, before)(record)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         for record in records:
-            record.owner.after_use(record)
+            getattr(record.owner, after)(record)
         if func is torch.Tensor.detach and records and type(result) is torch.Tensor:
             # nn.Parameter(p), and weight_norm with it, insist on a detach that keeps the class.
             result.__class__ = MirroredTensor

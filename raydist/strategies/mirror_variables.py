@@ -8,6 +8,7 @@ from typing import final
 import torch
 
 from raydist.strategies.mirror_collect import is_averaged
+from raydist.strategies.mirror_gradients import Gradients
 from raydist.strategies.mirror_link import ReplicaLink
 from raydist.strategies.mirror_state import TensorImage, Writes, overwrite
 from raydist.strategies.mirror_tensor import TensorRecord, mirror_tensor, plain_tensor
@@ -30,6 +31,7 @@ class Variables:
         self._link = link
         self._scope = scope
         self._refresh_flags = refresh_flags
+        self.gradients = Gradients(link)
         self._records: dict[int, TensorRecord] = {}
         self._touched: set[int] = set()
         self._fresh = True
@@ -37,6 +39,7 @@ class Variables:
     def add(self, tensor: torch.Tensor, handle: int) -> None:
         """Make `tensor` mirrored; the replicas hold its present value."""
         self._records[handle] = record = mirror_tensor(tensor, handle, self)
+        self.gradients.add(record)
         if record.synced is not None:
             self._touched.add(handle)
 
@@ -44,6 +47,7 @@ class Variables:
         """The program dropped a tensor."""
         self._records.pop(handle, None)
         self._touched.discard(handle)
+        self.gradients.forget(handle)
 
     def abandon(self, handle: int) -> None:
         """Make one tensor plain again."""
@@ -53,6 +57,7 @@ class Variables:
     def expire(self) -> None:
         """A step was dispatched: the replicas' values are the newer ones."""
         self._fresh = False
+        self.gradients.expire()
 
     def before_values(self, record: TensorRecord) -> None:
         if not self._fresh:
@@ -60,6 +65,15 @@ class Variables:
 
     def before_flags(self, record: TensorRecord) -> None:
         self._refresh_flags()
+
+    def before_nothing(self, record: TensorRecord) -> None:
+        return None
+
+    def before_gradient(self, record: TensorRecord) -> None:
+        self.gradients.before_read(record)
+
+    def after_gradient(self, record: TensorRecord) -> None:
+        self.gradients.after_write(record)
 
     def after_use(self, record: TensorRecord) -> None:
         tensor = record.tensor
@@ -116,6 +130,7 @@ class Variables:
 
     def collect(self, writes: Writes) -> None:
         """Add what the driver wrote since the last step."""
+        self.gradients.collect(writes)
         for handle, (record, tensor) in self._live().items():
             if record.is_written(tensor):
                 self.refresh()
@@ -127,6 +142,7 @@ class Variables:
 
     def settle(self) -> None:
         """What `collect` found is on its way: the replicas will hold these values."""
+        self.gradients.settle()
         for handle, (record, tensor) in self._live().items():
             record.settle(tensor)
             if record.synced is None:

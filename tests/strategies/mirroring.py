@@ -88,7 +88,8 @@ class Mirror:
         parts = [value.values[rank] for value in shipment.per_replica]
         with self._class_trackers[rank].swapped():
             function, args, kwargs = self.replicas[rank].apply(_copied(shipment), parts)
-        return function(*args, **kwargs)
+        with self.replicas[rank].guard():
+            return function(*args, **kwargs)
 
     @property
     def bytes_of_last(self) -> dict[str, int]:

@@ -1,0 +1,113 @@
+"""Gradients on the driver: `p.grad` is what the replicas hold, and clearing or changing it reaches them.
+
+A loop that calls `optimizer.zero_grad()` on the driver before every step must not fetch gradients only to drop them, so
+`zero_grad` is known by name: it clears without a look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+
+from raydist.strategies.control_kinds import attributes
+from raydist.strategies.mirror_link import ReplicaLink
+from raydist.strategies.mirror_state import TensorImage, Writes
+from raydist.strategies.mirror_tensor import MirroredTensor, TensorRecord, record_of
+
+__all__ = ["Gradients"]
+
+
+@final
+class Gradients:
+    """The `.grad` of every mirrored parameter of one strategy."""
+
+    def __init__(self, link: ReplicaLink) -> None:
+        self._link = link
+        self._records: dict[int, TensorRecord] = {}
+        self._fetched: dict[int, tuple[torch.Tensor, int]] = {}
+        self._cleared: set[int] = set()
+        self._fresh = True
+
+    def add(self, record: TensorRecord) -> None:
+        """Look after one more parameter. Gradients that exist on the driver already stay there."""
+        self._records[record.handle] = record
+
+    def forget(self, handle: int) -> None:
+        """The program dropped a parameter."""
+        self._records.pop(handle, None)
+        self._fetched.pop(handle, None)
+        self._cleared.discard(handle)
+
+    def expire(self) -> None:
+        """A step was dispatched: the replicas have other gradients now."""
+        self._fresh = False
+
+    def before_read(self, record: TensorRecord) -> None:
+        """Fetch the gradients, after the dispatched steps. What a backward on the driver left there stays."""
+        if self._fresh or record.handle in self._cleared:
+            return
+        images: dict[int, TensorImage] = self._link.call(0, "collect_gradients")
+        self._fresh = True
+        with torch._C.DisableTorchFunctionSubclass():
+            for handle, tensor in self._tensors():
+                if handle not in self._cleared and self._is_fetched(handle, tensor):
+                    self._store(handle, tensor, images.get(handle))
+
+    def _tensors(self) -> list[tuple[int, torch.Tensor]]:
+        found = [(handle, record.tensor) for handle, record in self._records.items()]
+        return [(handle, tensor) for handle, tensor in found if tensor is not None]
+
+    def _is_fetched(self, handle: int, tensor: torch.Tensor) -> bool:
+        """Whether the present gradient is an older fetched one, or none."""
+        known = self._fetched.get(handle)
+        return tensor.grad is None or (known is not None and known[0] is tensor.grad)
+
+    def _store(self, handle: int, tensor: torch.Tensor, image: TensorImage | None) -> None:
+        tensor.grad = None if image is None else image.tensor().to(tensor.device)
+        if tensor.grad is None:
+            self._fetched.pop(handle, None)
+        else:
+            self._fetched[handle] = tensor.grad, tensor.grad._version
+
+    def after_write(self, record: TensorRecord) -> None:
+        """`p.grad = ...` or `del p.grad` was executed on the driver."""
+        tensor = record.tensor
+        if tensor is None or record.handle not in self._records:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.grad is None:
+                self._cleared.add(record.handle)
+                self._fetched.pop(record.handle, None)
+            else:
+                self._fetched[record.handle] = tensor.grad, -1  # no version is -1: it will be sent
+
+    def clear(self, obj: Any) -> None:
+        """`obj.zero_grad` is about to be called, of a module or an optimizer."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in _parameters(obj):
+                if type(parameter) is MirroredTensor and record_of(parameter).handle in self._records:
+                    parameter.grad = None
+                    self.after_write(record_of(parameter))
+
+    def collect(self, writes: Writes) -> None:
+        """Add what the driver cleared or changed since the last step."""
+        writes.cleared_gradients = sorted(self._cleared)
+        with torch._C.DisableTorchFunctionSubclass():
+            for handle, tensor in self._tensors():
+                known = self._fetched.get(handle)
+                if known is not None and known[0] is tensor.grad and known[0]._version != known[1]:
+                    writes.gradients[handle] = known[0].detach()
+
+    def settle(self) -> None:
+        """What `collect` found is on its way."""
+        self._cleared.clear()
+        self._fetched = {handle: (grad, grad._version) for handle, (grad, _) in self._fetched.items()}
+
+
+def _parameters(obj: Any) -> Iterable[torch.Tensor]:
+    if isinstance(obj, torch.optim.Optimizer):
+        groups: list[dict[str, Any]] = attributes(obj)["param_groups"]
+        return [parameter for group in groups for parameter in group["params"]]
+    return list(torch.nn.Module.parameters(obj)) if isinstance(obj, torch.nn.Module) else []

@@ -1,0 +1,89 @@
+"""Gradients on the driver."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.strategies.mirroring import Mirror, linear
+
+Trained = tuple[Mirror, nn.Linear, torch.optim.Optimizer]
+
+
+@pytest.fixture
+def trained() -> Trained:
+    """After a backward pass on the replicas that left gradients of 1."""
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+
+    def backward() -> bool:
+        layer(torch.ones(2)).sum().backward()
+        return isinstance(optimizer, torch.optim.SGD)
+
+    mirror.run(backward)
+    return mirror, layer, optimizer
+
+
+def gradients(mirror: Mirror, layer: nn.Linear) -> list[object]:
+    return mirror.run(lambda: None if layer.weight.grad is None else layer.weight.grad.tolist())
+
+
+def test_read(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[1.0, 1.0]]
+    mirror.run(lambda: layer.weight.grad.mul_(3).sum())  # type: ignore[union-attr]
+    assert layer.weight.grad.tolist() == [[3.0, 3.0]]
+    mirror.run(lambda: layer.zero_grad())
+    assert layer.weight.grad is None
+
+
+def test_zero_grad_on_the_driver_costs_no_fetch(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    optimizer.zero_grad()
+    assert gradients(mirror, layer) == [None, None]
+    assert "collect_gradients" not in mirror.link.calls
+
+
+def test_zero_grad_of_a_module(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.zero_grad()
+    assert gradients(mirror, layer) == [None, None]
+
+
+def test_accumulation_over_steps(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[2.0, 2.0]]] * 2
+    optimizer.zero_grad()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+
+
+def test_clipping_on_the_driver(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    torch.nn.utils.clip_grad_value_(layer.parameters(), 0.5)
+    assert gradients(mirror, layer) == [[[0.5, 0.5]]] * 2
+    mirror.run(lambda: layer.training)
+    assert mirror.bytes_of_last["writes"] == 0
+
+
+def test_gradient_set_on_the_driver(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    assert gradients(mirror, layer) == [[[4.0, 4.0]]] * 2
+    layer.weight.grad = None
+    assert gradients(mirror, layer) == [None, None]
+
+
+def test_backward_on_the_driver_is_its_own(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    optimizer.zero_grad()
+    layer(torch.tensor([5.0, 6.0])).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[5.0, 6.0]]
+    optimizer.step()
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[-4.0, -4.0]]] * 2
