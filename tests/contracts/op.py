@@ -99,8 +99,8 @@ def check_op(
     _check_cardinality(make_dataset(), elements, limit)
     _check_spec(make_dataset(), elements)
     for number, make_executor in enumerate(executors):
-        _check_resume(make_dataset, elements, make_executor, executors[number - 1])
-    _check_resume(lambda: make_dataset().prefetch(3), elements, executors[0], executors[0])
+        _check_resume(make_dataset, elements, limit, make_executor, executors[number - 1])
+    _check_resume(lambda: make_dataset().prefetch(3), elements, limit, executors[0], executors[0])
 
 
 def _check_cardinality(dataset: Dataset, elements: list[Any], limit: int) -> None:
@@ -127,9 +127,13 @@ def _check_spec(dataset: Dataset, elements: list[Any]) -> None:
 
 
 def _check_resume(
-    make_dataset: Callable[[], Dataset], elements: list[Any], saved_on: MakeExecutor, loaded_on: MakeExecutor
+    make_dataset: Callable[[], Dataset],
+    elements: list[Any],
+    limit: int,
+    saved_on: MakeExecutor,
+    loaded_on: MakeExecutor,
 ) -> None:
-    """Save after every element; load (in a fresh iterator, on another executor) and compare the rest."""
+    """Save after every element; load (in a fresh iterator, on another executor) and compare the rest, and its end."""
     first = iterate(make_dataset(), saved_on)
     for done in range(len(elements) + 1):
         state = json.dumps(first.state_dict())
@@ -137,7 +141,7 @@ def _check_resume(
         resumed = iterate(make_dataset(), loaded_on, epoch=99)
         resumed.load_state_dict(json.loads(state))
         assert json.dumps(resumed.state_dict()) == state, "a state that was loaded is the state that is saved"
-        assert same(collect(resumed, len(elements) - done), elements[done:]), f"resumed after {done} elements"
+        assert same(collect(resumed, limit - done), elements[done:]), f"resumed after {done} elements"
         resumed.close()
         collect(first, 1)
     first.close()
