@@ -9,7 +9,16 @@ from typing import Any, Protocol, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 
-__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "InputContext", "Leaves", "Part", "PerReplica", "ReduceOp"]
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "InputContext",
+    "Leaves",
+    "Part",
+    "PerReplica",
+    "ReduceOp",
+]
 
 AUTOTUNE = -1
 """Let raydist choose a parallelism or a buffer size (tf.data.AUTOTUNE)."""

@@ -17,7 +17,9 @@ from raydist.strategies.step import ReplicaSetup
 
 __all__ = ["LaunchPlan", "launch", "plan_one_node"]
 
-_BUCKET_BYTES = 25 * 1024 * 1024  # DistributedDataParallel's default: enough for full bandwidth, small enough to overlap
+_BUCKET_BYTES = (
+    25 * 1024 * 1024
+)  # DistributedDataParallel's default: enough for full bandwidth, small enough to overlap
 
 log = logging.getLogger("raydist")
 

@@ -11,9 +11,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset
-from raydist.pipelines.iterator import DatasetIterator
 from raydist.nest import flatten, unflatten
 from raydist.options import InputOptions, RunOptions
+from raydist.pipelines.iterator import DatasetIterator
 from raydist.strategies.base import Strategy, ValueContext, require_dataset
 from raydist.strategies.context import ReplicaContext, enter_replica
 from raydist.strategies.devices import parse_device

@@ -18,7 +18,9 @@ def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num
     """A nest with every PerReplica reduced, see `Strategy.reduce`."""
     reduction = ReduceOp.parse(op)
     if reduction not in (ReduceOp.SUM, ReduceOp.MEAN):
-        raise InvalidArgumentError(f"strategy.reduce takes SUM or MEAN, got {reduction.name}. Gather and reduce locally.")
+        raise InvalidArgumentError(
+            f"strategy.reduce takes SUM or MEAN, got {reduction.name}. Gather and reduce locally."
+        )
     return map_structure(lambda leaf: _reduce_leaf(reduction, leaf, axis, num_replicas), value)
 
 
@@ -97,7 +99,9 @@ def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor:
         raise InvalidArgumentError("Nothing to gather: no replica had rows, so that all results are absent.")
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if any(not -tensor.ndim <= axis < tensor.ndim for tensor in tensors):
-        raise InvalidArgumentError(f"gather needs values with dimension {axis}, got shapes {shapes}. Scalars: stack them.")
+        raise InvalidArgumentError(
+            f"gather needs values with dimension {axis}, got shapes {shapes}. Scalars: stack them."
+        )
     others = {shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] for shape in shapes}
     if len(others) > 1:
         raise InvalidArgumentError(f"All dimensions but {axis} must agree over replicas, got shapes {shapes}.")

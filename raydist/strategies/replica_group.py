@@ -136,7 +136,12 @@ class ReplicaGroup:
     ) -> list[Any]:
         try:
             return self._actors.wait(
-                refs, names or self._actors.names, timeout_s=timeout_s, doing=doing, limit=limit, on_error=self._give_up,
+                refs,
+                names or self._actors.names,
+                timeout_s=timeout_s,
+                doing=doing,
+                limit=limit,
+                on_error=self._give_up,
                 values=values,
             )
         except Exception as error:

@@ -65,7 +65,7 @@ def _pack_leaf(leaf: Any, path: str) -> Any:
     if leaf is None or isinstance(leaf, int | float | bool | str | bytes | np.ndarray | np.generic):
         return leaf
     try:
-        return pickle.loads(cloudpickle.dumps(leaf))  # noqa: S301 - bytes made in this line; the copy holds no live state
+        return pickle.loads(cloudpickle.dumps(leaf))
     except Exception as error:
         where = f" at {path!r}" if path else ""
         raise SpecError(

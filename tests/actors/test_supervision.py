@@ -37,7 +37,7 @@ class Worker:
         time.sleep(seconds)
 
 
-class Odd(Exception):  # noqa: N818 - any user's exception
+class Odd(Exception):
     """Cannot be unpickled: its constructor wants two arguments."""
 
     def __init__(self, first: str, second: str) -> None:
@@ -46,7 +46,12 @@ class Odd(Exception):  # noqa: N818 - any user's exception
 
 def wait(refs: list[Any], **changed: Any) -> list[Any]:
     names = [f"worker {index}" for index in range(len(refs))]
-    limits: dict[str, Any] = {"timeout_s": 20.0, "doing": "step 3", "limit": "Timeouts.step_s", "on_error": lambda: None}
+    limits: dict[str, Any] = {
+        "timeout_s": 20.0,
+        "doing": "step 3",
+        "limit": "Timeouts.step_s",
+        "on_error": lambda: None,
+    }
     return wait_for_all(refs, names, **{**limits, **changed})
 
 
@@ -88,5 +93,7 @@ def test_a_dead_worker_is_named_and_its_peers_are_told(workers: list[Any]) -> No
 
 @pytest.mark.ray
 def test_who_does_not_answer_is_named(workers: list[Any]) -> None:
-    with pytest.raises(DeadlineExceededError, match=r"within 0.5 s, but worker 1 did not answer.*raise Timeouts.step_s"):
+    with pytest.raises(
+        DeadlineExceededError, match=r"within 0.5 s, but worker 1 did not answer.*raise Timeouts.step_s"
+    ):
         wait([workers[0].answer.remote(1), workers[1].stuck.remote(60)], timeout_s=0.5)

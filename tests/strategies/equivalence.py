@@ -149,7 +149,9 @@ def train_alone(program: Program) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def train_distributed(program: Program, strategy: rd.Strategy) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def train_distributed(
+    program: Program, strategy: rd.Strategy
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The same under a strategy: (parameters before, parameters after)."""
     with strategy.scope():
         model, optimizer, scheduler = program.build()

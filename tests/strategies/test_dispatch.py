@@ -15,8 +15,10 @@ class Stored(PerReplica):
         self.rows = rows
 
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
-        return Part(ref=self.ref + rank + (100 if stand_in and self.rows and not self.rows[rank] else 0),
-                    leaf_index=self.leaf_index)
+        return Part(
+            ref=self.ref + rank + (100 if stand_in and self.rows and not self.rows[rank] else 0),
+            leaf_index=self.leaf_index,
+        )
 
 
 class Object:

@@ -110,7 +110,11 @@ def start(ending: str) -> tuple[subprocess.Popen[str], str, set[int]]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, ending],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
     session = ""
     assert process.stdout is not None

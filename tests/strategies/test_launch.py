@@ -13,7 +13,9 @@ NODE = Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0})
 OTHER = Node("b", "10.0.0.2", {"CPU": 4.0})
 
 
-def plan(devices: object, *, started_here: bool = False, nodes: tuple[Node, ...] = (NODE,), **extra: float) -> LaunchPlan:
+def plan(
+    devices: object, *, started_here: bool = False, nodes: tuple[Node, ...] = (NODE,), **extra: float
+) -> LaunchPlan:
     cluster = Cluster(started_here, nodes)
     return plan_one_node(
         "m", parse_devices(devices, gpus_on_node=0), cluster, NODE, resources=extra or None, timeouts=Timeouts()

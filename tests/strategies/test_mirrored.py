@@ -281,7 +281,9 @@ def test_bad_devices_fail_before_anything_starts(bad: Any) -> None:
 
 def test_more_replicas_than_fit(ray_cluster: None) -> None:
     strategy = rd.MirroredStrategy(64, timeouts=rd.Timeouts(start_s=1.0))
-    with pytest.raises(rd.DeadlineExceededError, match=r"could not place 64 replicas within 1 s. Asked: 64 x .*CPU.*free"):
+    with pytest.raises(
+        rd.DeadlineExceededError, match=r"could not place 64 replicas within 1 s. Asked: 64 x .*CPU.*free"
+    ):
         strategy.scope().__enter__()
     strategy.close()
 
