@@ -58,6 +58,14 @@ class TFRecordOp(DatasetOp):
     def inputs(self) -> tuple[DatasetOp, ...]:
         return (self.names,)
 
+    @property
+    def name(self) -> str:
+        return "TFRecordDataset"
+
+    @property
+    def label(self) -> str:
+        return f"TFRecordDataset(compression_type={self.compression_type!r}, files in turn: {self.cycle_length})"
+
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 

@@ -93,7 +93,7 @@ def test_properties(files: list[str]) -> None:
     dataset = rd.TFRecordDataset(files)
     assert dataset.element_spec == rd.TensorSpec((), bytes)
     assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
-    assert "tfrecord" in dataset.explain()
+    assert "TFRecordDataset-1: TFRecordDataset(compression_type=None, files in turn: 1)" in dataset.explain()
 
 
 def test_errors_stand_at_their_place(tmp_path: Path, files: list[str]) -> None:
