@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydist.errors import InvalidArgumentError
-from raydist.options import InputOptions, RunOptions, Timeouts
+from raydist.options import AutoShardPolicy, InputOptions, Options, RunOptions, Timeouts
 from raydist.values import AUTOTUNE, ReduceOp
 
 
@@ -52,3 +52,24 @@ def test_run_options_refuse(arguments: dict[str, Any], message: str) -> None:
 def test_every_time_limit_is_finite_and_positive(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"Timeouts\.{name} must be a finite number"):
         Timeouts(**{name: value})
+
+
+def test_pipeline_options_defaults_are_the_documented_ones() -> None:
+    options = Options()
+    assert (options.seed, options.deterministic, options.on_error) == (None, True, "raise")
+    assert options.num_input_workers == 0
+    assert options.auto_shard_policy is AutoShardPolicy.DATA
+    assert (options.autotune.enabled, options.autotune.cpu_budget, options.autotune.ram_budget) == (True, None, None)
+    assert all(getattr(options.optimization, name) for name in options.optimization.names())
+
+
+def test_pipeline_options_are_checked_when_they_are_set() -> None:
+    options = Options()
+    with pytest.raises(AttributeError, match="sed"):
+        options.sed = 1  # type: ignore[attr-defined]  # the point of this test
+    with pytest.raises(TypeError, match=r"Options\.deterministic must be a bool, got 1"):
+        options.deterministic = 1  # type: ignore[assignment]  # the point of this test
+    with pytest.raises(TypeError, match="auto_shard_policy must be one of"):
+        Options(auto_shard_policy="DATA")
+    with pytest.raises(TypeError, match="on_error must be one of 'raise', got 'skip'"):
+        Options(on_error="skip")

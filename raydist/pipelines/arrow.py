@@ -99,9 +99,14 @@ def _to_arrow(column: Column) -> pa.Array:
 def _tensors(column: Column) -> pa.Array:
     if column.dtype == np.bool_:
         column = column.view(np.uint8)
-    storage = pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), max(1, int(np.prod(column.shape[1:]))))
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.shape[1:])
+    storage = _lists(pa.array(column.reshape(-1)), int(np.prod(column.shape[1:])), len(column))
     return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _lists(values: pa.Array, size: int, count: int) -> pa.Array:
+    """`count` lists of `size` values; unlike `FixedSizeListArray.from_arrays` it takes a size of 0."""
+    return pa.Array.from_buffers(pa.list_(values.type, size), count, [None], children=[values])
 
 
 def _text(column: Column) -> pa.Array:
@@ -111,8 +116,8 @@ def _text(column: Column) -> pa.Array:
 
 def _text_tensors(column: Column) -> pa.Array:
     array = _text(column.reshape(-1))
-    for size in reversed(column.shape[1:]):
-        array = pa.FixedSizeListArray.from_arrays(array, size)
+    for axis in range(column.ndim - 1, 0, -1):
+        array = _lists(array, column.shape[axis], int(np.prod(column.shape[:axis])))
     return array
 
 

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from raydist.dataset import Dataset
 
-__all__ = ["Bad", "Step", "batched", "filtered", "mapped", "repeated", "skipped", "taken"]
+__all__ = ["Bad", "Step", "batched", "filtered", "mapped", "recorder", "repeated", "skipped", "taken"]
 
 
 @final
@@ -18,6 +18,16 @@ class Bad:
 
 
 Items = list[Any]
+
+
+def recorder(calls: list[int]) -> Callable[[Any], Any]:
+    """A map function that changes nothing and notes what it was called with."""
+
+    def note(x: Any) -> Any:
+        calls.append(int(x))
+        return x
+
+    return note
 
 
 @final

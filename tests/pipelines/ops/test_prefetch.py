@@ -12,6 +12,7 @@ from raydist.errors import InvalidArgumentError, UnavailableError
 from raydist.options import AutotuneOptions, Options
 from raydist.values import AUTOTUNE
 from tests.contracts.op import collect, iterate
+from tests.pipelines.model import recorder
 
 
 def threads() -> list[str]:
@@ -37,7 +38,7 @@ def test_buffer_size_is_checked() -> None:
 
 def test_it_works_ahead_and_no_further_than_its_buffer() -> None:
     made: list[int] = []
-    iterator = iter(Dataset.range(100).map(lambda x: made.append(int(x)) or x).prefetch(4))
+    iterator = iter(Dataset.range(100).map(recorder(made)).prefetch(4))
     next(iterator)
     assert wait_until(lambda: len(made) >= 5)
     next(iterator)
@@ -105,7 +106,7 @@ def test_an_error_of_the_machinery_is_raised_and_can_be_tried_again() -> None:
 
 def test_without_autotuning_the_buffer_stays_small() -> None:
     made: list[int] = []
-    dataset = Dataset.range(100).map(lambda x: made.append(int(x)) or x).prefetch()
+    dataset = Dataset.range(100).map(recorder(made)).prefetch()
     iterator = iter(dataset.with_options(Options(autotune=AutotuneOptions(enabled=False))))
     for _ in range(5):
         next(iterator)

@@ -4,6 +4,7 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.values import INFINITE_CARDINALITY
+from tests.pipelines.model import recorder
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, []), (1, [0, 1]), (3, [0, 1] * 3)])
@@ -28,6 +29,6 @@ def test_an_empty_dataset_ends(count: int | None) -> None:
 
 
 def test_functions_run_again_in_every_pass() -> None:
-    calls = []
-    assert len(list(Dataset.range(3).map(lambda x: calls.append(1) or x).repeat(2))) == 6
+    calls: list[int] = []
+    assert len(list(Dataset.range(3).map(recorder(calls)).repeat(2))) == 6
     assert len(calls) == 6

@@ -4,6 +4,7 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.values import UNKNOWN_CARDINALITY
+from tests.pipelines.model import recorder
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, 0), (2, 2), (9, 5), (-1, 5), (-9, 5)])
@@ -15,7 +16,7 @@ def test_first_elements(count: int, expected: int) -> None:
 
 def test_nothing_is_read_beyond_the_last_element() -> None:
     calls: list[int] = []
-    assert len(list(Dataset.range(100).map(lambda x: calls.append(int(x)) or x).take(7))) == 7
+    assert len(list(Dataset.range(100).map(recorder(calls)).take(7))) == 7
     assert calls == list(range(7))
 
 

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.dataset import Dataset
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.pipelines.spec import TensorSpec
+
+
+def test_slices_of_every_leaf() -> None:
+    dataset = Dataset.from_tensor_slices({"x": np.arange(6).reshape(3, 2), "y": torch.arange(3), "t": ["a", "b", "c"]})
+    assert len(dataset) == 3
+    assert dataset.element_spec["x"] == TensorSpec((2,), np.int64)
+    last = list(dataset)[-1]
+    assert (last["x"].tolist(), int(last["y"]), last["t"]) == ([4, 5], 2, "c")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (3, "got a scalar: 3"),
+        (([1], 2), "got a scalar '1': 2"),
+        (("text", [1]), "got a scalar '0'"),
+        (([1, 2], [1, 2, 3]), r"same first dimension, got \{'0': 2, '1': 3\}"),
+        ((), "at least one tensor"),
+    ],
+)
+def test_what_cannot_be_sliced(tensors: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        Dataset.from_tensor_slices(tensors)
+
+
+def test_what_is_no_tensor() -> None:
+    with pytest.raises(SpecError, match="rectangular"):
+        Dataset.from_tensor_slices([[1], [1, 2]])
+    with pytest.raises(SpecError, match="A leaf must be"):
+        Dataset.from_tensors({1, 2})
+
+
+def test_nothing_to_slice() -> None:
+    dataset = Dataset.from_tensor_slices(np.zeros((0, 3)))
+    assert len(dataset) == 0
+    assert list(dataset.batch(2)) == []
+    assert dataset.element_spec == TensorSpec((3,), np.float64)
+
+
+@pytest.mark.parametrize("make", [Dataset.from_tensor_slices, lambda x: Dataset.from_tensors(x).unbatch()])
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_is_handed_out_is_not_the_source(make: Any, copied: bool) -> None:
+    dataset = make(np.zeros((4, 2)))
+    if copied:
+        dataset = pickle.loads(pickle.dumps(dataset))
+    for row in dataset.repeat(2).as_numpy_iterator():
+        assert not row.any()
+        row[:] = 1
+
+
+def test_arrays_are_not_copied() -> None:
+    source = np.zeros((4, 2))
+    dataset = Dataset.from_tensor_slices(source)
+    source[3] = 7
+    assert list(dataset.as_numpy_iterator())[3].tolist() == [7, 7]
