@@ -114,14 +114,14 @@ def place(bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: f
     Raises:
         DeadlineExceededError: Not placed in time; says what was asked for and what each node has.
     """
-    group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+    group: PlacementGroup = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     if group.wait(timeout_s):
         return group
     remove_placement_group(group)
     raise DeadlineExceededError(
         f"The cluster could not place {len(bundles)} replicas within {timeout_s:g} s. Asked: {_describe(bundles)}"
         f"{' on one node' if strategy == 'STRICT_PACK' else ''}. There is: {_describe_nodes()}. Use fewer replicas, "
-        "give each less (resources_per_replica), add nodes, or raise Timeouts.start_s where the cluster grows by itself."
+        "give each less (resources_per_replica), add nodes, or raise Timeouts.start_s where the cluster grows itself."
     )
 
 

@@ -64,7 +64,7 @@ class Leaves(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where one replica's value of a PerReplica is: leaf `leaf_index` of the stored `Leaves` that `ref` names, or `value`."""
+    """Where one replica's value of a PerReplica is: leaf `leaf_index` of the `Leaves` stored as `ref`, or `value`."""
 
     ref: Any = None
     leaf_index: int = 0

@@ -104,7 +104,8 @@ class ReplicaActors:
 
 
 def _launch(group: PlacementGroup, rank: int, wanted: Mapping[str, float], name: str, env: dict[str, str]) -> Any:
-    actor_class = ray.remote(concurrency_groups={"control": 1})(ReplicaHost)
+    decorate = ray.remote(concurrency_groups={"control": 1})  # type: ignore[call-overload]  # an option Ray leaves out
+    actor_class = decorate(ReplicaHost)
     return actor_class.options(
         name=f"{name}-replica-{rank}",
         num_cpus=wanted.get("CPU", 0),

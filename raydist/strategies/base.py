@@ -123,19 +123,19 @@ class Strategy(ABC):
 
     @final
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
-        """Reduce a value over replicas (tf.distribute.Strategy.reduce). Waits for it.
+        """Reduce a value over replicas, waiting for it (tf.distribute.Strategy.reduce).
 
         Args:
             reduce_op: SUM or MEAN.
             value: A nest of PerReplica. Results of replicas without rows are passed over.
             axis: None adds element by element (shapes must agree). An axis reduces over that dimension as well; MEAN
-                then divides by the true number of entries: rows [0, 1, 2, 3] and [4, 5] have the sum 15 and the mean 2.5.
+                then divides by the true number of entries: rows [0, 1, 2, 3] and [4, 5] give sum 15, mean 2.5.
         """
         return reduce(reduce_op, value, axis, self.num_replicas_in_sync)
 
     @final
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """Concatenate a value over replicas along `axis`, in rank order (tf.distribute.Strategy.gather). Waits for it."""
+        """Concatenate a value over replicas in rank order, waiting for it (tf.distribute.Strategy.gather)."""
         return gather(value, axis)
 
     @final
@@ -145,7 +145,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for dispatched steps, fetch final values, stop everything, raise a pending error. May be called twice."""
+        """Wait for dispatched steps, fetch final values, stop all, raise a pending error. May be called twice."""
 
     @abstractmethod
     def _abort(self) -> None:

@@ -26,8 +26,8 @@ class MirroredStrategy(SynchronousStrategy):
             with most of them, else one replica per CPU core.
         cross_device_ops: None: gloo between CPUs, NCCL between GPUs.
         timeouts: The limit of every wait.
-        resources_per_replica: Ray resources of one replica. Default: a GPU each on GPUs; on CPUs 1 CPU each on a cluster
-            that runs already, and a share of the cores on a Ray started here, so that any count fits.
+        resources_per_replica: Ray resources of one replica. Default: a GPU each on GPUs; on CPUs 1 CPU each on a
+            cluster that runs already, and a share of the cores on a Ray started here, so that any count fits.
 
     Raises:
         InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice.

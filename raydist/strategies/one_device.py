@@ -27,7 +27,7 @@ __all__ = ["OneDeviceStrategy"]
 class OneDeviceStrategy(Strategy):
     """Everything on one device, in this process (tf.distribute.OneDeviceStrategy).
 
-    Variables are plain modules on `device`, batches and results are plain tensors, and `run` calls the function at once.
+    Variables are plain modules on `device`, batches and results are plain tensors, `run` calls the function at once.
 
     Args:
         device: "cpu", "cuda:0", "GPU:0" or a torch.device.

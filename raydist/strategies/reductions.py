@@ -1,4 +1,4 @@
-"""Cross-replica arithmetic on the values of replicas: reduce, gather, local results. Pure; no Ray, no waiting of its own."""
+"""Cross-replica arithmetic on the values of replicas: reduce, gather, local results. Pure; needs no Ray."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _reduce_axes(op: ReduceOp, tensors: Sequence[torch.Tensor], axes: tuple[int,
         bad = [axis for axis in axes if not -tensor.ndim <= axis < tensor.ndim]
         if bad:
             raise InvalidArgumentError(
-                f"axis must be within the value's {tensor.ndim} dimensions, got {bad[0]} for shape {tuple(tensor.shape)}."
+                f"axis must be one of {tensor.ndim} dimensions, got {bad[0]} for shape {tuple(tensor.shape)}."
             )
     sums = [_accumulable(tensor).sum(axes) for tensor in tensors]
     shapes = [tuple(part.shape) for part in sums]

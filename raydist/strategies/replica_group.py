@@ -5,8 +5,9 @@ One group serves every strategy whose replicas run in lock step. It knows nothin
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 from raydist.actors.replica import ReplicaActors
@@ -112,14 +113,14 @@ class ReplicaGroup:
         return self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s")
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
-        """A method of one replica's runner, after all dispatched steps; waits for its value, raises an error of theirs."""
+        """The value of a method of one replica's runner, after all dispatched steps; raises an error of theirs."""
         self.wait()
         refs = [self._actors.call(rank, method, *args)]
         names = [self._actors.names[rank]]
         return self._wait(refs, self._timeouts.step_s, method, "Timeouts.step_s", names=names)[0]
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """A method of every replica's runner, after all dispatched steps; waits for the values, raises their errors."""
+        """The values of a method of every replica's runner, after all dispatched steps; raises an error of theirs."""
         self.wait()
         refs = [self._actors.call(setup.rank, method, *args) for setup in self._setups]
         return self._wait(refs, self._timeouts.step_s, method, "Timeouts.step_s")
@@ -159,14 +160,8 @@ class ReplicaGroup:
         """Stop the replicas; `gently` lets them leave their group first. Never raises because one is gone already."""
         if gently and self._dead is None and not self._failed:
             refs = [self._actors.call(setup.rank, "close") for setup in self._setups]
-            _ignore_errors(lambda: self._wait(refs, self._timeouts.close_s, "closing", "Timeouts.close_s"))
+            with contextlib.suppress(Exception):  # what does not stop gently is killed next
+                self._wait(refs, self._timeouts.close_s, "closing", "Timeouts.close_s")
         self._give_up_dispatched()
         self._actors.kill()
         self._store.close()
-
-
-def _ignore_errors(action: Callable[[], Any]) -> None:
-    try:
-        action()
-    except Exception:  # noqa: S110 - what does not stop gently is killed next
-        pass

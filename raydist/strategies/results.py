@@ -69,7 +69,7 @@ def _pack_leaf(leaf: Any, path: str) -> Any:
     except Exception as error:
         where = f" at {path!r}" if path else ""
         raise SpecError(
-            f"A step must return tensors, numbers or values that can be pickled, got {type(leaf).__name__}{where}: {error}"
+            f"A step must return tensors, numbers or what can be pickled, got {type(leaf).__name__}{where}: {error}"
         ) from error
 
 
@@ -153,7 +153,7 @@ class ResultLeaf(PerReplica):
 class StructureMemory:
     """Remembers what nest each step function returned, so that a later call need not wait to know it.
 
-    Only functions that can end in one place are remembered: with several `return`s the nest may change from call to call.
+    Only functions that can end in one place are remembered: with several `return`s each call may differ.
     """
 
     def __init__(self) -> None:

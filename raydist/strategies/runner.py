@@ -29,7 +29,7 @@ from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
 
-# Values that a step reduces inside of its backward pass must not get between the gradients: each has a group of its own.
+# Values that a step reduces inside of a backward pass must not get between the gradients: each has its own group.
 _PURPOSES = ("gradients", "values")
 
 
@@ -58,7 +58,7 @@ class ReplicaRunner:
             torch.cuda.set_device(self._device)
 
     def join(self, membership: Membership) -> None:
-        """Form a generation of the group with the other replicas; forgets an earlier failure. Blocks until all are in."""
+        """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
         if not self._communicators:
             self._communicators = {purpose: self._open(membership, purpose) for purpose in _PURPOSES}
         else:

@@ -34,7 +34,7 @@ def check(program: Program, strategy: rd.Strategy) -> None:
     expected = train_alone(program)
     before, after = train_distributed(program, strategy)
     for name, value in expected.items():
-        torch.testing.assert_close(after[name], value, rtol=TOLERANCE, atol=1e-12, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(after[name], value, rtol=TOLERANCE, atol=1e-12, msg=f"{name} differs")
     assert any(not torch.equal(before[name], after[name]) for name in before), "nothing was trained"
 
 

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,12 +33,17 @@ def pids(strategy: rd.MirroredStrategy) -> tuple[int, ...]:
     return tuple(strategy.run(lambda: os.getpid()).values)
 
 
+def train(strategy: rd.MirroredStrategy, step: Callable[..., Any], x: Any) -> None:
+    for _ in range(50):
+        strategy.local_results(strategy.run(step, args=(x,)))
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_replica_is_named(strategy: rd.MirroredStrategy, victim: int) -> None:
     with strategy.scope():
         model = nn.Linear(1, 1)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: torch.Tensor) -> Any:
         time.sleep(0.1)
         loss = model(x).mean()
         loss.backward()
@@ -49,8 +55,7 @@ def test_a_killed_replica_is_named(strategy: rd.MirroredStrategy, victim: int) -
     os.kill(target, signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(rd.UnavailableError, match=f"replica {victim} of mirrored-.* is gone while"):
-        for _ in range(50):
-            strategy.local_results(strategy.run(step, args=(x,)))
+        train(strategy, step, x)
     assert time.monotonic() - start < 30
     with pytest.raises(rd.UnavailableError, match="is gone while"):
         strategy.run(step, args=(x,))
