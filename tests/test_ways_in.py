@@ -14,12 +14,12 @@ import pytest
 from tests.ray_head import RAY, RayHead, RayHome, ray_home, running_head
 
 ROOT = Path(__file__).parent.parent
-EXAMPLE = ("examples/digits_fit.py", "--strategy", "mirrored", "--replicas", "2", "--smoke")
+FLAGS = ("--strategy", "mirrored", "--replicas", "2", "--smoke")
+EXAMPLE = ("examples/digits_fit.py", *FLAGS)
 INTERACTIVE = """
 import runpy, sys, ray
 ray.init(address="auto")
 sys.argv = sys.argv[1:]
-sys.path.insert(0, "examples")
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 LIST_ACTORS = """
@@ -38,8 +38,10 @@ def head() -> Iterator[RayHead]:
         yield running
 
 
-def output_of(command: list[str], environment: Mapping[str, str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150, check=False)
+def output_of(command: list[str], environment: Mapping[str, str], *, folder: Path = ROOT) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
     assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -78,7 +80,8 @@ def test_running_cluster_found_by_ray_address(head: RayHead, expected_fingerprin
 
 
 def test_running_cluster_joined_interactively(head: RayHead, expected_fingerprint: str) -> None:
-    output = output_of([sys.executable, "-c", INTERACTIVE, *EXAMPLE], head.home.environment)
+    command = [sys.executable, "-c", INTERACTIVE, "digits_fit.py", *FLAGS]  # as typed in a session started in examples/
+    output = output_of(command, head.home.environment, folder=ROOT / "examples")
     assert fingerprint_in(output) == expected_fingerprint
 
 
