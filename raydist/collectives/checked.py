@@ -94,7 +94,7 @@ def _essence(call: Call, ragged_axis: int | None) -> tuple[object, ...]:
 
 @final
 class CheckedCommunicator(Communicator):
-    """Another communicator whose collectives are checked. Send and receive check that the two sides fit.
+    """Another communicator whose collectives are checked on all ranks, and messages by their receiver.
 
     Args:
         inner: Does the work; it belongs to this object from now on.
@@ -135,12 +135,22 @@ class CheckedCommunicator(Communicator):
         return self._inner.reduce_scatter(output, inputs, op)
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        self._check_pair(destination, tensor)
+        self._inner.send(describe_call("message", tensor).encode().to(self._device), destination)
         return self._inner.send(tensor, destination)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        self._check_pair(source, tensor)
-        return self._inner.recv(tensor, source)
+        """See `Communicator.recv`; waits for the sender's description, and raises here where the two do not fit."""
+        mine = describe_call("message", tensor)
+        theirs = self._receive_call(source)
+        if theirs == mine:
+            return self._inner.recv(tensor, source)
+        # What was sent is taken off the wire, so that the next message is not mistaken for it.
+        dtype: torch.dtype = getattr(torch, theirs.dtype.removeprefix("torch."))
+        self._inner.recv(torch.empty(theirs.shape, dtype=dtype, device=self._device), source).wait()
+        raise CollectiveMismatchError(
+            f"A message must have one shape and dtype on both ends, got {mine.dtype} {mine.shape} on rank {self.rank} "
+            f"for {theirs.dtype} {theirs.shape} from rank {source}."
+        )
 
     def barrier(self) -> None:
         self._check("barrier", None)
@@ -161,18 +171,10 @@ class CheckedCommunicator(Communicator):
         self._num_calls += 1
         exchange(self._inner, call, device=self._device)
 
-    def _check_pair(self, peer: int, tensor: torch.Tensor) -> None:
-        """The two ends of a message tell each other; other ranks are not concerned, nor is their count of calls."""
-        mine = describe_call("send/recv", tensor).encode().to(self._device)
-        theirs = torch.empty_like(mine)
-        pending = self._inner.send(mine, peer)
-        self._inner.recv(theirs, peer).wait()
-        pending.wait()
-        if Call.decode(theirs.cpu()) != Call.decode(mine.cpu()):
-            raise CollectiveMismatchError(
-                f"A message must have one shape and dtype on both ends, got {Call.decode(mine.cpu())} on rank "
-                f"{self.rank} and {Call.decode(theirs.cpu())} on rank {peer}."
-            )
+    def _receive_call(self, source: int) -> Call:
+        row = torch.empty(_CALL_BYTES, dtype=torch.uint8, device=self._device)
+        self._inner.recv(row, source).wait()
+        return Call.decode(row.cpu())
 
 
 def describe_call(name: str, tensor: torch.Tensor | None, *, number: int = 0, differentiable: bool = False) -> Call:

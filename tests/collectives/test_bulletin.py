@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from raydist.collectives.base import Membership
+from raydist.collectives.bulletin import Bulletin
+from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+
+
+def bulletins(world_size: int) -> list[Bulletin]:
+    store = HashStore()
+    return [Bulletin(store, Membership("g", 0, rank, world_size)) for rank in range(world_size)]
+
+
+def keep_waiting() -> None:
+    return None
+
+
+def test_who_has_not_arrived() -> None:
+    first, second, third = bulletins(3)
+    assert first.arrive(0.0, keep_waiting) == (1, 2)
+    assert third.arrive(0.0, keep_waiting) == (1,)
+    assert second.arrive(0.0, keep_waiting) == ()
+
+
+def test_waiting_can_be_given_up() -> None:
+    def give_up() -> None:
+        raise CancelledError("aborted")
+
+    with pytest.raises(CancelledError):
+        bulletins(2)[0].arrive(60.0, give_up)
+
+
+@pytest.mark.parametrize("kind", [CancelledError, DeadlineExceededError, UnavailableError])
+def test_the_first_failure_stays(kind: type[RaydistError]) -> None:
+    first, second = bulletins(2)
+    assert second.failure() is None
+    first.post(kind("rank 0: two\nlines"))
+    second.post(CancelledError("later"))
+    heard = second.failure()
+    assert type(heard) is kind
+    assert str(heard) == "rank 0: two\nlines"
+
+
+def test_roll_call_ends_with_one_missing() -> None:
+    first, second, third = bulletins(3)
+    assert first.roll_call(0.0) == (1, 2)
+    assert third.roll_call(60.0) == (1,)
+    assert second.roll_call(60.0) == ()

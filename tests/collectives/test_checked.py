@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.checked import Call, CheckedCommunicator, describe_call
+from raydist.collectives.local import LocalGroup
+from raydist.errors import CollectiveMismatchError, InvalidArgumentError
+from raydist.values import ReduceOp
+from tests.collectives.threads import run_ranks
+from tests.contracts import communicator as contract
+
+
+@pytest.mark.parametrize("check", [contract.reduce_everything, contract.move_everything, contract.odd_tensors])
+def test_results_are_those_of_the_inner_one(check: Callable[[Communicator], object]) -> None:
+    plain = run_ranks(3, check)
+    checked = run_ranks(3, lambda group: check(CheckedCommunicator(group, torch.device("cpu"))))
+    assert repr(checked) == repr(plain)
+
+
+MISMATCHES: dict[str, Callable[[Communicator, int], object]] = {
+    "shape": lambda c, rank: c.all_reduce(torch.ones(2 + rank), ReduceOp.SUM),
+    "dtype": lambda c, rank: c.broadcast(torch.ones(2, dtype=(torch.int32, torch.float32)[rank]), 0),
+    "op": lambda c, rank: c.reduce(torch.ones(2), 0, (ReduceOp.MIN, ReduceOp.MAX)[rank]),
+    "root": lambda c, rank: c.broadcast(torch.ones(2), rank),
+    "collective": lambda c, rank: c.barrier() if rank else c.all_reduce(torch.ones(1), ReduceOp.SUM),
+}
+
+
+@pytest.mark.parametrize("call", MISMATCHES.values(), ids=MISMATCHES)
+def test_mismatch_is_an_error_on_every_rank(call: Callable[[Communicator, int], object]) -> None:
+    def body(group: LocalGroup) -> float:
+        communicator = CheckedCommunicator(group, torch.device("cpu"))
+        with pytest.raises(CollectiveMismatchError, match=r"rank \d.*rank \d"):
+            call(communicator, group.rank)
+        tensor = torch.ones(1)
+        communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+        return tensor.item()
+
+    assert run_ranks(2, body) == [2.0, 2.0]
+
+
+def test_a_message_that_does_not_fit_is_dropped_by_its_receiver() -> None:
+    def body(group: LocalGroup) -> list[float]:
+        communicator = CheckedCommunicator(group, torch.device("cpu"))
+        received = torch.zeros(2)
+        if group.rank == 0:
+            for value in (torch.ones(3), torch.tensor([5.0, 6.0])):
+                communicator.send(value, 1).wait()
+        else:
+            with pytest.raises(CollectiveMismatchError, match=r"\(2,\) on rank 1 for torch.float32 \(3,\) from rank 0"):
+                communicator.recv(received, 0)
+            communicator.recv(received, 0).wait()
+        return received.tolist()
+
+    assert run_ranks(2, body) == [[0.0, 0.0], [5.0, 6.0]]
+
+
+def test_calls_survive_the_journey() -> None:
+    call = describe_call(
+        "all_gather(axis=-1)", torch.ones(2, 0, 3, dtype=torch.bfloat16), number=5, differentiable=True
+    )
+    assert Call.decode(call.encode()) == call
+    assert str(call) == "all_gather(axis=-1) of torch.bfloat16 (2, 0, 3) as call 5"
+    with pytest.raises(InvalidArgumentError, match="fewer dimensions"):
+        Call("x", "y", (10**6,) * 64).encode()

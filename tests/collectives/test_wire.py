@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raydist.collectives.wire import check_reducible, stage_bytes, stage_reduction
+from raydist.errors import InvalidArgumentError
+from raydist.values import ReduceOp
+
+
+def test_a_plain_tensor_travels_itself() -> None:
+    tensor = torch.ones(3)
+    staged = stage_reduction(tensor, ReduceOp.SUM, 2)
+    assert staged.carrier.data_ptr() == tensor.data_ptr()
+    assert stage_bytes(tensor).carrier.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.uint32, torch.bool])
+def test_a_dtype_that_gloo_lacks_travels_in_another(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1, 0, 1]).to(dtype)
+    staged = stage_reduction(tensor, ReduceOp.MAX, 2)
+    assert staged.carrier.dtype in (torch.int32, torch.int64, torch.uint8)
+    staged.carrier.copy_(torch.tensor([1, 1, 0]))
+    staged.deliver()
+    assert tensor.to(torch.int64).tolist() == [1, 1, 0]
+    assert tensor.dtype == dtype
+
+
+def test_a_strided_view_gets_its_result() -> None:
+    base = torch.zeros(3, 2)
+    staged = stage_reduction(base[:, 1], ReduceOp.MEAN, 4)
+    staged.carrier.fill_(2.0)
+    staged.deliver()
+    assert base.tolist() == [[0.0, 0.5]] * 3
+
+
+def test_bytes_keep_every_bit() -> None:
+    tensor = torch.tensor([[1.5, float("nan")], [-0.0, 3.0]], dtype=torch.bfloat16).t()
+    staged = stage_bytes(tensor)
+    assert (staged.carrier.dtype, staged.carrier.numel()) == (torch.uint8, 8)
+    staged.carrier.zero_()
+    staged.deliver()
+    assert tensor.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        (ReduceOp.MEAN, torch.int32),
+        (ReduceOp.MEAN, torch.bool),
+        (ReduceOp.SUM, torch.bool),
+        (ReduceOp.MAX, torch.complex64),
+        (ReduceOp.PRODUCT, torch.complex128),
+    ],
+)
+def test_what_has_no_meaning(op: ReduceOp, dtype: torch.dtype) -> None:
+    with pytest.raises(InvalidArgumentError, match=str(dtype)):
+        check_reducible(dtype, op)
