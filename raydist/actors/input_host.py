@@ -27,7 +27,7 @@ _SPARE_THREADS = 8  # calls that do not wait for data: open, close, release, ...
 
 @final
 class InputHost:
-    """Starts the InputPipeline actor of one strategy when the first pass is opened, and again if it died.
+    """Starts the InputPipeline actor of one strategy when the first pass is opened, and a new one if it died.
 
     Args:
         name: Prefix of the actor's name; made unique.
@@ -46,14 +46,23 @@ class InputHost:
 
     def open(self, job: InputJob) -> PipelineLink:
         """Begin a pass. Waits until the actor has it (`Timeouts.start_s`)."""
+        if self._actor is not None:
+            try:
+                return self._open(job)
+            except UnavailableError:  # it died since the last pass
+                self._actor = None
         self.start()
+        return self._open(job)
+
+    def _open(self, job: InputJob) -> PipelineLink:
         link = PipelineLink(self._actor, self._name, uuid.uuid4().hex, self._timeouts)
-        try:
-            link.call("open", job, timeout_s=self._timeouts.start_s)
-        except UnavailableError:
-            self._actor = None  # the next pass gets a new one
-            raise
+        link.call("open", job, timeout_s=self._timeouts.start_s)
         return link
+
+    @property
+    def actor_name(self) -> str:
+        """Name of the last actor started; empty before the first."""
+        return self._name
 
     def start(self) -> None:
         """Start the actor if there is none, without waiting for it."""

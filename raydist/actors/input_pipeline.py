@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import TYPE_CHECKING, Any, final
 
@@ -51,29 +52,45 @@ class InputPipeline:
         self._shelf = PoolShelf()
 
     def open(self, key: str, job: InputJob) -> None:
-        """Begin a pass. Its errors (a missing file, say) are those of the caller."""
+        """Begin a pass. What goes wrong in opening it (a missing file, say) is raised here."""
         ops = pickle.loads(job.ops)
-        production = Production(
-            _step_source(job, ops, self._make_executor(key, job, ops)),
+        pool = self._borrow_pool(job, ops)
+        give_back = functools.partial(self._give_back, pool)
+        try:
+            production = self._make_production(job, ops, pool, give_back)
+        except BaseException:
+            give_back()
+            raise
+        self._productions[key] = production
+        if pool is not None:
+            self._pools[key] = pool
+        production.start()
+
+    def _make_production(
+        self, job: InputJob, ops: Sequence[DatasetOp], pool: ActorExecutor | None, on_end: Callable[[], None]
+    ) -> Production:
+        return Production(
+            _step_source(job, ops, local_executor if pool is None else lambda options: SharedExecutor(pool)),
             self._put,
             num_replicas=job.num_replicas,
             capacity=job.capacity,
             zero_copy=job.input_options.zero_copy,
             label=job.label,
+            on_end=on_end,
         )
-        self._productions[key] = production
-        production.start()
 
-    def _make_executor(self, key: str, job: InputJob, ops: Sequence[DatasetOp]) -> Callable[[Options], Executor]:
+    def _borrow_pool(self, job: InputJob, ops: Sequence[DatasetOp]) -> ActorExecutor | None:
         num_workers = job.input_options.num_input_workers
         if num_workers == AUTOTUNE:
             num_workers = choose_num_workers(ops, num_cores=num_cores(), num_replicas=job.num_replicas)
         if num_workers == 0:
-            return local_executor
+            return None
         resources = job.input_options.resources_per_input_worker
-        pool = self._shelf.borrow(num_workers, name=self._name, resources=resources, timeouts=job.timeouts)
-        self._pools[key] = pool
-        return lambda options: SharedExecutor(pool)
+        return self._shelf.borrow(num_workers, name=self._name, resources=resources, timeouts=job.timeouts)
+
+    def _give_back(self, pool: ActorExecutor | None) -> None:
+        if pool is not None:
+            self._shelf.give_back(pool, patience_s=_PATIENCE_S)
 
     def _production(self, key: str) -> Production:
         try:
@@ -85,9 +102,7 @@ class InputPipeline:
         """See `Production.poll`. A pass that was closed answers with that error as its last place."""
         try:
             return self._production(key).poll(poll)
-        except (
-            RaydistError
-        ) as error:  # as a value: an answer that nobody waits for any more must not be logged as a failure
+        except RaydistError as error:  # as a value: Ray would log a failure that nobody waits for any more
             return (Place(poll.start, {}, error=pack_error(error), last=True),)
 
     def lend(self, key: str, done: int) -> None:
@@ -122,16 +137,18 @@ class InputPipeline:
 
     def close(self, key: str, timeout_s: float) -> bool:
         """End a pass; False if its thread is still busy after `timeout_s`. A pass that is gone is closed already."""
-        production = self._productions.pop(key, None)
-        self._abandoned.discard(key)
+        production = self._productions.get(key)
         if production is None:
             return True
         production.close()
-        pool = self._pools.pop(key, None)
-        if pool is not None:
-            production.join(_PATIENCE_S)
-            self._shelf.give_back(pool, patience_s=_PATIENCE_S)
-        return production.join(timeout_s)
+        pool = self._pools.get(key)
+        if pool is not None and not production.join(_PATIENCE_S):
+            pool.close()  # wakes a thread that waits for a stuck worker
+        ended = production.join(timeout_s)
+        self._productions.pop(key, None)
+        self._pools.pop(key, None)
+        self._abandoned.discard(key)
+        return ended
 
     def open_passes(self) -> list[str]:
         """Keys of the passes that are open."""

@@ -19,6 +19,10 @@ __all__ = ["Poll", "Production"]
 _FATAL = (UnavailableError, DeadlineExceededError, CancelledError)
 
 
+def _nothing() -> None:
+    """No more to do at the end."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Poll:
@@ -43,7 +47,8 @@ class Poll:
 class Production:
     """Runs a step source in a thread of its own, at most `capacity` places ahead of the slowest reader.
 
-    `put` stores a piece and returns its reference. Methods may be called from any thread.
+    `put` stores a piece and returns its reference; `on_end` is called once, by the thread, when the source is closed.
+    Methods may be called from any thread.
     """
 
     def __init__(
@@ -55,11 +60,14 @@ class Production:
         capacity: int,
         zero_copy: bool,
         label: str,
+        on_end: Callable[[], None] = _nothing,
     ) -> None:
         self._source = source
         self._put = put
         self._zero_copy = zero_copy
         self._label = label
+        self._on_end = on_end
+        self._ended = False
         self._changed = threading.Condition()
         self._loans = [0] * num_replicas  # loops that each replica has been sent and has not left
         self._queues = BatchQueues(num_replicas=num_replicas, capacity=capacity, start=source.state_dict())
@@ -73,12 +81,21 @@ class Production:
         number = 0
         try:
             while self._await_credit():
-                self._offer(self._make_place(number))
+                place = self._make_place(number)
+                if place.last:
+                    self._end()  # before a reader knows: what it opens next finds everything given back
+                self._offer(place)
                 number += 1
         except Exception as error:  # not of an element: saving the state failed, say. Readers must not wait for nothing
             self._offer(Place(number, {}, error=pack_error(error), last=True))
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
             self._source.close()
+            self._on_end()
 
     def _offer(self, place: Place) -> None:
         with self._changed:

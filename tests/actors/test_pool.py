@@ -44,7 +44,8 @@ def iterate(dataset: Dataset, pool: ActorExecutor) -> DatasetIterator[Any]:
 
 
 def pid_of(pool: ActorExecutor, index: int = 0) -> int:
-    pid: int = ray.get(ray.get_actor(pool.worker_names[index]).hello.remote())
+    actor: Any = ray.get_actor(pool.worker_names[index])
+    pid: int = ray.get(actor.hello.remote())
     return pid
 
 
