@@ -207,14 +207,14 @@ class GradientReducer:
 
     def _agree(self) -> Agreement | None:
         self._num_passes += 1
-        if not self._layout.buckets:
+        if not self._parameters:
             return None
         numbers = {
             "step": self._num_steps,
             "backward pass": self._num_passes,
             "layout of trained parameters": self._layout.fingerprint,
         }
-        return Agreement(self._communicator, "the backward pass", numbers, self._layout.buckets[0].device)
+        return Agreement(self._communicator, "the backward pass", numbers, self._parameters[0].device)
 
     def _spec(self, index: int) -> ParameterSpec:
         parameter = self._parameters[index]

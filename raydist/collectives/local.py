@@ -120,14 +120,18 @@ class _LocalWork(Work):
 
 @final
 class LocalGroup(Communicator):
-    """One thread's end of a group. See :class:`LocalHub`."""
+    """One thread's end of a group. See :class:`LocalHub`.
+
+    Attributes:
+        num_calls: Collectives that this rank has started in this generation.
+    """
 
     def __init__(self, hub: LocalHub, membership: Membership, timeout_s: float) -> None:
         self.membership = membership
         self.timeout_s = timeout_s
         self._hub = hub
         self._room = hub.room(membership)
-        self._num_calls = 0
+        self.num_calls = 0
         self._num_messages: dict[tuple[int, int], int] = {}
 
     def start(self) -> LocalGroup:
@@ -182,7 +186,7 @@ class LocalGroup(Communicator):
         self.abort()
         self.membership = membership
         self._room = self._hub.room(membership)
-        self._num_calls = 0
+        self.num_calls = 0
         self._num_messages = {}
         self.start()
 
@@ -210,8 +214,8 @@ class LocalGroup(Communicator):
         return results[min(self.rank, len(results) - 1)]
 
     def _meet(self, name: str, tensors: _Tensors, outputs: _Tensors, combine: _Combine) -> Work:
-        self._num_calls += 1
-        return self._bring(self._num_calls, name, tensors, outputs, expected=self.world_size, combine=combine)
+        self.num_calls += 1
+        return self._bring(self.num_calls, name, tensors, outputs, expected=self.world_size, combine=combine)
 
     def _exchange(self, source: int, destination: int, tensors: _Tensors, outputs: _Tensors) -> Work:
         pair = (source, destination)

@@ -97,6 +97,7 @@ class Reduction:
 
         Blocking: until all ranks have ended their pass, at most the communicator's limit.
         """
+        self._await_agreement()
         with self._lock:
             while len(self._works) < len(self.layout.buckets):
                 self._launch(len(self._works))
@@ -128,9 +129,7 @@ class Reduction:
             self._launch(number)
 
     def _launch(self, number: int) -> None:
-        if self._agreement is not None:
-            self._agreement.wait()
-            self._agreement = None
+        self._await_agreement()
         for position, present in enumerate(self._present[number]):
             if not present:
                 self._view(number, position).zero_()
@@ -138,6 +137,11 @@ class Reduction:
         flags = [*self._present[number], *self._sparse[number], int(bool(self.late))]
         buffer[bucket.numel :] = torch.tensor(flags, dtype=buffer.dtype, device=buffer.device)
         self._works.append(self._communicator.all_reduce(buffer, ReduceOp.SUM))
+
+    def _await_agreement(self) -> None:
+        if self._agreement is not None:
+            self._agreement.wait()
+            self._agreement = None
 
     def _view(self, number: int, position: int) -> torch.Tensor:
         slot = self.layout.buckets[number].slots[position]
@@ -154,7 +158,7 @@ class Reduction:
         return gradients
 
     def _somebody_late(self) -> bool:
-        return bool(self._buffers[-1][-1].item() > 0)
+        return bool(self._buffers) and bool(self._buffers[-1][-1].item() > 0)
 
     def _second_round(self) -> dict[int, GlobalGradient]:
         again = Reduction(self._communicator, self.layout, allocate(self.layout))

@@ -323,11 +323,14 @@ def test_replicas_out_of_step_are_told() -> None:
     on_two(build("linear"), body)
 
 
-def test_replicas_that_train_different_parameters_are_told() -> None:
+@pytest.mark.parametrize("num_frozen", [1, 2])
+def test_replicas_that_train_different_parameters_are_told(num_frozen: int) -> None:
     def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
-        next(model.parameters()).requires_grad_(rank == 0)
+        for parameter in list(model.parameters())[:num_frozen]:
+            parameter.requires_grad_(rank == 0)
+        features = rows(2)[0].requires_grad_()
         with reducer.step(), pytest.raises(CollectiveMismatchError, match="layout"):
-            loss_of(model, rows(2)).backward()
+            model(features).sum().backward()
 
     on_two(build("linear"), body)
 

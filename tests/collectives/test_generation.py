@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, final
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from raydist.collectives.backends import Backend, RawGroup
+from raydist.collectives.base import Membership
+from raydist.collectives.flights import Flight
+from raydist.collectives.generation import Generation
+from raydist.collectives.rendezvous import RendezvousStore
+from raydist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+
+
+class ManualFlight:
+    """Lands when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error: RuntimeError | None = None
+
+    def landed(self) -> bool:
+        return self.done.is_set()
+
+    def wait_slice(self, seconds: float) -> bool:
+        if not self.done.wait(seconds):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+@final
+class ManualBackend(Backend):
+    """Hands out what `call` returns as the flight."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+
+    def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
+        return object()
+
+    def collective(self, work: dist.Work) -> Flight:
+        flight: Any = work
+        return flight  # type: ignore[no-any-return]  # the test's flights stand for torch's work
+
+    def point_to_point(self, work: dist.Work) -> Flight:
+        return self.collective(work)
+
+    def kill(self, group: RawGroup) -> None:
+        self.killed += 1
+
+
+@pytest.fixture
+def generation() -> Iterator[Generation]:
+    with RendezvousStore() as store:
+        membership = store.membership("g", generation=0, rank=0, world_size=1)
+        generation = Generation(membership, ManualBackend(), timeout_s=0.2)
+        generation.start()
+        yield generation
+
+
+def begin(generation: Generation, flight: ManualFlight) -> Flight:
+    return generation.submit("barrier", lambda _: flight)  # type: ignore[arg-type, return-value]  # see ManualBackend
+
+
+def test_a_failure_is_reported_and_stays(generation: Generation) -> None:
+    flight, later = ManualFlight(), ManualFlight()
+    flight.error = RuntimeError("Connection closed by peer")
+    flight.done.set()
+    begin(generation, flight)
+    with pytest.raises(UnavailableError, match="Connection closed by peer"):
+        generation.wait(flight, "barrier", None)
+    with pytest.raises(UnavailableError, match=r"given up: .*Connection closed by peer.*Reconfigure"):
+        begin(generation, later)
+
+
+def test_a_limit_of_ones_own_does_not_fail_the_group(generation: Generation) -> None:
+    flight = ManualFlight()
+    begin(generation, flight)
+    with pytest.raises(DeadlineExceededError, match="It goes on"):
+        generation.wait(flight, "barrier", 0.01)
+    flight.done.set()
+    generation.wait(flight, "barrier", 0.01)
+
+
+def test_the_groups_limit_does(generation: Generation) -> None:
+    flight = ManualFlight()
+    begin(generation, flight)
+    with pytest.raises(DeadlineExceededError, match=r"timed out after 0\.2 s"):
+        generation.wait(flight, "barrier", None)
+    with pytest.raises(DeadlineExceededError, match="given up"):
+        begin(generation, ManualFlight())
+
+
+def test_a_landed_flight_counts_even_after_an_abort(generation: Generation) -> None:
+    flight, pending = ManualFlight(), ManualFlight()
+    begin(generation, flight)
+    flight.done.set()
+    generation.abort()
+    generation.wait(flight, "barrier", None)
+    with pytest.raises(CancelledError, match="rank 0 aborted group 'g', generation 0"):
+        generation.wait(pending, "barrier", None)
+
+
+def test_refused_arguments_do_not_fail_the_group(generation: Generation) -> None:
+    def refuse(group: RawGroup) -> dist.Work:
+        raise RuntimeError("Invalid scalar type")
+
+    with pytest.raises(InvalidArgumentError, match="barrier by rank 0 of 1"):
+        generation.submit("barrier", refuse)
+    begin(generation, ManualFlight())
+
+
+def test_a_left_group_is_closed(generation: Generation) -> None:
+    generation.leave()
+    generation.leave()
+    with pytest.raises(FailedPreconditionError, match="closed"):
+        begin(generation, ManualFlight())
