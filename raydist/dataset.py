@@ -172,7 +172,6 @@ class Dataset:
         map_func: Callable[..., Any],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
-        *,
         seed: int | None = None,
         output_spec: Any = None,
     ) -> Dataset:

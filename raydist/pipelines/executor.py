@@ -101,10 +101,21 @@ def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) 
             results.append(item)
             at += 1
             continue
-        for made in kernel.run(item, at):
+        for made in _run_block(kernel, item, at):
             results.append(replace(made, kernel=number) if isinstance(made, ElementError) else made)
         at += item.num_rows
     return results, at - start
+
+
+def _run_block(kernel: Kernel, block: Block, start: int) -> Sequence[Item]:
+    """A kernel that fails as a whole is run row by row, so that the error stands where it belongs."""
+    try:
+        return kernel.run(block, start)
+    except Exception as error:
+        if block.num_rows == 1:
+            return [ElementError(error, start)]
+    rows = [_run_block(kernel, block.slice(row, row + 1), start + row) for row in range(block.num_rows)]
+    return [item for items in rows for item in items]
 
 
 class Pending(ABC):

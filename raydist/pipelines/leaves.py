@@ -54,11 +54,17 @@ def as_leaf(value: Any) -> Leaf:
 
 
 def _python_number(value: Any, dtype: np.dtype[Any]) -> np.generic:
-    try:
-        number: np.generic = dtype.type(value)
-    except OverflowError:
-        raise InvalidArgumentError(f"A Python int must fit into int64, got {value}. Use a float or text.") from None
+    number: np.generic = _python_numbers(value, dtype)[()]
     return number
+
+
+def _python_numbers(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    try:
+        return np.array(value, dtype)
+    except OverflowError:
+        raise InvalidArgumentError(
+            f"A Python int must fit into int64, got {value!r:.100}. Use a float or text."
+        ) from None
 
 
 def _array(array: np.ndarray[Any, Any]) -> Any:
@@ -79,6 +85,9 @@ def _list(values: list[Any]) -> Any:
     """One tensor from a list: Python numbers inside follow the rules for Python numbers."""
     if not values:
         return np.empty(0, np.float32)
+    dtype = PYTHON_DTYPES.get(type(values[0]))
+    if dtype is not None and set(map(type, values)) == {type(values[0])}:  # a million numbers, say: no loop
+        return _python_numbers(values, dtype)
     leaves = [as_leaf(value) for value in values]
     if any(isinstance(leaf, bytes | str) for leaf in leaves):
         if len({type(leaf) for leaf in leaves}) > 1:

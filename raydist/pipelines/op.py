@@ -106,6 +106,9 @@ class RandomAccess(ABC):
     cheap: ClassVar[bool] = False
     """Whether an element costs no more to make than its index costs to move."""
 
+    portable: ClassVar[bool] = False
+    """Whether its pickle is small, so that workers may read the elements themselves."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 

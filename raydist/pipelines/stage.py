@@ -103,16 +103,26 @@ class StageIterator(OpIterator):
         if isinstance(flight, _Passing):
             items, entered = (flight.error,), (1,) * len(self._starts)
         else:
-            result = self._checked(flight)
+            result = self._result(flight)
             self._explain_errors(result.items, flight.starts)
             self._watch_size(result)
             items, entered = result.items, result.inputs
         self._starts = tuple(start + count for start, count in zip(self._starts, entered, strict=True))
         outbox.put(items, self._border(flight.input_state))
 
-    def _checked(self, flight: _Flight) -> StageResult:
+    def _result(self, flight: _Flight) -> StageResult:
+        """The result of a block; one that could not be worked on at all is as many errors as it has elements."""
+        try:
+            return self._checked(flight, flight.work.result())
+        except MACHINERY_ERRORS:
+            raise
+        except Exception as error:  # a function that cannot be loaded by a worker, say
+            rows = flight.block.num_rows
+            num_kernels = len(self._starts)
+            return StageResult((ElementError(error),) * rows, (rows,) * num_kernels, ("",) * num_kernels)
+
+    def _checked(self, flight: _Flight, result: StageResult) -> StageResult:
         """The result; made again where it begins with another structure or dtype than the blocks before it."""
-        result = flight.work.result()
         pairs = zip(self._signatures, result.signatures, strict=True)
         if any(mine and theirs and mine != theirs for mine, theirs in pairs):
             result = run_stage(self._spec, flight.block, flight.starts, self._signatures)

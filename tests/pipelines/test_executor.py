@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 
@@ -8,7 +10,7 @@ from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import InlineExecutor, StageSpec, run_stage
-from raydist.pipelines.op import ElementError, ElementwiseOp, IterContext
+from raydist.pipelines.op import ElementError, ElementwiseOp, Item, IterContext, Kernel
 from raydist.pipelines.plan import build, make_plan
 
 
@@ -54,6 +56,31 @@ def test_other_structures_become_errors_measured_by_the_first_or_by_what_is_know
     known = run_stage(spec, block_of(SOURCE), (0,), ("* of int64",))
     assert [isinstance(item, ElementError) for item in known.items] == [True, False]
     assert known.signatures == ("* of int64",)
+
+
+def test_a_kernel_that_fails_as_a_whole_is_run_row_by_row() -> None:
+    @final
+    class Picky(Kernel):
+        label = "picky-1"
+
+        @property
+        def uses_index(self) -> bool:
+            return False
+
+        def run(self, block: Block, start: int) -> Sequence[Item]:
+            if 2 in block.columns[0]:
+                raise MemoryError("too large")
+            return [block]
+
+    items = run_stage(StageSpec("stage", (Picky(),)), block_of(SOURCE), (10,)).items
+    assert [item.index if isinstance(item, ElementError) else item.rows() for item in items] == [
+        [0],
+        [1],
+        12,
+        [3],
+        [4],
+        [5],
+    ]
 
 
 def test_a_stage_and_its_result_can_be_sent() -> None:

@@ -112,6 +112,26 @@ def test_a_lost_worker_loses_no_element() -> None:
     assert [batch.tolist() for batch in iterator] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
+def test_a_block_that_no_worker_can_work_on_is_an_error_per_element() -> None:
+    @final
+    class Broken(Pending):
+        def result(self) -> StageResult:
+            raise ImportError("no module named 'mine'")
+
+    @final
+    class BrokenPool(Executor):
+        window = 2
+
+        def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+            return Broken()
+
+        def close(self) -> None:
+            """Nothing to stop."""
+
+    items = collect(iterate(Dataset.range(7).map(abs), lambda options: BrokenPool()))
+    assert items == [("ImportError", "no module named 'mine'")] * 7
+
+
 def test_threads_finish_in_any_order_and_deliver_in_one() -> None:
     later = threading.Event()
 

@@ -29,6 +29,11 @@ class GatherOp(ElementwiseOp):
     def label(self) -> str:
         return f"gather({self.source.label})"
 
+    @property
+    def parallelism(self) -> int | None:
+        # What lies in this process's memory is read here: its pickle would travel to every worker, in every epoch.
+        return None if self._access().portable else 1
+
     def cardinality(self) -> int:
         return self.input.cardinality()
 
@@ -36,10 +41,13 @@ class GatherOp(ElementwiseOp):
         return self.source.element_spec()
 
     def kernel(self, ctx: IterContext) -> Kernel:
+        return _GatherKernel(self._access(), ctx.operation_names[id(self)])
+
+    def _access(self) -> RandomAccess:
         access = self.source.random_access()
         if access is None:
             raise FailedPreconditionError(f"raydist bug: {self.source.label} has no random access.")
-        return _GatherKernel(access, ctx.operation_names[id(self)])
+        return access
 
 
 @final

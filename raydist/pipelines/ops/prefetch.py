@@ -76,7 +76,7 @@ class _Buffer:
         self.stopped = False
         self.ended = False
         self._ready: deque[tuple[Item, State]] = deque()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._elements = 0
         self._bytes = 0
         self._size = size
@@ -99,7 +99,7 @@ class _Buffer:
             self._bytes += _bytes(item)
             self.changed.notify_all()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End with an error that stands behind everything made so far."""
         with self.changed:
             self._failure = error
@@ -153,12 +153,13 @@ def _produce(buffer: _Buffer) -> None:
                 item: Item = demand.read(buffer.source, room)
             except StopIteration:
                 break
-            except MACHINERY_ERRORS as error:
-                buffer.fail(error)
-                break
+            except MACHINERY_ERRORS:
+                raise
             except Exception as error:  # of one element: handed out at its place
                 item = ElementError(error)
             buffer.put(item, buffer.source.state_dict())
+    except BaseException as error:  # SystemExit too: a thread that died silently would look like the end of the data
+        buffer.fail(error)
     finally:
         buffer.source.close()
         buffer.finish()

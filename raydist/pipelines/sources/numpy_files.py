@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -96,6 +96,7 @@ class NumpyFileOp(DatasetOp):
 @final
 @dataclass(frozen=True, eq=False)
 class _FileAccess(RandomAccess):
+    portable: ClassVar[bool] = True
     structure: Structure
     arrays: tuple[StoredArray, ...]
 

@@ -17,6 +17,12 @@ def test_indices_move_and_rows_are_read_behind() -> None:
     assert same(collect(iterate(dataset)), collect(iterate(dataset.with_options(now))))
 
 
+def test_what_is_in_memory_is_not_sent_to_workers() -> None:
+    lines = ROWS.shuffle(5).map(lambda row: row).explain().splitlines()
+    assert "  from_tensor_slices-0: in the consumer's thread" in lines
+    assert "  map-2: on the iterator's executor" in lines
+
+
 def test_nothing_is_gathered_where_only_numbers_move() -> None:
     assert "gather(" not in Dataset.range(20).shuffle(5).explain()
 

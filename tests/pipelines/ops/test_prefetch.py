@@ -104,6 +104,13 @@ def test_an_error_of_the_machinery_is_raised_and_can_be_tried_again() -> None:
     ]
 
 
+def test_an_exit_in_the_thread_is_not_the_end_of_the_data() -> None:
+    iterator = iterate(Dataset.range(5).map(lambda x: exit(3) if x == 2 else x).prefetch(1))
+    with pytest.raises(SystemExit):
+        collect(iterator)
+    iterator.close()
+
+
 def test_without_autotuning_the_buffer_stays_small() -> None:
     made: list[int] = []
     dataset = Dataset.range(100).map(recorder(made)).prefetch()
