@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -242,9 +243,13 @@ def test_an_abandoned_iterator_ends_its_pass_and_the_next_one_uses_its_workers(
     assert pids(worker_names()) == workers
 
 
-def test_a_missing_file_is_reported_by_the_first_batch(distributed: Distribute) -> None:
-    with pytest.raises(FileNotFoundError):
-        next(iter(distributed(Dataset.from_numpy("/no/such/file.npy").batch(2))))
+def test_a_file_that_went_away_is_reported(distributed: Distribute, tmp_path: Path) -> None:
+    file = tmp_path / "rows.npy"
+    np.save(file, np.arange(4))
+    view = distributed(Dataset.from_numpy(str(file)).batch(2))
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"rows\.npy"):
+        next(iter(view))
 
 
 def test_a_host_closes_twice_and_never_started(hosts: list[InputHost]) -> None:

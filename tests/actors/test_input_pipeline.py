@@ -46,12 +46,6 @@ def pipeline() -> Iterator[InputPipeline]:
         assert pipeline.close(key, 5.0)
 
 
-def test_the_credits_follow_the_options() -> None:
-    job = job_of(Dataset.range(1))
-    assert job.capacity == 3  # as many ready as there are replicas, and one in use
-    assert replace(job, input_options=InputOptions(prefetch_batches=5)).capacity == 6
-
-
 def test_passes_are_independent(pipeline: InputPipeline) -> None:
     for key in ("a", "b"):
         pipeline.open(key, job_of(Dataset.range(4).batch(2)))
@@ -128,8 +122,8 @@ def test_workers_are_lent_for_one_pass(shelf: Shelf) -> None:
 def test_workers_come_back_when_opening_fails(shelf: Shelf) -> None:
     pipeline = InputPipeline("test", put=lambda piece: piece)
     options = InputOptions(num_input_workers=2)
-    with pytest.raises(FileNotFoundError):
-        pipeline.open("a", job_of(Dataset.from_numpy("/no/such/file.npy").batch(2), input_options=options))
+    with pytest.raises(InvalidArgumentError):
+        pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=options, state={"version": 0}))
     assert len(shelf.lent) == shelf.returned == 1
 
 
