@@ -17,6 +17,7 @@ from raydist.collectives.ray_backend import BACKEND, create_group, destroy_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError
 from raydist.values import ReduceOp
+from tests.conftest import live_actors
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -98,8 +99,11 @@ class Member:
 
 
 @pytest.fixture(scope="module")
-def members(ray_cluster: None) -> Iterator[list[Any]]:
+def members(ray_cluster: None, shared_actors: set[str]) -> Iterator[list[Any]]:
+    before = live_actors()
     actors: list[Any] = [ray.remote(Member).options(num_cpus=0).remote(rank) for rank in range(2)]
+    ray.get([actor.__ray_ready__.remote() for actor in actors], timeout=LIMIT_S)
+    shared_actors |= live_actors() - before
     yield actors
     for actor in actors:
         ray.kill(actor)
