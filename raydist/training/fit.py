@@ -81,6 +81,7 @@ class Fit:
         self._reporter = reporter
         self._validate = validate
         self._total = plan.total()
+        self._saw_data = False
         self._step = training_step(trainee.module, trainee.compiled)
         self._options = plan.options()
 
@@ -115,8 +116,6 @@ class Fit:
         self._reporter.start(label, self._total)
         self._callbacks.call("on_epoch_begin", epoch, {})
         steps = self._steps(calls)
-        if epoch == 0:
-            require_steps(steps, "fit")
         logs = self._logs(steps, label) if steps else {}
         self._callbacks.call("on_epoch_end", epoch, logs)
         if steps:
@@ -132,12 +131,20 @@ class Fit:
             end=self._after_execution,
             stopped=lambda: self._model.stop_training,
         )
+        if not self._model.stop_training:
+            self._after_last_batch(steps, wanted)
+        return steps
+
+    def _after_last_batch(self, steps: int, wanted: int | None) -> None:
+        """The data ended, or the wanted number of steps is done."""
+        if not self._saw_data:
+            require_steps(steps, "fit")
+        self._saw_data = True
         if wanted is None:
             self._total = steps  # of the next epoch, most likely
-        elif steps < wanted and not self._model.stop_training:
+        elif steps < wanted:
             self._model.stop_training = True
             _warn_out_of_data(steps, wanted)
-        return steps
 
     def _after_execution(self, done: int) -> None:
         self._callbacks.batch_end("on_train_batch_end", done - 1, self._trackers.read)
@@ -156,5 +163,5 @@ def _warn_out_of_data(steps: int, wanted: int) -> None:
     warnings.warn(
         f"The dataset ran out of batches: steps_per_epoch={wanted}, but only {steps} were left for this epoch. "
         "Training stops here. Leave steps_per_epoch out to train on whole passes, or add .repeat() to the dataset.",
-        stacklevel=6,  # the caller of Model.fit
+        stacklevel=7,  # the caller of Model.fit
     )

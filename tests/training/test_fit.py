@@ -182,6 +182,16 @@ def test_stop_training_ends_fit(at_batch: bool) -> None:
     assert len(model.fit(regression(12, 4), epochs=2, verbose=False).epoch) == 2
 
 
+def test_stopping_before_the_first_batch_is_no_error() -> None:
+    class Never(rd.Callback):
+        def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+            self.model.stop_training = True
+
+    net = small_net()
+    assert compiled(net).fit(regression(4, 4), callbacks=[Never()], verbose=False).history == {}
+    assert torch.equal(weights_of(net)[0], weights_of(small_net())[0])
+
+
 def test_logs_that_a_callback_adds_are_in_the_history() -> None:
     class AddRate(rd.Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -251,6 +261,11 @@ def test_a_module_as_loss_may_have_parameters_of_its_own() -> None:
     data = rd.Dataset.from_tensor_slices((column([1]), column([2]))).batch(1)
     compiled(net, optimizer=optimizer, loss=loss).fit(data, verbose=False)
     assert loss.scale.item() == pytest.approx(1.2)
+
+
+def test_an_empty_dataset_is_refused_with_steps_per_epoch_too() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="dataset for fit must have at least one batch"):
+        compiled(small_net()).fit(regression(4, 4).take(0), steps_per_epoch=2, verbose=False)
 
 
 @pytest.mark.parametrize(("name", "value"), [("epochs", 0), ("epochs", -1), ("steps_per_epoch", 0)])
