@@ -145,9 +145,9 @@ class BatchQueues:
         self.acknowledge(None, max(self._done))
         return Position(*self._states[0])
 
-    def position_of(self, rank: int) -> int:
+    def position_of(self, rank: int) -> Position:
         """Where replica `rank` goes on."""
-        return self._done[rank]
+        return Position(*self._states[self._done[rank] - self._first])
 
     def close(self) -> None:
         """Drop everything; later takes raise."""

@@ -120,6 +120,7 @@ class DistributedIterator(BatchIterator):
         if self._link is None:
             self._link = self._opener.open(replace(self._job, state=self._state))
             self._finalizer = weakref.finalize(self, self._link.abandon)
+            self._finalizer.atexit = False  # the actor dies with this process
             self._reader = self._reader_from(0)
 
     def _require_link(self) -> PipelineLink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
@@ -56,7 +57,7 @@ class InputHost:
 
     def _open(self, job: InputJob) -> PipelineLink:
         link = PipelineLink(self._actor, self._name, uuid.uuid4().hex, self._timeouts)
-        link.call("open", job, timeout_s=self._timeouts.start_s)
+        link.call("open", job)
         return link
 
     @property
@@ -82,7 +83,7 @@ class InputHost:
                 max_restarts=0,
                 max_task_retries=0,
             )
-            .remote(self._name)
+            .remote(self._name, node_id=self._node_id)
         )
 
     def close(self) -> None:
@@ -105,10 +106,9 @@ class PipelineLink:
     def __reduce__(self) -> tuple[Any, ...]:
         return PipelineLink, (self._actor, self.name, self.key, self.timeouts)
 
-    def call(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
-        """A method of the actor for this pass. Waits up to `timeout_s` (`Timeouts.close_s`)."""
-        limit_s = self.timeouts.close_s if timeout_s is None else timeout_s
-        return self._answer(getattr(self._actor, method).remote(self.key, *args), limit_s, method)
+    def call(self, method: str, *args: Any) -> Any:
+        """A method of the actor for this pass. Waits up to `Timeouts.start_s`: a busy process answers late."""
+        return self._answer(getattr(self._actor, method).remote(self.key, *args), self.timeouts.start_s, method)
 
     def ask(self, poll: Poll) -> Any:
         """Send a poll without waiting; :meth:`receive` gives its answer."""
@@ -116,7 +116,7 @@ class PipelineLink:
 
     def receive(self, asked: Any) -> tuple[Place, ...]:
         """The answer to a poll: empty when there is nothing yet."""
-        # The poll itself waits poll_s in the actor; close_s beyond that means that the actor does not answer at all.
+        # The poll itself waits poll_s in the actor; so much longer means that the actor does not answer at all.
         limit_s = self.timeouts.poll_s + self.timeouts.start_s
         places: tuple[Place, ...] = self._answer(asked, limit_s, "poll")
         return places
@@ -138,7 +138,8 @@ class PipelineLink:
 
     def abandon(self) -> None:
         """End the pass once no replica reads it any more, without waiting. For finalizers."""
-        if ray.is_initialized():
+        # A finalizer may run when Ray is half gone, or is another Ray by now: then the actor is gone as well.
+        with contextlib.suppress(Exception):
             self._actor.abandon.remote(self.key, self.timeouts.close_s)
 
     def _answer(self, ref: Any, limit_s: float, doing: str) -> Any:

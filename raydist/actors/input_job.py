@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from raydist.values import AUTOTUNE
+
 if TYPE_CHECKING:
     from raydist.options import InputOptions, Options, Timeouts
     from raydist.pipelines.op import State
@@ -40,6 +42,12 @@ class InputJob:
     input_options: InputOptions
     timeouts: Timeouts
     state: State | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Input workers: of the input options, else of the pipeline's own; AUTOTUNE if neither says."""
+        wanted = self.input_options.num_input_workers
+        return self.options.num_input_workers or AUTOTUNE if wanted == AUTOTUNE else wanted
 
     @property
     def capacity(self) -> int:

@@ -41,11 +41,13 @@ class InputPipeline:
     Args:
         name: The actor's name, which its input workers' names begin with.
         put: Stores a piece and returns its reference.
+        node_id: Ray node for its input workers, unless resources are asked for them; None for any.
     """
 
-    def __init__(self, name: str, put: Callable[[BatchPiece], Any] = ray.put) -> None:
+    def __init__(self, name: str, put: Callable[[BatchPiece], Any] = ray.put, *, node_id: str | None = None) -> None:
         self._name = name
         self._put = put
+        self._node_id = node_id
         self._productions: dict[str, Production] = {}
         self._abandoned: set[str] = set()
         self._pools: dict[str, ActorExecutor] = {}
@@ -80,13 +82,16 @@ class InputPipeline:
         )
 
     def _borrow_pool(self, job: InputJob, ops: Sequence[DatasetOp]) -> ActorExecutor | None:
-        num_workers = job.input_options.num_input_workers
+        num_workers = job.num_workers
         if num_workers == AUTOTUNE:
             num_workers = choose_num_workers(ops, num_cores=num_cores(), num_replicas=job.num_replicas)
         if num_workers == 0:
             return None
         resources = job.input_options.resources_per_input_worker
-        return self._shelf.borrow(num_workers, name=self._name, resources=resources, timeouts=job.timeouts)
+        node_id = None if resources else self._node_id
+        return self._shelf.borrow(
+            num_workers, name=self._name, resources=resources, timeouts=job.timeouts, node_id=node_id
+        )
 
     def _give_back(self, pool: ActorExecutor | None) -> None:
         if pool is not None:
@@ -123,7 +128,7 @@ class InputPipeline:
         if production is None or not production.in_use:
             self.close(key, timeout_s)
 
-    def position_of(self, key: str, rank: int) -> int:
+    def position_of(self, key: str, rank: int) -> Position:
         """See `Production.position_of`."""
         return self._production(key).position_of(rank)
 

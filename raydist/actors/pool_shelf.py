@@ -68,16 +68,22 @@ class PoolShelf:
         self._idle: ActorExecutor | None = None
 
     def borrow(
-        self, num_workers: int, *, name: str, resources: Mapping[str, float], timeouts: Timeouts
+        self,
+        num_workers: int,
+        *,
+        name: str,
+        resources: Mapping[str, float],
+        timeouts: Timeouts,
+        node_id: str | None = None,
     ) -> ActorExecutor:
-        """A pool for one pass."""
+        """A pool for one pass; one that is kept has the same `node_id`."""
         with self._lock:
             idle, self._idle = self._idle, None
         if idle is not None:
             if idle.serves(num_workers, resources, timeouts):
                 return idle
             idle.close()
-        return ActorExecutor(num_workers, name=name, resources=resources, timeouts=timeouts)
+        return ActorExecutor(num_workers, name=name, resources=resources, timeouts=timeouts, node_id=node_id)
 
     def give_back(self, pool: ActorExecutor, *, patience_s: float) -> None:
         """Keep `pool` if its workers finish what they have within `patience_s`, else kill them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.batch_queues import BatchQueues, Place, Position
-from raydist.actors.batches import StepBatch, store_step
+from raydist.actors.batches import store_step
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.steps import StepSource
@@ -86,7 +86,7 @@ class Production:
                     self._end()  # before a reader knows: what it opens next finds everything given back
                 self._offer(place)
                 number += 1
-        except Exception as error:  # not of an element: saving the state failed, say. Readers must not wait for nothing
+        except Exception as error:  # not of an element: the object store is full, say. No batch may be passed over
             self._offer(Place(number, {}, error=pack_error(error), last=True))
         finally:
             self._end()
@@ -110,17 +110,14 @@ class Production:
     def _make_place(self, number: int) -> Place:
         step = self._source.step
         try:
-            batch = self._make_step(step)
+            cuts = self._source.next_step()
         except StopIteration:
             return Place(number, self._source.state_dict(), last=True)
         except Exception as error:
             packed = pack_error(error, f"In {self._label}, step {step}.")
             return Place(number, self._source.state_dict(), error=packed, last=isinstance(error, _FATAL))
+        batch = store_step(cuts, step=step, structure=self._source.structure, put=self._put, zero_copy=self._zero_copy)
         return Place(number, self._source.state_dict(), batch=batch)
-
-    def _make_step(self, step: int) -> StepBatch:
-        cuts = self._source.next_step()
-        return store_step(cuts, step=step, structure=self._source.structure, put=self._put, zero_copy=self._zero_copy)
 
     def poll(self, poll: Poll) -> tuple[Place, ...]:
         """The next places for a reader. Waits up to `wait_s` for the first one."""
@@ -151,7 +148,7 @@ class Production:
         with self._changed:
             return any(self._loans) and not self._queues.closed
 
-    def position_of(self, rank: int) -> int:
+    def position_of(self, rank: int) -> Position:
         """Where replica `rank` goes on reading."""
         with self._changed:
             return self._queues.position_of(rank)

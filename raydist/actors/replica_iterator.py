@@ -11,8 +11,10 @@ from raydist.errors import FailedPreconditionError
 from raydist.nest import unflatten
 
 if TYPE_CHECKING:
+    from raydist.actors.batch_queues import Position
     from raydist.actors.batches import BatchPiece, StepBatch
     from raydist.actors.input_host import PipelineLink
+    from raydist.pipelines.op import State
 
 __all__ = ["ReplicaIterator"]
 
@@ -42,6 +44,7 @@ class ReplicaIterator(BatchIterator):
         self._group = group
         self._reader: PlaceReader | None = None
         self._ended = link is None
+        self._state: State | None = None
         self._bind(0, _keep, _ignore, "stand_in")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,8 +76,9 @@ class ReplicaIterator(BatchIterator):
         """
         self._bind(rank, place, on_batch, empty_batch)
         if self._link is not None:
-            start = self._link.call("position_of", rank, timeout_s=self._link.timeouts.start_s)
-            self._reader = PlaceReader(self._link, rank=rank, start=start, group=self._group)
+            start: Position = self._link.call("position_of", rank)
+            self._state = start.state
+            self._reader = PlaceReader(self._link, rank=rank, start=start.number, group=self._group)
 
     def __next__(self) -> Any:
         batch = self._next_batch()
@@ -91,6 +95,7 @@ class ReplicaIterator(BatchIterator):
                 "A distributed iterator that was copied can be read inside strategy.run only: pass it in args."
             )
         place = self._reader.next_place()
+        self._state = place.state or self._state
         if place.error is not None:
             raise place.error.restore()
         if place.batch is None:
@@ -105,6 +110,12 @@ class ReplicaIterator(BatchIterator):
         if self._link is None or ref is None:
             raise FailedPreconditionError(f"raydist bug: step {batch.step} came without replica {self._rank}'s piece.")
         return self._link.fetch(ref)
+
+    def state_dict(self) -> State:
+        """State after the last batch that this replica was handed, as `DistributedIterator.state_dict` gives it."""
+        if self._state is None:
+            raise FailedPreconditionError("The state of an iterator in a replica is known while it is read there.")
+        return dict(self._state)
 
     def release(self) -> None:
         """Stop reading for now and tell the pipeline how far this replica has come."""

@@ -25,7 +25,7 @@ class FakeLink:
         self.timeouts = timeouts
         self.fetched = 0
 
-    def call(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         return getattr(self.pipeline, method)(self.key, *args)
 
     def ask(self, poll: Any) -> Any:

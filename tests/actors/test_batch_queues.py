@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raydist.actors.batch_queues import BatchQueues, Place
+from raydist.actors.batch_queues import BatchQueues, Place, Position
 from raydist.actors.batches import StepBatch
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.nest import LEAF
@@ -99,7 +99,9 @@ def test_old_acknowledgements_change_nothing() -> None:
         queues.offer(step(number, 1))
     queues.acknowledge(0, 2)
     queues.acknowledge(0, 1)
-    assert queues.position_of(0) == 2
+    assert queues.position_of(0) == Position(2, {"after": 2})
+    queues.acknowledge(0, 3)
+    assert queues.position_of(0) == Position(3, {"after": 3})
 
 
 def test_a_place_that_all_are_done_with_cannot_be_read_again() -> None:

@@ -73,7 +73,7 @@ def test_an_abandoned_pass_ends_with_its_last_reader(pipeline: InputPipeline) ->
     pipeline.lend("a", 0)
     pipeline.abandon("a", 5.0)
     pipeline.release("a", 0, 1)
-    assert pipeline.position_of("a", 0) == 1
+    assert pipeline.position_of("a", 0).number == 1
     pipeline.release("a", 1, 1)
     assert pipeline.open_passes() == []
     pipeline.abandon("a", 5.0)
@@ -90,11 +90,11 @@ class Shelf:
     """Lends executors of this process; notes what comes back."""
 
     def __init__(self) -> None:
-        self.lent: list[tuple[int, str, dict[str, float]]] = []
+        self.lent: list[tuple[int, str, str | None]] = []
         self.returned = 0
 
-    def borrow(self, num_workers: int, *, name: str, resources: Any, timeouts: Timeouts) -> Any:
-        self.lent.append((num_workers, name, dict(resources)))
+    def borrow(self, num_workers: int, *, name: str, resources: Any, timeouts: Timeouts, node_id: Any) -> Any:
+        self.lent.append((num_workers, name, node_id))
         return InlineExecutor()
 
     def give_back(self, pool: Any, *, patience_s: float) -> None:
@@ -109,10 +109,10 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
 
 
 def test_workers_are_lent_for_one_pass(shelf: Shelf) -> None:
-    pipeline = InputPipeline("test", put=lambda piece: piece)
-    options = InputOptions(num_input_workers=2, resources_per_input_worker={"CPU": 0.5})
+    pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
+    options = InputOptions(num_input_workers=2)
     pipeline.open("a", job_of(Dataset.range(2).map(abs).batch(2), input_options=options))
-    assert shelf.lent == [(2, "test", {"CPU": 0.5})]
+    assert shelf.lent == [(2, "test", "here")]
     assert pipeline.poll("a", poll_at(1))[0].last
     assert shelf.returned == 1  # before the reader learns of the end
     assert pipeline.close("a", 5.0)

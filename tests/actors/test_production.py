@@ -136,6 +136,17 @@ def test_a_failure_outside_of_elements_reaches_the_reader(bench: Bench, monkeypa
     assert isinstance(place.error.restore(), OSError)
 
 
+def test_a_batch_that_cannot_be_stored_is_not_passed_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Bench, piece: Any) -> Any:
+        raise MemoryError("the store is full")
+
+    monkeypatch.setattr(Bench, "put", full)
+    (place,) = read(bench.start(Dataset.range(4).batch(2)), 0)
+    assert place.last
+    assert place.error is not None
+    assert isinstance(place.error.restore(), MemoryError)
+
+
 def test_a_pass_is_in_use_while_replicas_read_or_are_to_begin(bench: Bench) -> None:
     production = bench.start(Dataset.range(4).batch(2))
     assert not production.in_use

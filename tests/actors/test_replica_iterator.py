@@ -90,6 +90,23 @@ def test_one_copy_may_be_bound_again() -> None:
         assert read(replica, 0, 1) == [[1]]
 
 
+def test_a_replica_knows_the_state_after_what_it_was_handed() -> None:
+    with fake_side(1) as side:
+        iterator = start(side, Dataset.range(6).batch(1))
+        replica = send(iterator)
+        with pytest.raises(FailedPreconditionError, match="while it is read"):
+            replica.state_dict()
+        replica.bind(0)
+        before = replica.state_dict()
+        next(replica)
+        after = replica.state_dict()
+        next(replica)
+        replica.release()
+        for state, expected in ((before, 0), (after, 1)):
+            iterator.load_state_dict(state)
+            assert next(iterator).values[0].tolist() == [expected]
+
+
 def test_an_abandoned_pass_lives_until_the_replicas_have_read_it() -> None:
     with fake_side(2) as side:
         replicas = [send(iterator) for iterator in [start(side, Dataset.range(8).batch(2))] for _ in range(2)]
