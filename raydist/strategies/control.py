@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-__all__ = ["Flat", "Identity", "Keys", "Leaf", "Path", "capture", "changed", "describe", "patch", "seal"]
+__all__ = ["Flat", "Identity", "Keys", "Leaf", "Path", "attributes", "capture", "changed", "describe", "patch", "seal"]
 
 Path = tuple[Hashable, ...]
 Digest = Callable[[Any], Hashable]
@@ -97,7 +97,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (*_IMMUTABLE, Keys))
 
 
-def capture(root: dict[str, Any], *, skip: Collection[str] = (), digest: Digest = Identity) -> Flat:
+def capture(root: dict[Any, Any], *, skip: Collection[str] = (), digest: Digest = Identity) -> Flat:
     """Every leaf below `root`, a `__dict__`, by its path.
 
     Args:
@@ -184,6 +184,12 @@ def _trim(container: Any, keys: Keys, *, kept: Collection[str]) -> None:
     container.clear()
     container.update(ordered)
     container.update(rest)
+
+
+def attributes(obj: Any) -> dict[str, Any]:
+    """The real `__dict__`, past everything a class does on attribute access."""
+    found: dict[str, Any] = object.__getattribute__(obj, "__dict__")
+    return found
 
 
 def describe(path: Path) -> str:

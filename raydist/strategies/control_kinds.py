@@ -5,16 +5,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import pickle
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from raydist.strategies.control import Digest, Flat, Identity, capture, patch
+from raydist.strategies.control import Digest, Flat, Identity, Path, attributes, capture, patch
+from raydist.strategies.control_parametrized import match_class
 
-__all__ = ["Kind", "attributes", "capture_object", "content_digest", "is_just_seeded", "is_metric", "kind_of", "kind_of_class", "patch_object"]
+__all__ = [
+    "Kind",
+    "capture_object",
+    "content_digest",
+    "is_just_seeded",
+    "is_metric",
+    "kind_of",
+    "kind_of_class",
+    "patch_object",
+]
 
 
 @final
@@ -47,26 +57,19 @@ _METRIC_SKIP = frozenset({"update", "compute", "_update_signature", "_computed",
 
 def kind_of(obj: Any) -> Kind | None:
     """The kind of `obj`, None if it has none. Tensors have none: they are told apart by whose they are."""
-    return kind_of_class(type(obj))
+    cls: Any = type(obj)
+    return kind_of_class(cls)
 
 
 @functools.lru_cache(maxsize=4096)
-def kind_of_class(cls: type) -> Kind | None:
+def kind_of_class(cls: Any) -> Kind | None:
     """The kind of the objects of a class."""
     return next((kind for kind in KINDS if issubclass(cls, kind.type)), None)
 
 
 def is_metric(obj: Any) -> bool:
     """Whether `obj` is a torchmetrics Metric, recognised without importing torchmetrics."""
-    return any(
-        base.__name__ == "Metric" and base.__module__.startswith("torchmetrics.") for base in type(obj).__mro__
-    )
-
-
-def attributes(obj: Any) -> dict[str, Any]:
-    """The real `__dict__`, past everything a class does on attribute access."""
-    found: dict[str, Any] = object.__getattribute__(obj, "__dict__")
-    return found
+    return any(base.__name__ == "Metric" and base.__module__.startswith("torchmetrics.") for base in type(obj).__mro__)
 
 
 def _skip(obj: Any) -> frozenset[str]:
@@ -86,7 +89,7 @@ def capture_object(obj: Any, digest: Digest) -> Flat:
     return capture(attributes(obj), skip=_skip(obj), digest=digest)
 
 
-def patch_object(obj: Any, changes: dict[tuple[Hashable, ...], Any]) -> None:
+def patch_object(obj: Any, changes: Mapping[Path, Any]) -> None:
     """Give a mirrored object the control state of the other side."""
     if isinstance(obj, torch.Generator):
         state = changes.get(("state",))
@@ -94,6 +97,8 @@ def patch_object(obj: Any, changes: dict[tuple[Hashable, ...], Any]) -> None:
             obj.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return
     patch(attributes(obj), changes, skip=_skip(obj))
+    if isinstance(obj, torch.nn.Module):
+        match_class(obj)
 
 
 def is_just_seeded(generator: torch.Generator) -> bool:

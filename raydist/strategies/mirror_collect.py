@@ -8,8 +8,8 @@ from typing import Any, final
 
 import torch
 
-from raydist.strategies.control import Flat, capture, changed, seal
-from raydist.strategies.control_kinds import attributes, capture_object, content_digest, kind_of
+from raydist.strategies.control import Flat, Path, attributes, capture, changed, seal
+from raydist.strategies.control_kinds import capture_object, content_digest, kind_of
 from raydist.strategies.mirror_state import ControlChanges, TensorImage
 from raydist.strategies.mirror_table import ReplicaTable
 from raydist.strategies.shipping import PersistentId, dumps
@@ -68,7 +68,7 @@ class ControlCollector:
             changes[handle] = ControlChanges(values, recent)
             self._known[handle] = seal(now)
 
-    def _recent(self, handle: int) -> frozenset[tuple[Hashable, ...]]:
+    def _recent(self, handle: int) -> frozenset[Path]:
         before = self._at_step_start.get(handle)
         return frozenset() if before is None else frozenset(changed(before, _quick(self._table.object_of(handle))))
 
@@ -122,5 +122,5 @@ class TensorCollector:
 def _bytes_digest(image: TensorImage) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((image.dtype, tuple(image.shape))).encode())
-    digest.update(memoryview(image.array))
+    digest.update(image.array.data)
     return digest.digest()

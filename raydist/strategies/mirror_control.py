@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.strategies.control import Flat, Keys, changed, describe, seal
-from raydist.strategies.control_kinds import GENERATOR, MODULE, capture_object, content_digest, kind_of, is_just_seeded, patch_object
+from raydist.strategies.control import Flat, Keys, Path, changed, describe, seal
+from raydist.strategies.control_kinds import (
+    GENERATOR,
+    MODULE,
+    capture_object,
+    content_digest,
+    is_just_seeded,
+    kind_of,
+    patch_object,
+)
 from raydist.strategies.mirror_link import ReplicaLink
 from raydist.strategies.mirror_state import ControlChanges, Writes
 from raydist.strategies.mirror_table import DriverTable
 
 __all__ = ["Control"]
-
-_Paths = frozenset[tuple[Hashable, ...]]
 
 
 @final
@@ -44,7 +50,7 @@ class Control:
         self._set_flag = set_flag
         self._digest = content_digest(table.handle_of)
         self._known: dict[int, Flat] = {}
-        self._recent: dict[int, _Paths] = {}
+        self._recent: dict[int, frozenset[Path]] = {}
         self._touched: set[int] = set()
         self._always: set[int] = set()
         self._fresh = {True: True, False: True}
@@ -118,7 +124,7 @@ class Control:
                 writes.control[handle] = values
         return states
 
-    def _changes(self, handle: int, obj: Any) -> tuple[Flat, Mapping[tuple[Hashable, ...], Any]]:
+    def _changes(self, handle: int, obj: Any) -> tuple[Flat, dict[Path, Any]]:
         now = self._capture(obj)
         values = changed(self._known[handle], now)
         if not values:
@@ -129,7 +135,7 @@ class Control:
         self._refuse_conflict(handle, obj, values)
         return now, values
 
-    def _refuse_conflict(self, handle: int, obj: Any, values: Mapping[tuple[Hashable, ...], Any]) -> None:
+    def _refuse_conflict(self, handle: int, obj: Any, values: Mapping[Path, Any]) -> None:
         recent = self._recent.get(handle, frozenset())
         both = sorted(describe(path) for path in values if path in recent and _can_conflict(obj, path))
         if not both:
@@ -172,11 +178,11 @@ def _is_open(obj: Any, flat: Flat) -> bool:
     )
 
 
-def _is_worth_holding(path: tuple[Hashable, ...], keys: Keys) -> bool:
+def _is_worth_holding(path: Path, keys: Keys) -> bool:
     return bool(keys.names) or not str(path[0]).startswith("_")
 
 
-def _can_conflict(obj: Any, path: tuple[Hashable, ...]) -> bool:
+def _can_conflict(obj: Any, path: Path) -> bool:
     """Modes that either side sets outright follow the later setting; so does what modules keep for themselves."""
     if kind_of(obj) is GENERATOR:
         return not is_just_seeded(obj)

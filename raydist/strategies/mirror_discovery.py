@@ -13,7 +13,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from raydist.errors import FailedPreconditionError
-from raydist.strategies.control_kinds import attributes, kind_of, kind_of_class
+from raydist.strategies.control import attributes
+from raydist.strategies.control_kinds import kind_of, kind_of_class
 from raydist.strategies.mirror_objects import is_mirrored_class
 from raydist.strategies.mirror_table import DriverTable
 from raydist.strategies.mirror_tensor import MirroredTensor, record_of
@@ -27,7 +28,7 @@ __all__ = ["Discovery"]
 
 
 @functools.lru_cache(maxsize=4096)
-def is_candidate_class(cls: type) -> bool:
+def is_candidate_class(cls: Any) -> bool:
     """Whether objects of a class may travel as handles or placeholders."""
     return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None
 
@@ -111,7 +112,8 @@ class Discovery:
 
     def _is_candidate(self, obj: Any) -> bool:
         """Whether a second look is worth while: almost everything in a pickle is a name or a number."""
-        return is_candidate_class(type(obj)) or id(obj) in self._externals
+        cls: Any = type(obj)
+        return is_candidate_class(cls) or id(obj) in self._externals
 
     def _elsewhere(self, obj: Any) -> PersistentId | None:
         """The persistent id of what every replica has already."""
@@ -168,8 +170,8 @@ class Discovery:
         is_tensor = type(obj) is MirroredTensor
         if record_of(obj).tensor is obj if is_tensor else is_mirrored_class(type(obj)):
             raise FailedPreconditionError(
-                f"A step may use the variables of one strategy; {_title(obj)} belongs to another one than {self._name}. "
-                f"Create it under this strategy's scope, or call run() of the strategy that it belongs to."
+                f"A step may use the variables of one strategy; {_title(obj)} belongs to another one than "
+                f"{self._name}. Create it under this strategy's scope, or call run() of its own strategy."
             )
 
     def _check_origin(self) -> None:
@@ -201,17 +203,23 @@ class Discovery:
         return not tensors or any(tensor in self._scope or self._table.handle_of(tensor) for tensor in tensors)
 
     def _place(self, parameter: torch.Tensor) -> str:
-        for _, obj in self.new:
-            if isinstance(obj, torch.nn.Module):
-                for name, found in obj.named_parameters():
-                    if found is parameter:
-                        return f"parameter {name!r} of module {type(obj).__name__}"
-        for _, obj in self.new:
-            if isinstance(obj, torch.optim.Optimizer):
-                for index, group in enumerate(obj.param_groups):
-                    if any(found is parameter for found in group["params"]):
-                        return f"a parameter in param_groups[{index}] of optimizer {type(obj).__name__}"
-        return _title(parameter)
+        """Where a new parameter was found: the outermost module counts, then an optimizer."""
+        new = [obj for _, obj in self.new]
+        places = [_place_in_module(obj, parameter) for obj in new if isinstance(obj, torch.nn.Module)]
+        places += [_place_in_optimizer(obj, parameter) for obj in new if isinstance(obj, torch.optim.Optimizer)]
+        return next((place for place in places if place), "") or _title(parameter)
+
+
+def _place_in_module(module: torch.nn.Module, parameter: torch.Tensor) -> str:
+    names = [name for name, found in module.named_parameters() if found is parameter]
+    return f"parameter {names[0]!r} of module {type(module).__name__}" if names else ""
+
+
+def _place_in_optimizer(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
+    for index, group in enumerate(optimizer.param_groups):
+        if any(found is parameter for found in group["params"]):
+            return f"a parameter in param_groups[{index}] of optimizer {type(optimizer).__name__}"
+    return ""
 
 
 def _title(obj: Any) -> str:

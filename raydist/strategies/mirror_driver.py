@@ -1,8 +1,8 @@
 """The driver half of mirroring: the user's objects, and what the replicas must be sent before each step.
 
-Nothing happens to an object until a step reaches it. Then it is shipped, once, and becomes *mirrored* in place: it stays
-the object that the program holds, but reads of it fetch the replicas' present values and writes are found before the
-next step. A program that only runs steps pays for pickling its function, and for nothing per parameter.
+Nothing happens to an object until a step reaches it. Then it is shipped, once, and becomes *mirrored* in place: it
+stays the object that the program holds, but reads of it fetch the replicas' present values and writes are found before
+the next step. A program that only runs steps pays for pickling its function, and for nothing per parameter.
 """
 
 from __future__ import annotations

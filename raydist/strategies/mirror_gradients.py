@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.strategies.control_kinds import attributes
+from raydist.strategies.control import attributes
 from raydist.strategies.mirror_link import ReplicaLink
 from raydist.strategies.mirror_state import TensorImage, Writes
 from raydist.strategies.mirror_tensor import MirroredTensor, TensorRecord, record_of

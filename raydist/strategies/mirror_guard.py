@@ -27,8 +27,9 @@ def refuse_new_parameters(is_mirrored: Callable[[Any], bool]) -> Iterator[None]:
         parameters = [value] if isinstance(value, torch.Tensor) else value.parameters()
         if not all(is_mirrored(parameter) for parameter in parameters):
             raise FailedPreconditionError(
-                f"The parameters of a mirrored module must be created under the scope, on the driver; a step registered "
-                f"{name!r} in {type(module).__name__}. Create it inside `with strategy.scope():`, outside of the step."
+                f"The parameters of a mirrored module must be created under the scope, on the driver; a step "
+                f"registered {name!r} in {type(module).__name__}. Create it inside `with strategy.scope():`, outside "
+                f"of the step."
             )
 
     with ExitStack() as stack:

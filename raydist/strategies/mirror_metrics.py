@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from raydist.strategies.control_kinds import attributes, is_metric
+from raydist.strategies.control import attributes
+from raydist.strategies.control_kinds import is_metric
 
 __all__ = ["divide_states", "hold_states", "merge_states", "restore_states", "state_names"]
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from raydist.errors import FailedPreconditionError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -51,13 +49,7 @@ class MirroredClasses:
             mirrored = self._subclass(cls)
             self._classes[cls] = mirrored
             self._originals[mirrored] = cls
-        try:
-            _set_class(obj, self._classes[cls])
-        except TypeError as error:
-            raise FailedPreconditionError(
-                f"A mirrored object must allow a subclass of its class, {cls.__qualname__} does not ({error}). "
-                f"Remove its __slots__."
-            ) from error
+        _set_class(obj, self._classes[cls])
 
     def plain(self, obj: Any) -> None:
         """Undo :meth:`mirror`."""
@@ -88,7 +80,8 @@ class MirroredClasses:
         return type(original)(original.__name__, (original,), namespace)
 
     def _getattribute(self, original: type) -> Callable[[Any, str], Any]:
-        owner, read = self._owner, original.__getattribute__
+        owner = self._owner
+        read: Callable[[Any, str], Any] = _method(original, "__getattribute__")
 
         def __getattribute__(obj: Any, name: str) -> Any:
             if name == "__class__":
@@ -99,17 +92,22 @@ class MirroredClasses:
         return __getattribute__
 
     def _setattr(self, original: type) -> Callable[[Any, str, Any], None]:
-        owner, write = self._owner, original.__setattr__
+        owner = self._owner
+        write: Callable[[Any, str, Any], None] = _method(original, "__setattr__")
 
         def __setattr__(obj: Any, name: str, value: Any) -> None:
-            if name != "__class__":
-                owner.before_write(obj, name)
+            if name == "__class__":  # parametrizations exchange it
+                _set_class(obj, value)
+                self.mirror(obj)
+                return
+            owner.before_write(obj, name)
             write(obj, name, value)
 
         return __setattr__
 
     def _delattr(self, original: type) -> Callable[[Any, str], None]:
-        owner, delete = self._owner, original.__delattr__
+        owner = self._owner
+        delete: Callable[[Any, str], None] = _method(original, "__delattr__")
 
         def __delattr__(obj: Any, name: str) -> None:
             owner.before_write(obj, name)
@@ -130,6 +128,11 @@ _MARK = "_raydist_mirrored"
 
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: set on classes made by a class statement, whose instances may change class."""
+
+
+def _method(cls: type, name: str) -> Any:
+    """A special method as a function of the object; mypy takes `cls.__setattr__` for the metaclass's."""
+    return getattr(cls, name)
 
 
 def is_mirrored_class(cls: type) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.strategies.control_kinds import attributes, patch_object
+from raydist.strategies.control import attributes
+from raydist.strategies.control_kinds import patch_object
 from raydist.strategies.mirror_collect import ControlCollector, TensorCollector
 from raydist.strategies.mirror_guard import refuse_new_parameters
 from raydist.strategies.mirror_link import Shipment

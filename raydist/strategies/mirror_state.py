@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from typing import Any, final
 
 import numpy as np
 import torch
+
+from raydist.strategies.control import Path
 
 __all__ = ["ControlChanges", "TensorImage", "Writes", "overwrite"]
 
@@ -30,6 +31,8 @@ class TensorImage:
 
     def tensor(self) -> torch.Tensor:
         """The values in memory of their own."""
+        if not self.array.size:
+            return torch.empty(self.shape, dtype=self.dtype)
         return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
 
 
@@ -43,8 +46,8 @@ class ControlChanges:
         recent: Paths that the last step changed; a driver's write to one of them since is a conflict.
     """
 
-    values: dict[tuple[Hashable, ...], Any]
-    recent: frozenset[tuple[Hashable, ...]] = frozenset()
+    values: dict[Path, Any]
+    recent: frozenset[Path] = frozenset()
 
 
 @final
@@ -55,7 +58,7 @@ class Writes:
     A metric's states come twice: for the first replica, and for all others.
     """
 
-    control: dict[int, dict[tuple[Hashable, ...], Any]] = field(default_factory=dict)
+    control: dict[int, dict[Path, Any]] = field(default_factory=dict)
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     requires_grad: dict[int, bool] = field(default_factory=dict)
     optimizer_states: dict[int, Any] = field(default_factory=dict)

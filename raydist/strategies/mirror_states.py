@@ -8,8 +8,8 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.strategies.control import Flat, capture, changed, seal
-from raydist.strategies.control_kinds import attributes, content_digest
+from raydist.strategies.control import Flat, attributes, capture, changed, seal
+from raydist.strategies.control_kinds import content_digest
 from raydist.strategies.mirror_link import ReplicaLink
 from raydist.strategies.mirror_metrics import divide_states, merge_states, restore_states, state_names
 from raydist.strategies.mirror_state import Writes
@@ -123,7 +123,8 @@ class LazyStates:
         if isinstance(obj, torch.optim.Optimizer):
             state = attributes(obj)["state"]
             # By handle: what is remembered must not keep parameters alive.
-            return capture({self._table.handle_of(p) or id(p): values for p, values in state.items()}, digest=self._digest)
+            by_handle: dict[Any, Any] = {self._table.handle_of(p) or id(p): values for p, values in state.items()}
+            return capture(by_handle, digest=self._digest)
         held = attributes(obj)
         return capture({name: held[name] for name in state_names(obj)}, digest=self._digest)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, final
 
 import torch
+from torch._compile import _disable_dynamo
 
 __all__ = ["MirroredTensor", "TensorOwner", "TensorRecord", "mirror_tensor", "plain_tensor", "record_of"]
 
@@ -113,7 +114,7 @@ def _address(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size]:
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    both_nan = (a != a) & (b != b)  # noqa: PLR0124  # only NaN differs from itself
+    both_nan = (a != a) & (b != b)  # only NaN differs from itself
     return (a != b) & ~both_nan
 
 
@@ -139,15 +140,17 @@ def _getters(names: Iterable[str]) -> frozenset[Callable[..., Any]]:
     return frozenset(_getter(name) for name in names if hasattr(torch.Tensor, name))
 
 
+_METHODS: list[Any] = [
+    torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex, torch.Tensor.element_size, torch.Tensor.storage_offset, torch.Tensor.is_contiguous,
+    torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__,
+    torch.Tensor.__len__, torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.get_device,
+    torch.Tensor.type,
+]  # fmt: skip
 _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
     ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
     + ["is_quantized", "is_meta", "is_nested", "itemsize", "nbytes", "names", "_version", "_backward_hooks"]
-) | frozenset(
-    [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.is_floating_point]
-    + [torch.Tensor.is_complex, torch.Tensor.element_size, torch.Tensor.storage_offset, torch.Tensor.is_contiguous]
-    + [torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__, torch.Tensor.__len__]
-    + [torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.get_device, torch.Tensor.type]
-)
+) | frozenset(_METHODS)
 # What is announced to the owner before and after, for what is not about the values.
 _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("requires_grad"): ("before_flags", "after_use"),
@@ -163,7 +166,7 @@ class MirroredTensor(torch.Tensor):
     """A parameter or buffer whose values live on the replicas. Made by :func:`mirror_tensor`, never constructed."""
 
     @classmethod
-    @torch._disable_dynamo  # a compiled function on the driver: what asks the replicas is not for tracing
+    @_disable_dynamo  # a compiled function on the driver: what asks the replicas is not for tracing
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -200,14 +203,13 @@ class MirroredTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return _as_plain(self, self.detach()).__reduce_ex__(protocol)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # its stub has no keyword
         record = record_of(self)
         record.owner.before_values(record)
         with torch._C.DisableTorchFunctionSubclass():
             shown = self.detach().requires_grad_(self.requires_grad) if self.is_leaf else self.detach()
             prefix = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
-            return prefix + torch.Tensor.__repr__(shown, tensor_contents=tensor_contents)
-
+            return prefix + repr(shown)
 
 
 def _as_plain(mirrored: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

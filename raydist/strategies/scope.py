@@ -74,7 +74,7 @@ class Scope:
                 self.mark(parameter)
             return parameter
 
-        torch.nn.Parameter.__new__ = construct  # type: ignore[method-assign, assignment]
+        torch.nn.Parameter.__new__ = construct  # type: ignore[method-assign]
         try:
             yield
         finally:

@@ -22,6 +22,7 @@ from typing import Any, final
 import cloudpickle
 import torch
 
+from raydist.strategies.control_parametrized import reduce_parametrized
 from raydist.strategies.shipping_compiled import reduce_compiled
 from raydist.strategies.shipping_reach import Reach
 from raydist.strategies.shipping_tensors import ReplicaDevice, TensorReducer
@@ -89,7 +90,7 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             # Its own __getstate__ forgets the hooks; its `step` is a bound wrapper that a scheduler put there.
             state = {name: value for name, value in vars(obj).items() if name != "step"}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed
-        return reduce_compiled(obj)
+        return reduce_compiled(obj) or reduce_parametrized(obj)
 
 
 def _module_with(name: str, values: dict[str, Any]) -> types.ModuleType:

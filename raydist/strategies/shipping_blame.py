@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raydist.strategies.control_kinds import attributes
+from raydist.strategies.control import attributes
 from raydist.strategies.shipping_reach import referenced_globals
 
 __all__ = ["blame"]

@@ -50,7 +50,7 @@ def _arguments(context: Any) -> dict[str, Any]:
         "fullgraph": bool(getattr(context, "fullgraph", False)),
         "dynamic": getattr(context, "_dynamic", None),
     }
-    backend = getattr(context, "callback", None)
+    backend: Any = getattr(context, "callback", None)
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     if hasattr(backend, "compiler_fn"):

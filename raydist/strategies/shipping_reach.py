@@ -140,8 +140,6 @@ def _class_references(cls: type) -> Iterator[Any]:
     yield from cls.__bases__
 
 
-
-
 def _module_references(module: types.ModuleType) -> Iterator[Any]:
     if _is_users(module):
         yield from (value for name, value in vars(module).items() if name[:2] != "__")

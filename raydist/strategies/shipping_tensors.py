@@ -40,7 +40,7 @@ def _rebuild_view(
 ) -> torch.Tensor:
     offset, size, stride = geometry
     empty = torch.empty(0, dtype=dtype)
-    return empty.set_(storage.bytes_tensor().untyped_storage(), offset, size, stride)  # type: ignore[call-overload, no-any-return]
+    return empty.set_(storage.bytes_tensor().untyped_storage(), offset, size, stride)
 
 
 def _rebuild_tensor(values: torch.Tensor, device: str, requires_grad: bool) -> torch.Tensor:
@@ -87,7 +87,7 @@ class TensorReducer:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
-            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._storages[key] = StorageBytes(memory.cpu().numpy())
         return self._storages[key]
 

@@ -109,4 +109,3 @@ def linear(mirror: Mirror, inputs: int = 2, outputs: int = 1) -> nn.Linear:
     with torch.no_grad():
         layer.weight.copy_(torch.arange(1.0, 1 + inputs * outputs).reshape(outputs, inputs))
     return layer
-

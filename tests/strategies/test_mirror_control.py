@@ -189,12 +189,18 @@ def test_scheduler_made_after_the_first_step() -> None:
     mirror.run(train, layer, optimizer)
     with mirror.scope():
         later = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.1)
-    mirror.run(lambda: (train(layer, optimizer), later.step())[0])
+
+    def step() -> None:
+        train(layer, optimizer)
+        later.step()
+
+    mirror.run(step)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
 def test_parameter_group_added_later() -> None:
     mirror = Mirror()
+    layer: Any
     layer, optimizer, _ = schedule(mirror)
     mirror.run(train, layer, optimizer)
     with mirror.scope():
@@ -241,13 +247,14 @@ def test_forward_hook_of_the_driver() -> None:
 
 
 def changed_on_both_sides(mirror: Mirror, change: str) -> Any:
+    layer: Any
     layer, optimizer, scheduler = schedule(mirror)
-    layer.note = 0  # type: ignore[assignment]
+    layer.note = 0
 
     def step() -> None:
         train(layer, optimizer)
         if change == "attribute":
-            layer.note += 1  # type: ignore[operator]
+            layer.note += 1
         elif change == "schedule":
             scheduler.step()
         else:
@@ -255,7 +262,7 @@ def changed_on_both_sides(mirror: Mirror, change: str) -> Any:
 
     mirror.run(step)
     if change == "attribute":
-        layer.note = 9  # type: ignore[assignment]
+        layer.note = 9
     elif change == "schedule":
         scheduler.step()
     else:
@@ -280,15 +287,15 @@ def test_changed_on_both_sides(change: str, message: str) -> None:
 
 def test_the_drivers_value_counts_after_a_conflict() -> None:
     mirror = Mirror()
-    layer = linear(mirror)
-    layer.note = 0  # type: ignore[assignment]
+    layer: Any = linear(mirror)
+    layer.note = 0
 
-    def step() -> int:
-        layer.note += 1  # type: ignore[operator]
-        return layer.note  # type: ignore[return-value]
+    def step() -> Any:
+        layer.note += 1
+        return layer.note
 
     mirror.run(step)
-    layer.note = 9  # type: ignore[assignment]
+    layer.note = 9
     with pytest.raises(FailedPreconditionError):
         mirror.run(step)
     assert mirror.run(step) == [10, 10]
@@ -296,11 +303,11 @@ def test_the_drivers_value_counts_after_a_conflict() -> None:
 
 def test_change_from_before_the_last_step_is_no_conflict() -> None:
     mirror = Mirror()
-    layer = linear(mirror)
-    layer.note = 0  # type: ignore[assignment]
+    layer: Any = linear(mirror)
+    layer.note = 0
     mirror.run(lambda: setattr(layer, "note", 1))
     mirror.run(lambda: layer.training)
-    layer.note = 9  # type: ignore[assignment]
+    layer.note = 9
     assert mirror.run(lambda: layer.note) == [9, 9]
 
 

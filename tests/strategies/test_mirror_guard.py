@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -30,7 +32,8 @@ def test_new_submodule_in_a_mirrored_module() -> None:
 
 def test_what_is_allowed() -> None:
     mirror = Mirror()
-    layer, other = linear(mirror), linear(mirror)
+    layer: Any = linear(mirror)
+    other = linear(mirror)
 
     def step() -> int:
         own = nn.Sequential(nn.Linear(1, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -52,14 +53,14 @@ def test_released_objects_leave_the_replicas() -> None:
     assert [tuple(parameter.shape) for parameter in mirror.replicas[0].parameters()] == [(1, 2)]
 
 
-def trained(mirror: Mirror) -> tuple[nn.Module, torch.optim.Optimizer, torchmetrics.Metric]:
+def trained(mirror: Mirror) -> tuple[Any, torch.optim.Optimizer, torchmetrics.Metric]:
     with mirror.scope():
-        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
         optimizer = torch.optim.Adam(model.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         metric = torchmetrics.MeanMetric()
 
-    def step(rank: int) -> float:
+    def step(rank: int) -> Any:
         optimizer.zero_grad()
         loss = model(torch.arange(6.0).reshape(3, 2)).pow(2).mean()
         loss.backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ def test_lazy_parameters_must_be_initialised() -> None:
 def test_deepcopy_inside_is_mirrored(after_a_step: bool) -> None:
     mirror = Mirror()
     with mirror.scope():
-        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     if after_a_step:
         mirror.run(lambda: model.training)
     with mirror.scope():

@@ -19,7 +19,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.values import PerReplica
 from tests.strategies.mirroring import Mirror, linear
 
-MODULE = '''
+MODULE = """
 import functools
 import torch
 
@@ -69,7 +69,7 @@ class Trainer:
         return id(model)
     def __call__(self, x):
         return id(self.layer)
-'''
+"""
 
 
 @pytest.fixture
@@ -289,11 +289,11 @@ class Config:
 def test_unpicklable_names_the_way() -> None:
     mirror = Mirror()
     lock, config = threading.Lock(), Config()
+
+    def train_step() -> object:
+        return lock
+
     with pytest.raises(FailedPreconditionError, match="closure variable 'lock' of train_step: _thread.lock"):
-
-        def train_step() -> object:
-            return lock
-
         mirror.run(train_step)
     with pytest.raises(FailedPreconditionError, match=r"attribute 'paths' of Config, \[0\]: _thread.lock"):
         mirror.run(lambda: config)

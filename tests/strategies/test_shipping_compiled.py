@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,6 @@ ONES = torch.ones(2)
 
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
-
-
 
 
 def test_arguments_are_found_again() -> None:
@@ -59,10 +58,10 @@ def test_compiled_step_trains_the_replicas_model() -> None:
         optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
 
     @torch.compile(backend="eager")
-    def loss_of(x: torch.Tensor) -> torch.Tensor:
+    def loss_of(x: torch.Tensor) -> Any:
         return layer(x).sum()
 
-    def step(x: torch.Tensor) -> float:
+    def step(x: torch.Tensor) -> Any:
         optimizer.zero_grad()
         loss = loss_of(x)
         loss.backward()
@@ -77,7 +76,7 @@ def test_compiled_step_trains_the_replicas_model() -> None:
 def test_compiled_module() -> None:
     mirror = Mirror()
     layer = linear(mirror)
-    compiled = torch.compile(layer, backend="eager")
+    compiled: Any = torch.compile(layer, backend="eager")
     step = lambda x: (compiled(x).item(), compiled._orig_mod is layer, type(compiled).__name__)  # noqa: E731
     assert mirror.run(step, ONES) == [(3.0, True, "OptimizedModule")] * 2
     mirror.run(lambda: layer.weight.data.add_(1).sum())
@@ -94,7 +93,7 @@ def test_compiled_function_called_on_the_driver() -> None:
     layer = linear(mirror)
 
     @torch.compile(backend="eager")
-    def forward(x: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor) -> Any:
         return layer(x)
 
     assert forward(ONES).item() == 3.0
@@ -112,7 +111,7 @@ def test_compiled_step_is_the_whole_function(train: bool) -> None:
     layer.train(train)
 
     @torch.compile(backend="eager")
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: torch.Tensor) -> Any:
         return layer(x) + float(layer.training)
 
     assert [value.item() for value in mirror.run(step, ONES)] == [3.0 + train] * 2
