@@ -1,11 +1,11 @@
 """Classify handwritten digits with `rd.Model`: compile, fit, evaluate.
 
-python examples/digits_fit.py --strategy mirrored --replicas 2
+Run it: python examples/digits_fit.py --strategy mirrored --replicas 2
 """
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from digits_common import (
     LEARNING_RATE,
     NUM_CLASSES,
     Images,
+    Stopwatch,
     add_strategy_flags,
     build_network,
     load_images,
@@ -29,6 +30,17 @@ from digits_common import (
 def make_strategy(name: str, replicas: int) -> rd.Strategy:
     """The only line that changes from one device to many."""
     return rd.OneDeviceStrategy("cpu") if name == "one_device" else rd.MirroredStrategy(replicas)
+
+
+class Laps(rd.Callback):
+    """Stops the time of every epoch."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        super().__init__()
+        self.stopwatch = stopwatch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        self.stopwatch.epoch_is_over()
 
 
 def rows_of(images: Images) -> rd.Dataset:
@@ -56,11 +68,10 @@ def main() -> None:
         train_batches = rows_of(train).shuffle(len(train), seed=0).batch(args.batch_size).map(to_inputs)
         test_batches = rows_of(test).batch(args.batch_size).map(to_inputs)
 
-        start = time.perf_counter()
-        model.fit(train_batches, epochs=epochs)
-        seconds = time.perf_counter() - start
+        stopwatch = Stopwatch()
+        model.fit(train_batches, epochs=epochs, callbacks=[Laps(stopwatch)])
         results = model.evaluate(test_batches)
-        report(results["multiclass_accuracy"], epochs * len(train) / seconds, network)
+        report(results["multiclass_accuracy"], stopwatch.examples_per_s(len(train)), network)
 
     print("look next: examples/digits_raydist.py (a loop of your own), README.md (strategies, ways to run)")
 

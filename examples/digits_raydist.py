@@ -7,14 +7,13 @@ The twin of `digits_torch.py`: the steps are the same lines; the strategy decide
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch.nn import functional as F
 
 import raydist as rd
 from digits_common import (
     LEARNING_RATE,
+    Stopwatch,
     add_strategy_flags,
     build_network,
     count_correct,
@@ -62,16 +61,16 @@ def main() -> None:
         images = rd.Dataset.from_tensor_slices((test.pixels, test.labels))
         test_batches = strategy.distribute_dataset(images.batch(args.batch_size).map(to_inputs))
 
-        start = time.perf_counter()
+        stopwatch = Stopwatch()
         for epoch in range(epochs):
             losses = [strategy.run(train_step, args=(batch,)) for batch in batches]
             means = torch.stack([strategy.reduce(rd.ReduceOp.MEAN, loss) for loss in losses])
+            stopwatch.epoch_is_over()
             print(f"epoch {epoch + 1}/{epochs}: loss {means.mean():.4f}")
-        seconds = time.perf_counter() - start
 
         counts = [strategy.run(test_step, args=(batch,)) for batch in test_batches]
         correct = sum(int(strategy.reduce(rd.ReduceOp.SUM, count)) for count in counts)
-        report(correct / len(test), epochs * len(train) / seconds, network)
+        report(correct / len(test), stopwatch.examples_per_s(len(train)), network)
 
 
 if __name__ == "__main__":

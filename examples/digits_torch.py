@@ -7,7 +7,6 @@ The twin of `digits_raydist.py`: compare the two to see what distribution adds.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from digits_common import (
     LEARNING_RATE,
     Images,
+    Stopwatch,
     build_network,
     count_correct,
     load_images,
@@ -59,14 +59,14 @@ def main() -> None:
             return count_correct(network(pixels), labels)
 
     shuffle = np.random.default_rng(0)
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     for epoch in range(epochs):
         losses = [train_step(batch) for batch in batches(train, args.batch_size, shuffle.permutation(len(train)))]
+        stopwatch.epoch_is_over()
         print(f"epoch {epoch + 1}/{epochs}: loss {torch.stack(losses).mean():.4f}")
-    seconds = time.perf_counter() - start
 
     correct = sum(int(test_step(batch)) for batch in batches(test, args.batch_size, np.arange(len(test))))
-    report(correct / len(test), epochs * len(train) / seconds, network)
+    report(correct / len(test), stopwatch.examples_per_s(len(train)), network)
 
 
 if __name__ == "__main__":
