@@ -107,7 +107,15 @@ class FailedPreconditionError(RaydistError):
 
 @final
 class UnavailableError(RaydistError):
-    """A process or a machine is gone; the message names it."""
+    """A process or a machine is gone; the message names it.
+
+    Attributes:
+        actor: The actor that died, where one did and is known.
+    """
+
+    def __init__(self, message: str = "", *, actor: str | None = None) -> None:
+        super().__init__(message)
+        self.actor = actor
 
 
 @final

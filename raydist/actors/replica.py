@@ -90,6 +90,10 @@ class ReplicaActors:
         """See `supervision.wait_for_all`."""
         return wait_for_all(refs, names, **limits)
 
+    def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
+        """Whether all of `refs` are there, with values or errors; waits up to `within_s`."""
+        return len(ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[0]) == len(refs)
+
     def discard(self, refs: Sequence[Any]) -> None:
         """Drop results unread; an error among those that are there is not logged as unhandled."""
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_DISCARD_S)[0]:

@@ -112,7 +112,8 @@ def translate(error: Exception, name: str, doing: str) -> Exception:
     if isinstance(error, RayActorError):
         return UnavailableError(
             f"{name} is gone while {doing} was under way: {_why(error)} "
-            "The strategy cannot go on without it: close it and start again from your last checkpoint."
+            "The strategy cannot go on without it: close it and start again from your last checkpoint.",
+            actor=name,
         )
     return error
 
@@ -134,7 +135,7 @@ def root_cause(errors: Sequence[Exception]) -> Exception:
 
 
 def _rank_of(error: Exception) -> int:
-    if isinstance(error, UnavailableError) and "is gone while" in error.message:
+    if isinstance(error, UnavailableError) and error.actor is not None:
         return 0
     if not isinstance(error, RaydistError):
         return 1

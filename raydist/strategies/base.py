@@ -148,8 +148,8 @@ class Strategy(ABC):
         """Wait for dispatched steps, fetch final values, stop all, raise a pending error. May be called twice."""
 
     @abstractmethod
-    def _abort(self) -> None:
-        """Stop everything without waiting for dispatched steps."""
+    def _abort(self, *, fetch: bool) -> None:
+        """Stop everything without raising; with `fetch` variables get their final values where that is possible."""
 
     def __enter__(self) -> Strategy:
         return self
@@ -157,11 +157,11 @@ class Strategy(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # After an error steps may be stuck, and a second error would hide the first.
+        # After an error a second one would hide the first; after Ctrl-C nothing may be waited for.
         if kind is None:
             self.close()
         else:
-            self._abort()
+            self._abort(fetch=issubclass(kind, Exception))
 
     def __getattr__(self, name: str) -> Any:
         if name in _ALIASES:

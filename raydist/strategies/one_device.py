@@ -107,7 +107,7 @@ class OneDeviceStrategy(Strategy):
     def close(self) -> None:
         self._closed = True
 
-    def _abort(self) -> None:
+    def _abort(self, *, fetch: bool) -> None:
         self._closed = True
 
 

@@ -106,24 +106,31 @@ class ReplicaGroup:
         step, refs = self._under_way.popleft()
         self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s", values=False)
 
-    def fetch(self, step: int, refs: Sequence[Any]) -> list[Any]:
-        """The results of one step, in rank order; raises its error."""
+    def fetch(self, step: int, generation: int, refs: Sequence[Any]) -> list[Any]:
+        """The results of one step of `generation`, in rank order; raises its error, as often as it is asked for."""
         while self._under_way and self._under_way[0][0] < step:
             self._finish_oldest()
-        return self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s")
+        return self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s", generation=generation)
+
+    def answers(self, within_s: float) -> bool:
+        """Whether every replica has done what was dispatched and answers; waits up to `within_s`."""
+        if self._dead is not None:
+            return False
+        refs = [self._actors.call(setup.rank, "ping") for setup in self._setups]
+        return self._actors.are_ready(refs, within_s)
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
         """The value of a method of one replica's runner, after all dispatched steps; raises an error of theirs."""
         self.wait()
         refs = [self._actors.call(rank, method, *args)]
         names = [self._actors.names[rank]]
-        return self._wait(refs, self._timeouts.step_s, method, "Timeouts.step_s", names=names)[0]
+        return self._wait(refs, self._timeouts.step_s, _describe(method, args), "Timeouts.step_s", names=names)[0]
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """The values of a method of every replica's runner, after all dispatched steps; raises an error of theirs."""
         self.wait()
         refs = [self._actors.call(setup.rank, method, *args) for setup in self._setups]
-        return self._wait(refs, self._timeouts.step_s, method, "Timeouts.step_s")
+        return self._wait(refs, self._timeouts.step_s, _describe(method, args), "Timeouts.step_s")
 
     def _wait(
         self,
@@ -134,7 +141,10 @@ class ReplicaGroup:
         *,
         names: Sequence[str] | None = None,
         values: bool = True,
+        generation: int | None = None,
     ) -> list[Any]:
+        # A result of an older generation may be read late: its error says nothing about the group as it is now.
+        present = generation in (None, self._generation)
         try:
             return self._actors.wait(
                 refs,
@@ -142,13 +152,14 @@ class ReplicaGroup:
                 timeout_s=timeout_s,
                 doing=doing,
                 limit=limit,
-                on_error=self._give_up,
+                on_error=self._give_up if present else _nothing,
                 values=values,
             )
         except Exception as error:
-            self._failed = True
-            if isinstance(error, UnavailableError):
-                self._dead = error
+            if present:
+                self._failed = True
+                if isinstance(error, UnavailableError) and error.actor is not None:
+                    self._dead = error
             raise
 
     def _give_up(self) -> None:
@@ -165,3 +176,12 @@ class ReplicaGroup:
         self._give_up_dispatched()
         self._actors.kill()
         self._store.close()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _describe(method: str, args: Sequence[Any]) -> str:
+    """A call in words: the methods of mirrored variables all pass through one called "mirror"."""
+    return f"{args[0]} of the variables" if method == "mirror" else method

@@ -52,5 +52,5 @@ class ReplicaView(Strategy):
     def close(self) -> None:
         self._refuse("strategy.close")
 
-    def _abort(self) -> None:
+    def _abort(self, *, fetch: bool) -> None:
         self._refuse("strategy.close")

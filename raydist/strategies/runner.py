@@ -139,6 +139,9 @@ class ReplicaRunner:
         """A method of this replica's half of the mirrored variables."""
         return getattr(self._mirror, method)(*args)
 
+    def ping(self) -> None:
+        """Answer, after every step dispatched before."""
+
     def abort(self) -> None:
         """End this replica's collectives now, and with them its peers'. May come from any thread."""
         for communicator in self._communicators.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import uuid
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -64,6 +65,8 @@ class SynchronousStrategy(Strategy):
         """The replicas' processes, perhaps still starting: meanwhile the driver builds its model."""
         if self._launched is None:
             self._launched = launch(self._plan(), self._timeouts)
+            # A strategy that is dropped without `close` gives its processes and its reservation back as well.
+            self._finalizer = weakref.finalize(self, self._launched.close, gently=False)
         return self._launched
 
     @final
@@ -107,7 +110,7 @@ class SynchronousStrategy(Strategy):
         headers = [plan.header(rank, sources) for rank, (sources, _) in enumerate(addressed)]
         refs = group.dispatch(headers, [objects for _, objects in addressed])
         self._mirror.dispatched()
-        return self._result(fn, StepValues(refs, functools.partial(group.fetch, plan.step)))
+        return self._result(fn, StepValues(refs, functools.partial(group.fetch, plan.step, plan.generation)))
 
     def _plan_step(self, shipment: Any, options: RunOptions) -> StepPlan:
         self._next_step += 1
@@ -170,25 +173,30 @@ class SynchronousStrategy(Strategy):
         if self._closed:
             return
         try:
-            self._finish()
+            if self._launched is not None and self._started:
+                self._launched.wait()
         finally:
-            self._abort()
-
-    def _finish(self) -> None:
-        if self._launched is not None and self._started:
-            self._launched.wait()
-            self._mirror.release()
+            self._abort(fetch=True)
 
     @final
-    def _abort(self) -> None:
-        """Stop everything now. What is stopped first is what others wait for last: inputs, then replicas."""
-        gently = not self._closed and self._started
-        self._closed = True
+    def _abort(self, *, fetch: bool) -> None:
+        if self._closed:
+            return
         with contextlib.ExitStack() as stack:
             if self._launched is not None:
-                stack.callback(self._launched.close, gently=gently)
+                stack.callback(self._launched.close, gently=self._started)
             if self._input_host is not None:
                 stack.callback(self._input_host.close)
+            # Last registered, first done: the replicas must live to give the variables their final values.
+            stack.callback(self._release_variables, fetch=fetch)
+        self._closed = True
+
+    def _release_variables(self, *, fetch: bool) -> None:
+        reachable = fetch and self._launched is not None and self._started
+        if reachable and self._launched is not None and self._launched.answers(self._timeouts.close_s):
+            with contextlib.suppress(Exception):  # what happened before is on its way to the user
+                self._mirror.release()
+        self._mirror.release(fetch=False)
 
 
 @final

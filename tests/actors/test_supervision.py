@@ -14,7 +14,7 @@ from raydist.errors import CancelledError, CollectiveMismatchError, DeadlineExce
 def test_the_root_cause_explains_the_others() -> None:
     broken, given_up = UnavailableError("connection closed"), CancelledError("step 4 was given up")
     user, mismatch = ValueError("bad label"), CollectiveMismatchError("different shapes")
-    dead = UnavailableError("replica 1 is gone while step 3 was under way: killed")
+    dead = UnavailableError("replica 1 is gone while step 3 was under way: killed", actor="replica 1")
     late = DeadlineExceededError("no answer")
     assert root_cause([given_up, broken, user, mismatch]) is user
     assert root_cause([user, dead]) is dead
@@ -86,8 +86,9 @@ def test_a_dead_worker_is_named_and_its_peers_are_told(workers: list[Any]) -> No
     told: list[bool] = []
     refs = [workers[0].answer.remote(1), workers[1].stuck.remote(60)]
     ray.kill(workers[1])
-    with pytest.raises(UnavailableError, match="worker 1 is gone while step 3"):
+    with pytest.raises(UnavailableError, match="worker 1 is gone while step 3") as caught:
         wait(refs, on_error=lambda: told.append(True))
+    assert caught.value.actor == "worker 1"
     assert told == [True]
 
 

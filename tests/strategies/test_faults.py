@@ -26,7 +26,7 @@ def strategy(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
     limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
     made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
     yield made
-    made._abort()
+    made._abort(fetch=False)
 
 
 def pids(strategy: rd.MirroredStrategy) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 import raydist as rd
+from tests.conftest import live_actors
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -193,6 +196,19 @@ def test_an_error_of_a_dispatched_step_comes_with_the_next_synchronising_call(tw
     assert two.run(step, args=(False,)).values == (1, 1)
 
 
+def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
+    def step(fail: bool) -> int:
+        assert not fail, "asked to fail"
+        return 1
+
+    two.run(step, args=(False,))
+    failed = two.run(step, args=(True,))
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="asked to fail"):
+            two.local_results(failed)
+        assert two.run(lambda: rd.get_replica_context().all_reduce("SUM", 1.0).item()).values == (2.0, 2.0)
+
+
 def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
     lock = threading.Lock()
 
@@ -261,6 +277,43 @@ def test_the_older_spellings_work(two: rd.MirroredStrategy) -> None:
     dataset = two.experimental_make_numpy_dataset(np.arange(4)).batch(2)
     (first, _) = two.experimental_distribute_dataset(dataset)
     assert two.experimental_local_results(two.experimental_run_v2(lambda x: x.sum(), args=(first,))) == (0, 1)
+
+
+@pytest.mark.parametrize("ending", ["close", "error in a step", "error on the driver"])
+def test_variables_keep_their_final_values(ray_cluster: None, ending: str) -> None:
+    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+
+    def train() -> None:
+        with torch.no_grad():
+            weight.add_(1.0)
+
+    def fail() -> None:
+        raise KeyError("from the step")
+
+    with contextlib.suppress(KeyError), strategy:
+        with strategy.scope():
+            weight = nn.Parameter(torch.zeros(2))
+        strategy.run(train)
+        if ending == "error in a step":
+            strategy.run(fail)
+            assert weight.tolist() == "never reached"
+        if ending == "error on the driver":
+            raise KeyError
+    assert type(weight) is nn.Parameter
+    assert weight.tolist() == [1.0, 1.0]
+
+
+def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:
+    before = live_actors()
+    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+    strategy.run(lambda: None)
+    assert live_actors() - before
+    del strategy
+    gc.collect()
+    end = time.monotonic() + 10
+    while live_actors() - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert live_actors() - before == set()
 
 
 def test_nothing_runs_after_close() -> None:
