@@ -47,15 +47,10 @@ def as_leaf(value: Any) -> Leaf:
         return _array(np.asarray(value))[()]
     for kind, dtype in PYTHON_DTYPES.items():
         if isinstance(value, kind):
-            return _python_number(value, dtype)
+            return _python_numbers(value, dtype)[()]
     if isinstance(value, list):
         return _list(value)
     return _foreign(value)
-
-
-def _python_number(value: Any, dtype: np.dtype[Any]) -> np.generic:
-    number: np.generic = _python_numbers(value, dtype)[()]
-    return number
 
 
 def _python_numbers(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
