@@ -1,0 +1,54 @@
+"""What `make` and CI install is what pyproject.toml asks for, in pinned versions."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIREMENTS = [
+    Requirement(text)
+    for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    for text in group
+]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+def test_torch_is_pinned_without_a_build() -> None:
+    # "2.13.0+cpu" could not be installed where pip finds a CUDA build only, and the other way round.
+    assert re.fullmatch(r"[\d.]+", pins()["torch"])
+
+
+def test_imported_libraries_are_declared() -> None:
+    declared = {canonicalize_name(requirement.name) for requirement in REQUIREMENTS}
+    imported = {
+        match
+        for path in (ROOT / "raydist").rglob("*.py")
+        for match in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), flags=re.MULTILINE)
+    }
+    libraries = {"cloudpickle", "fsspec", "numpy", "pyarrow", "ray", "rich", "safetensors", "torch", "torchmetrics"}
+    assert imported & libraries == libraries & declared
+
+
+def test_ci_runs_the_commands_of_the_readme_and_the_linters() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert {"venv", "lint", "test"} <= set(re.findall(r"^make .*?(\w+)\s*\|\|", script.read_text(), flags=re.MULTILINE))
