@@ -61,6 +61,7 @@ class Leaf:
 
 
 Flat = dict[Path, Leaf]
+_EMPTY = {kind: Leaf(Keys(kind, ())) for kind in _CONTAINERS}
 
 
 @final
@@ -116,7 +117,9 @@ def _walk(prefix: Path, container: Any, flat: Flat, digest: Digest, above: set[i
     flat[(*prefix, Keys)] = Leaf(Keys(type(container), names))
     for name, value in list(_items(container)):
         path = (*prefix, name)
-        if type(value) in _CONTAINERS and id(value) not in above:
+        if type(value) in _CONTAINERS and not value:
+            flat[(*path, Keys)] = _EMPTY[type(value)]
+        elif type(value) in _CONTAINERS and id(value) not in above:
             _walk(path, value, flat, digest, above | {id(value)})
         elif _is_plain(value):
             flat[path] = Leaf(value)

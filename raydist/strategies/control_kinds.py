@@ -123,6 +123,8 @@ def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
                 return Identity(value), value._version
         if kind_of(value) is not None or isinstance(value, type) or callable(value):
             return Identity(value)
+        if type(value) is set and all(isinstance(item, str | int) for item in value):
+            return frozenset(value)
         try:
             return hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
         except Exception:  # whatever a user's __reduce__ raises, the object is then known by identity only

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.strategies.control import Flat, Path, attributes, capture, changed, seal
-from raydist.strategies.control_kinds import capture_object, content_digest, kind_of
+from raydist.strategies.control_kinds import capture_object, content_digest
 from raydist.strategies.mirror_state import ControlChanges, TensorImage
 from raydist.strategies.mirror_table import ReplicaTable
 from raydist.strategies.shipping import PersistentId, dumps
@@ -32,7 +32,9 @@ class ControlCollector:
         self._digest = content_digest(table.handle_of)
         self._known: dict[int, Flat] = {}
         self._flags: dict[int, bool] = {}
-        self._at_step_start: dict[int, Flat] = {}
+        self._at_step_start: dict[int, dict[str, Any]] = {}
+        self._watched_at = -1
+        self._watched_objects: list[tuple[int, Any]] = []
 
     def settle(self, handle: int) -> None:
         """The driver knows the present state of this object."""
@@ -44,9 +46,17 @@ class ControlCollector:
 
     def note_step_start(self) -> None:
         """A step begins: remember what it could change, cheaply."""
-        self._at_step_start = {
-            handle: _quick(obj) for handle, obj in self._table.items() if not isinstance(obj, torch.Tensor)
-        }
+        self._at_step_start = {handle: _quick(obj) for handle, obj in self._watched()}
+
+    def _watched(self) -> list[tuple[int, Any]]:
+        """Objects with attributes that a step may change. Looked up once per change of the table."""
+        if self._watched_at != self._table.changes:
+            self._watched_at = self._table.changes
+            items = self._table.items()
+            self._watched_objects = [
+                (handle, obj) for handle, obj in items if not isinstance(obj, torch.Tensor | torch.Generator)
+            ]
+        return self._watched_objects
 
     def collect(self, *, modules: bool) -> bytes:
         """Pickle of (changes by handle, `requires_grad` flags by handle)."""
@@ -70,7 +80,10 @@ class ControlCollector:
 
     def _recent(self, handle: int) -> frozenset[Path]:
         before = self._at_step_start.get(handle)
-        return frozenset() if before is None else frozenset(changed(before, _quick(self._table.object_of(handle))))
+        if before is None:
+            return frozenset()
+        now = _quick(self._table.object_of(handle))
+        return frozenset(changed(capture(before, digest=_nothing), capture(now, digest=_nothing)))
 
     def _capture(self, handle: int) -> Flat:
         return capture_object(self._table.object_of(handle), self._digest)
@@ -81,14 +94,22 @@ def _nothing(value: Any) -> Hashable:
     return "not compared"
 
 
-def _quick(obj: Any) -> Flat:
-    """The part of a control state that is worth watching step by step: numbers, names and lists of them."""
-    if kind_of(obj) is None or isinstance(obj, torch.Generator):
-        return {}
+def _quick(obj: Any) -> dict[str, Any]:
+    """The part of the attributes that is worth watching step by step: numbers, names, and lists and dicts of them."""
     if isinstance(obj, torch.nn.Module):
         own = {name: value for name, value in attributes(obj).items() if name[0] != "_" and name != "training"}
-        return capture(own, digest=_nothing) if own else {}
-    return capture_object(obj, _nothing)
+    else:
+        own = {name: value for name, value in attributes(obj).items() if name not in ("state", "step")}
+    return {name: _copied(value) if isinstance(value, dict | list) else value for name, value in own.items()}
+
+
+def _copied(value: Any, depth: int = 4) -> Any:
+    """Containers copied, their contents not."""
+    if type(value) is list and depth:
+        return [_copied(item, depth - 1) for item in value]
+    if isinstance(value, dict) and depth:
+        return {name: _copied(item, depth - 1) for name, item in value.items()}
+    return value
 
 
 @final

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.strategies.control import Flat, Keys, Path, changed, describe, seal
+from raydist.strategies.control import Flat, Keys, Leaf, Path, changed, describe, seal
 from raydist.strategies.control_kinds import (
     GENERATOR,
     MODULE,
@@ -171,15 +171,15 @@ def _is_open(obj: Any, flat: Flat) -> bool:
     """
     if kind_of(obj) is not MODULE:
         return True
-    return any(
-        leaf.mark is not None or (len(path) > 1 and path[-1] is Keys and _is_worth_holding(path, leaf.value))
-        for path, leaf in flat.items()
-        if path[0] not in _THROUGH_THE_MODULE
-    )
+    return any(_is_worth_holding(path, leaf) for path, leaf in flat.items() if path[0] not in _THROUGH_THE_MODULE)
 
 
-def _is_worth_holding(path: Path, keys: Keys) -> bool:
-    return bool(keys.names) or not str(path[0]).startswith("_")
+def _is_worth_holding(path: Path, leaf: Leaf) -> bool:
+    """Whether somebody might keep this and change it: not torch's own empty dictionaries and sets."""
+    is_container = len(path) > 1 and path[-1] is Keys
+    if str(path[0]).startswith("_"):
+        return is_container and bool(leaf.value.names)
+    return is_container or leaf.mark is not None
 
 
 def _can_conflict(obj: Any, path: Path) -> bool:

@@ -100,6 +100,8 @@ class Discovery:
         pid = self._elsewhere(obj)
         if pid is None and self._is_mirrorable(obj):
             return "object", self._handle(obj)
+        if pid is None and type(obj) is MirroredTensor:  # it shares memory with a variable: a copy of fresh values
+            record_of(obj).owner.before_values(record_of(obj))
         return pid
 
     def _identify_in_bundle(self, obj: Any) -> PersistentId | None:
@@ -137,7 +139,15 @@ class Discovery:
             self._refuse_foreign(obj)
             self._handles[id(obj)] = self._table.reserve()
             self.new.append((self._handles[id(obj)], obj))
+            if isinstance(obj, torch.nn.Module):
+                self._add_buffers(obj)
         return self._handles[id(obj)]
+
+    def _add_buffers(self, module: torch.nn.Module) -> None:
+        """Buffers are told from other tensors by the module that registered them."""
+        for buffer in attributes(module).get("_buffers", {}).values():
+            if buffer is not None and self._table.handle_of(buffer) is None:
+                self._handle(buffer)
 
     def _is_shared(self, obj: Any) -> bool:
         """Whether a function that reaches `obj` must not be imported by the replicas."""
@@ -148,22 +158,8 @@ class Discovery:
 
     def _is_mirrorable(self, obj: Any) -> bool:
         if isinstance(obj, torch.Tensor):
-            if isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope:
-                return True
-            if type(obj) is MirroredTensor:  # shares memory with a mirrored tensor: copied, with fresh values
-                record = record_of(obj)
-                record.owner.before_values(record)
-            return False
-        kind = kind_of(obj)
-        if kind is not None and isinstance(obj, torch.nn.Module):
-            self._note_buffers(obj)
-        return kind is not None
-
-    def _note_buffers(self, module: torch.nn.Module) -> None:
-        """Buffers are told from other tensors by the module that registered them."""
-        for buffer in attributes(module).get("_buffers", {}).values():
-            if buffer is not None and self._table.handle_of(buffer) is None:
-                self._handle(buffer)
+            return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope
+        return kind_of(obj) is not None
 
     def _refuse_foreign(self, obj: Any) -> None:
         # What is ours has a handle already and does not come here.

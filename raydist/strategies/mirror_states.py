@@ -31,6 +31,8 @@ class LazyStates:
         self._optimizers: set[int] = set()
         self._metrics: set[int] = set()
         self._fresh: set[int] = set()
+        self._seen: set[int] = set()  # states that somebody on the driver may hold
+        self._written: set[int] = set()
 
     def add(self, obj: Any, handle: int) -> None:
         """The replicas hold the present state of `obj`."""
@@ -42,10 +44,12 @@ class LazyStates:
             return
         self._fresh.add(handle)
         self._known[handle] = self._capture(obj)
+        if self._known[handle]:
+            self._seen.add(handle)
 
     def forget(self, handle: int) -> None:
         """The program dropped an object."""
-        for held in (self._optimizers, self._metrics, self._fresh):
+        for held in (self._optimizers, self._metrics, self._fresh, self._seen, self._written):
             held.discard(handle)
         self._known.pop(handle, None)
 
@@ -57,6 +61,7 @@ class LazyStates:
         """Fetch what reading `obj.name` would show."""
         if handle in self._metrics or (handle in self._optimizers and name in ("state", "__dict__")):
             self._fetch(obj, handle)
+            self._seen.add(handle)
 
     def refresh(self) -> None:
         """Fetch everything."""
@@ -98,12 +103,14 @@ class LazyStates:
 
     def collect(self, writes: Writes) -> None:
         """Add what the driver changed since the last step."""
-        for handle in sorted(self._optimizers | self._metrics):
+        self._written.clear()
+        for handle in sorted(self._seen):
             obj = self._table.object_of(handle)
             if obj is None or not changed(self._known[handle], self._capture_open(obj)):
                 continue
             if handle not in self._fresh:
                 self._refuse_blind_write(obj, handle)
+            self._written.add(handle)
             if handle in self._metrics:
                 writes.metrics[handle] = divide_states(obj)
             else:
@@ -111,10 +118,11 @@ class LazyStates:
 
     def settle(self) -> None:
         """What `collect` found is on its way."""
-        for handle in self._optimizers | self._metrics:
+        for handle in self._written:
             obj = self._table.object_of(handle)
             if obj is not None:
                 self._known[handle] = self._capture(obj)
+        self._written.clear()
 
     def _capture(self, obj: Any) -> Flat:
         return seal(self._capture_open(obj))

@@ -78,20 +78,27 @@ class DriverTable:
 
 @final
 class ReplicaTable:
-    """Handles of one replica's objects, which it keeps until the driver releases them."""
+    """Handles of one replica's objects, which it keeps until the driver releases them.
+
+    Attributes:
+        changes: Number of additions and releases so far.
+    """
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._handles: dict[int, int] = {}
+        self.changes = 0
 
     def add(self, handle: int, obj: Any) -> None:
         """Let `obj` be known by `handle`."""
         self._objects[handle] = obj
+        self.changes += 1
         self._handles[id(obj)] = handle
 
     def release(self, handle: int) -> None:
         """Drop a handle."""
         obj = self._objects.pop(handle, None)
+        self.changes += 1
         self._handles.pop(id(obj), None)
 
     def handle_of(self, obj: Any) -> int | None:

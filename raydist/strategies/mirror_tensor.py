@@ -145,7 +145,6 @@ _METHODS: list[Any] = [
     torch.Tensor.is_complex, torch.Tensor.element_size, torch.Tensor.storage_offset, torch.Tensor.is_contiguous,
     torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__,
     torch.Tensor.__len__, torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.get_device,
-    torch.Tensor.type,
 ]  # fmt: skip
 _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
     ["shape", "dtype", "device", "ndim", "is_leaf", "layout", "grad_fn", "is_cuda", "is_sparse", "is_cpu"]
@@ -172,6 +171,8 @@ class MirroredTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         records = [] if func in _NO_VALUES else list(_records((*args, *kwargs.values())))
+        if func in _ANNOUNCED and record_of(args[0]).tensor is not args[0]:
+            records = []  # an alias has a gradient and flags of its own
         before, after = _ANNOUNCED.get(func, ("before_values", "after_use"))
         for record in records:
             getattr(record.owner, before)(record)

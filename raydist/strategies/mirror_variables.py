@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import final
 
@@ -35,6 +36,7 @@ class Variables:
         self._records: dict[int, TensorRecord] = {}
         self._touched: set[int] = set()
         self._fresh = True
+        self._lock = threading.RLock()
 
     def add(self, tensor: torch.Tensor, handle: int) -> None:
         """Make `tensor` mirrored; the replicas hold its present value."""
@@ -87,13 +89,14 @@ class Variables:
 
     def refresh(self) -> None:
         """Fetch every value that changed, after the dispatched steps."""
-        if self._fresh:
-            return
-        for handle, image in self._link.call(0, "collect_tensors").items():
-            self._store(handle, image.tensor())
-        if any(is_averaged(tensor) for tensor in self._tensors()):
-            self._refresh_averages()
-        self._fresh = True
+        with self._lock:
+            if self._fresh:
+                return
+            for handle, image in self._link.call(0, "collect_tensors").items():
+                self._store(handle, image.tensor())
+            if any(is_averaged(tensor) for tensor in self._tensors()):
+                self._refresh_averages()
+            self._fresh = True
 
     def _tensors(self) -> list[torch.Tensor]:
         found = [record.tensor for record in self._records.values()]

@@ -79,6 +79,14 @@ def test_gradient_set_on_the_driver(trained: Trained) -> None:
     assert gradients(mirror, layer) == [None, None]
 
 
+def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    alias = layer.weight.detach()
+    alias.grad = None
+    alias.requires_grad_(False)
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+
+
 def test_backward_on_the_driver_is_its_own(trained: Trained) -> None:
     mirror, layer, optimizer = trained
     optimizer.zero_grad()

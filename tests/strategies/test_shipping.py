@@ -307,3 +307,19 @@ def test_unpicklable_attribute_of_a_module() -> None:
     layer.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(FailedPreconditionError, match="attribute 'lock' of Linear: _thread.lock"):
         mirror.run(lambda: layer.training)
+
+
+def test_alias_of_a_variable_is_a_fresh_copy() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    alias = layer.weight.detach()
+    mirror.run(lambda: layer.weight.data.add_(1).sum())
+    assert mirror.run(lambda: alias.tolist()) == [[[2.0, 3.0]]] * 2
+
+
+def test_looking_for_models_finds_no_bystanders(library: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        library.model = nn.BatchNorm1d(2)
+    assert mirror.run(lambda: library.untouched(1)) == [2, 2]
