@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, final
 
 import torch
+from torch._compile import _disable_dynamo  # torch.compiler.disable would import the whole compiler
 
 __all__ = ["intercept_backward"]
 
@@ -65,6 +66,7 @@ class _Wrapper:
 
     @staticmethod
     def _wrap(original: Backward) -> Backward:
+        @_disable_dynamo  # a compiled step calls it as it is: collectives are not for tracing
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             handler = _HANDLER.get()
