@@ -34,6 +34,9 @@ class TensorOwner(Protocol):
     def before_gradient(self, record: TensorRecord) -> None:
         """`.grad` is about to be read."""
 
+    def before_hook(self, record: TensorRecord) -> None:
+        """A hook is about to be registered on the tensor."""
+
     def after_gradient(self, record: TensorRecord) -> None:
         """`.grad` was set or deleted."""
 
@@ -143,7 +146,7 @@ def _getters(names: Iterable[str]) -> frozenset[Callable[..., Any]]:
 _METHODS: list[Any] = [
     torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.is_floating_point,
     torch.Tensor.is_complex, torch.Tensor.element_size, torch.Tensor.storage_offset, torch.Tensor.is_contiguous,
-    torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.__hash__,
+    torch.Tensor.__hash__,
     torch.Tensor.__len__, torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.get_device,
 ]  # fmt: skip
 _NO_VALUES: frozenset[Callable[..., Any]] = _getters(
@@ -158,6 +161,8 @@ _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("grad"): ("before_gradient", "after_use"),
     _setter("grad"): ("before_nothing", "after_gradient"),
     _descriptor("grad").__delete__: ("before_nothing", "after_gradient"),
+    torch.Tensor.register_hook: ("before_hook", "after_use"),
+    torch.Tensor.register_post_accumulate_grad_hook: ("before_hook", "after_use"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 
+from raydist.errors import FailedPreconditionError
 from raydist.strategies.mirror_collect import is_averaged
 from raydist.strategies.mirror_gradients import Gradients
 from raydist.strategies.mirror_link import ReplicaLink
@@ -73,6 +74,13 @@ class Variables:
 
     def before_gradient(self, record: TensorRecord) -> None:
         self.gradients.before_read(record)
+
+    def before_hook(self, record: TensorRecord) -> None:
+        if record.handle in self._records:
+            raise FailedPreconditionError(
+                "A hook on the gradient of a mirrored parameter must be registered before the first step uses it, or "
+                "inside a step; this parameter is on the replicas already. Register it right after creating the module."
+            )
 
     def after_gradient(self, record: TensorRecord) -> None:
         self.gradients.after_write(record)

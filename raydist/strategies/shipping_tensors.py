@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
 import torch
 
-__all__ = ["StorageBytes", "TensorReducer", "dense"]
+__all__ = ["ReplicaDevice", "StorageBytes", "TensorReducer"]
 
-
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain, contiguous CPU copy-or-view of the values, without history."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.detach().to("cpu").contiguous()
+Hook = Callable[[torch.Tensor], torch.Tensor | None]
+"""What `Tensor.register_hook` takes."""
 
 
 @final
@@ -47,8 +45,13 @@ def _rebuild_tensor(values: torch.Tensor, device: str, requires_grad: bool) -> t
     return values.to(device).requires_grad_(requires_grad)
 
 
-def _rebuild_parameter(values: torch.Tensor, device: str, requires_grad: bool) -> torch.nn.Parameter:
-    return torch.nn.Parameter(values.to(device), requires_grad)
+def _rebuild_parameter(
+    values: torch.Tensor, device: str, requires_grad: bool, hooks: Sequence[Hook] = ()
+) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(values.to(device), requires_grad)
+    for hook in hooks:
+        parameter.register_hook(hook)
+    return parameter
 
 
 @final
@@ -78,9 +81,11 @@ class TensorReducer:
                 return None
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
-            rebuild = _rebuild_parameter if is_parameter else _rebuild_tensor
             device = self._replica_device if moves else "cpu"
-            return rebuild, (_Values(self, tensor.detach()), device, tensor.requires_grad)
+            arguments = (_Values(self, tensor.detach()), device, tensor.requires_grad)
+            if not is_parameter:
+                return _rebuild_tensor, arguments
+            return _rebuild_parameter, (*arguments, tuple((tensor._backward_hooks or {}).values()))
 
     def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
         """The one `StorageBytes` of this pickling for the memory of `tensor`."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from raydist.errors import FailedPreconditionError
 from tests.strategies.mirroring import Mirror, linear
 
 Trained = tuple[Mirror, nn.Linear, torch.optim.Optimizer]
@@ -77,6 +78,26 @@ def test_gradient_set_on_the_driver(trained: Trained) -> None:
     assert gradients(mirror, layer) == [[[4.0, 4.0]]] * 2
     layer.weight.grad = None
     assert gradients(mirror, layer) == [None, None]
+
+
+def test_hook_from_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.register_hook(lambda gradient: gradient * 10)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
+
+
+def test_hook_after_the_first_step_is_refused(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    with pytest.raises(FailedPreconditionError, match="before the first step"):
+        layer.weight.register_hook(lambda gradient: gradient * 10)
+    mirror.driver.release()
+    layer.weight.register_hook(lambda gradient: gradient * 10)
+    layer.zero_grad()
+    layer(torch.ones(2)).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[10.0, 10.0]]
 
 
 def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:
