@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ __all__ = ["Cluster", "Node", "connect", "place", "release"]
 
 _STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the mark lives exactly as long as the cluster
 _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
+_CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
 log = logging.getLogger("raydist")
 
@@ -81,19 +83,30 @@ def connect() -> Cluster:
 
 
 def _initialize() -> None:
-    # With RAY_ADDRESS set (a job, or by the user) ray.init joins; "local" never joins a stray cluster of this host.
-    joins = bool(os.environ.get("RAY_ADDRESS"))
+    address = os.environ.get("RAY_ADDRESS")
+    if address:  # set by `ray job submit` or by the user
+        _join(address)
+    else:  # "local" never joins a stray cluster of this host
+        ray.init("local", include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1})
+
+
+def _join(address: str) -> None:
+    variables = script_folder_for_workers(os.environ, sys.argv[0], sys.path)
     try:
-        if joins:
-            variables = script_folder_for_workers(os.environ, sys.argv[0], sys.path)
-            ray.init(logging_level=logging.WARNING, runtime_env={"env_vars": variables} if variables else None)
-        else:
-            ray.init("local", include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1})
-    except ConnectionError as error:
+        _require_listener(address)
+        ray.init(logging_level=logging.WARNING, runtime_env={"env_vars": variables} if variables else None)
+    except OSError as error:
         raise UnavailableError(
-            f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')!r} names a Ray cluster that does not answer: {error} "
+            f"RAY_ADDRESS={address!r} names a Ray cluster that does not answer: {error} "
             "Start it (ray start --head), or unset RAY_ADDRESS to let raydist start Ray on this machine."
         ) from error
+
+
+def _require_listener(address: str) -> None:
+    """Fail at once where nobody listens: ray.init asks a dead address for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # "auto" and "local" name no port
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def _alive_nodes() -> tuple[Node, ...]:
