@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from raydist.strategies.context import get_strategy as get_strategy
     from raydist.strategies.context import has_strategy as has_strategy
     from raydist.strategies.context import in_cross_replica_context as in_cross_replica_context
+    from raydist.strategies.losses import compute_average_loss as compute_average_loss
     from raydist.strategies.mirrored import MirroredStrategy as MirroredStrategy
     from raydist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+    from raydist.strategies.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
     from raydist.training.callbacks import Callback as Callback
     from raydist.training.callbacks import History as History
     from raydist.training.early_stopping import EarlyStopping as EarlyStopping
@@ -111,10 +113,12 @@ _MODULE_OF = {
     "TensorSpec": "raydist.pipelines.spec",
     "ThreadingOptions": "raydist.options",
     "Timeouts": "raydist.options",
+    "SyncBatchNorm": "raydist.strategies.sync_batch_norm",
     "UNKNOWN_CARDINALITY": "raydist.values",
     "UnavailableError": "raydist.errors",
     "ValueContext": "raydist.strategies.base",
     "VarLenFeature": "raydist.pipelines.formats.features",
+    "compute_average_loss": "raydist.strategies.losses",
     "get_replica_context": "raydist.strategies.context",
     "get_strategy": "raydist.strategies.context",
     "has_strategy": "raydist.strategies.context",

@@ -1,0 +1,97 @@
+"""Batch normalisation over the global batch."""
+
+from __future__ import annotations
+
+from typing import Any, Self, final
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from raydist.errors import InvalidArgumentError
+from raydist.strategies.context import ReplicaContext, get_replica_context, in_cross_replica_context
+from raydist.values import ReduceOp
+
+__all__ = ["SyncBatchNorm"]
+
+
+@final
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalisation whose statistics are those of the global batch, however it is split.
+
+    With it a network trains on N replicas to the parameters of one (torch.nn.BatchNorm takes each replica's own rows).
+    Outside of `strategy.run` and with one replica it is torch.nn.BatchNorm1d / 2d / 3d.
+
+    Shapes: (rows, features, ...) -> the same.
+
+    Blocking: two small all-reduces in a training step's forward pass, two in its backward pass.
+
+    Source: torch.nn.SyncBatchNorm; tf.keras.layers.BatchNormalization(synchronized=True).
+
+    >>> SyncBatchNorm(3)(torch.ones(4, 3)).shape
+    torch.Size([4, 3])
+    """
+
+    @classmethod
+    def convert(cls, module: torch.nn.Module) -> torch.nn.Module:
+        """Replace every BatchNorm layer in `module`; layers share their parameters and buffers with the replaced ones.
+
+        Source: torch.nn.SyncBatchNorm.convert_sync_batchnorm.
+        """
+        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            return cls._like(module)
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert(child))
+        return module
+
+    @classmethod
+    def _like(cls, layer: _BatchNorm) -> Self:
+        made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        if layer.affine:
+            made.weight, made.bias = layer.weight, layer.bias
+        if layer.track_running_stats:
+            made.running_mean, made.running_var = layer.running_mean, layer.running_var
+            made.num_batches_tracked = layer.num_batches_tracked
+        return made.train(layer.training)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name of the argument
+        if input.dim() < 2:
+            raise InvalidArgumentError(f"SyncBatchNorm needs (rows, features, ...), got shape {tuple(input.shape)}.")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name of the argument
+        """Normalise, see the class."""
+        context = None if in_cross_replica_context() else get_replica_context()
+        uses_batch = self.training or self.running_mean is None
+        if context is None or context.num_replicas_in_sync == 1 or not uses_batch:
+            return super().forward(input)
+        self._check_input_dim(input)
+        mean, variance, count = _global_moments(context, input)
+        if self.training and self.running_mean is not None:
+            self._track(mean.detach(), variance.detach(), count)
+        shape = (1, -1) + (1,) * (input.dim() - 2)
+        normal = (input - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        return normal if not self.affine else normal * self.weight.view(shape) + self.bias.view(shape)
+
+    @torch.no_grad()
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+        running_mean: Any = self.running_mean
+        running_var: Any = self.running_var
+        tracked: Any = self.num_batches_tracked
+        tracked.add_(1)
+        factor = 1.0 / float(tracked) if self.momentum is None else self.momentum
+        running_mean.lerp_(mean.to(running_mean.dtype), factor)
+        running_var.lerp_((variance * count / (count - 1).clamp(min=1)).to(running_var.dtype), factor)
+
+
+def _global_moments(context: ReplicaContext, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean, biased variance and count over all rows of all replicas; a replica that stands in adds nothing."""
+    axes = [axis for axis in range(rows.dim()) if axis != 1]
+    present = context.num_rows != 0
+    own = rows.new_tensor([rows.numel() / rows.shape[1] if present else 0.0])
+    zeros = rows.new_zeros(rows.shape[1])
+    reduced = context.all_reduce(ReduceOp.SUM, torch.cat([rows.sum(axes) if present else zeros, own]))
+    count = reduced[-1:].detach()
+    mean = reduced[:-1] / count
+    # A second pass over the differences: sums of squares would cancel where the mean is large.
+    shape = (1, -1) + (1,) * (rows.dim() - 2)
+    squares = (rows - mean.view(shape)).square().sum(axes) if present else zeros
+    return mean, context.all_reduce(ReduceOp.SUM, squares) / count, count
