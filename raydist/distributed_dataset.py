@@ -76,6 +76,12 @@ class DistributedDataset(ABC):
     """A dataset as a strategy hands it out (tf.distribute.DistributedDataset). It has no transformations.
 
     Every `iter()` is a new epoch of this object.
+
+    Example::
+
+        view = strategy.distribute_dataset(dataset.batch(64))   # 64 rows over all replicas
+        for images, labels in view:                             # PerReplica each
+            loss = strategy.run(train_step, args=((images, labels),))
     """
 
     def __init__(self, datasets: Sequence[Dataset], options: InputOptions) -> None:
@@ -121,6 +127,10 @@ class LocalDistributedDataset(DistributedDataset):
         device: Where tensors go; None for the CPU.
         options: How it is distributed; one replica gets everything, however it is split.
         on_batch: Told about each batch before it is handed out.
+
+    >>> from raydist.dataset import Dataset
+    >>> [batch.tolist() for batch in LocalDistributedDataset(Dataset.range(5).batch(3))]
+    [[0, 1, 2], [3, 4]]
     """
 
     def __init__(

@@ -11,13 +11,13 @@ import ray
 from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raydist.actors.batches import BatchPiece, Ref
 from raydist.actors.input_pipeline import InputPipeline
 from raydist.actors.production import Poll
 from raydist.errors import DeadlineExceededError, UnavailableError
 
 if TYPE_CHECKING:
     from raydist.actors.batch_queues import Place, Position
-    from raydist.actors.batches import BatchPiece
     from raydist.actors.input_job import InputJob
     from raydist.options import Timeouts
 
@@ -121,8 +121,10 @@ class PipelineLink:
         places: tuple[Place, ...] = self._answer(asked, limit_s, "poll")
         return places
 
-    def fetch(self, ref: ray.ObjectRef[BatchPiece]) -> BatchPiece:
-        """A piece, mapped out of the object store."""
+    def fetch(self, ref: Ref) -> BatchPiece:
+        """A piece, mapped out of the object store; a small one came along."""
+        if isinstance(ref, BatchPiece):
+            return ref
         piece: BatchPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
         return piece
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from raydist.actors.batches import BatchPiece, PackedText, pack_piece, store_step
 from raydist.nest import LEAF
@@ -91,10 +90,19 @@ def test_a_step_puts_each_piece_once() -> None:
         stored.append(piece)
         return len(stored) - 1
 
-    cuts = cut_batch([np.arange(2)], num_replicas=3, rule="per_batch", step=0)
+    rows = np.arange(2).repeat(10_000).reshape(2, 10_000)
+    cuts = cut_batch([rows], num_replicas=3, rule="per_batch", step=0)
     batch = store_step(cuts, step=5, structure=LEAF, put=put)
-    assert batch.refs == (0, 1, 2)
-    assert batch.stand_ins == (None, None, 3)
+    assert batch.refs[:2] == (0, 1)
+    assert batch.refs[2].leaf(0).shape == (0, 10_000)
+    assert batch.stand_ins == (None, None, 2)
     assert batch.rows == (1, 1, 0)
-    assert [torch.as_tensor(piece.leaf(0)).tolist() for piece in stored] == [[0], [1], [], [0, 1]]
+    assert [piece.leaf(0)[:, 0].tolist() for piece in stored] == [[0], [1], [0, 1]]
     assert batch.only(1).refs == (None, 1, None)
+
+
+def test_small_pieces_travel_with_their_step() -> None:
+    names = objects(*[b"x" * 1000] * 40)
+    small, large = (cut_batch([names[:n]], num_replicas=1, rule="per_batch", step=0) for n in (4, 40))
+    assert isinstance(store_step(small, step=0, structure=LEAF, put=len).refs[0], BatchPiece)
+    assert store_step(large, step=0, structure=LEAF, put=lambda piece: "stored").refs == ("stored",)

@@ -211,8 +211,9 @@ def test_a_stuck_function_reaches_the_limit_of_the_input(distributed: Distribute
 
 
 def test_closing_while_a_reader_waits(distributed: Distribute) -> None:
-    iterator = iter(distributed(Dataset.range(1).map(lambda x: time.sleep(60)).batch(1), workers=1))
-    timer = threading.Timer(3.0, iterator.close)
+    iterator: Any = iter(distributed(Dataset.range(1).map(lambda x: time.sleep(60)).batch(1), workers=1))
+    iterator.state_dict()  # opens the pass
+    timer = threading.Timer(1.0, iterator.close)
     timer.start()
     with pytest.raises(CancelledError, match="closed"):
         next(iterator)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raydist.actors.batch_queues import Place
@@ -79,13 +80,13 @@ def test_a_reader_that_stops_stops_the_producer(bench: Bench) -> None:
         calls.append(x)
         return x
 
-    production = bench.start(Dataset.range(1000).map(count).batch(1), capacity=3)
+    large = Dataset.range(1000).map(count).map(lambda x: np.zeros(10_000)).batch(2)
+    production = bench.start(large, capacity=3)
     wait_until(lambda: production.num_kept() == 3)
-    stored = len(bench.stored)
-    assert stored == 9  # per step two pieces, and a stand-in for the replica without rows
+    assert len(bench.stored) == 6  # two pieces a step
     assert read(production, 0)  # nothing is acknowledged by reading at 0
     production.lend(1)
-    wait_until(lambda: len(bench.stored) == 12)
+    wait_until(lambda: len(bench.stored) == 8)
     assert production.num_kept() == 3
     assert len(calls) < 300  # the engine reads ahead in blocks, but it does not run away
 
@@ -141,7 +142,8 @@ def test_a_batch_that_cannot_be_stored_is_not_passed_over(bench: Bench, monkeypa
         raise MemoryError("the store is full")
 
     monkeypatch.setattr(Bench, "put", full)
-    (place,) = read(bench.start(Dataset.range(4).batch(2)), 0)
+    large = Dataset.from_tensor_slices(np.zeros((4, 10_000))).batch(2)
+    (place,) = read(bench.start(large), 0)
     assert place.last
     assert place.error is not None
     assert isinstance(place.error.restore(), MemoryError)
