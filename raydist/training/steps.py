@@ -1,7 +1,8 @@
 """The step functions: what one replica does with its piece of one batch.
 
 Each is an ordinary closure over the module, the optimizer and the trackers, as a user would write it for
-`strategy.run`. A replica without rows runs them on stand-in rows, which count nowhere.
+`strategy.run`. A replica without rows runs them on stand-in rows: the strategy zeroes its gradients and gives its
+metrics back the states that they had before the step.
 """
 
 from __future__ import annotations
@@ -130,8 +131,6 @@ def _global_objective(loss: LocalLoss) -> torch.Tensor:
 
 
 def _track(trackers: Trackers, loss: LocalLoss, prediction: Any, example: Example) -> None:
-    if get_replica_context().num_rows == 0:
-        return
     trackers.update(loss.mean.detach(), loss.weight, _num_rows(example))
     trackers.update_metrics(map_structure(lambda leaf: leaf.detach(), _lists_as_tuples(prediction)), example.y)
 

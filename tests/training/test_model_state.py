@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.training.model_state import pack
+from raydist.training.saving import write_model_file
 from tests.training.toys import compiled, regression, small_net
 
 
@@ -130,14 +133,9 @@ def test_a_class_that_can_not_be_imported_says_so(tmp_path: Path) -> None:
         rd.Model.load(tmp_path / "model")
 
 
-def test_nothing_but_a_module_class_is_called(tmp_path: Path) -> None:
-    net = small_net()
-    type(net).__module__, before = "os", type(net).__module__
-    try:
-        net.__class__.__qualname__, name = "getcwd", net.__class__.__qualname__
-        rd.Model(net).save(tmp_path / "model")
-    finally:
-        type(net).__module__ = before
-        net.__class__.__qualname__ = name
-    with pytest.raises(rd.InvalidArgumentError, match="names os:getcwd .* which is no torch.nn.Module"):
+@pytest.mark.parametrize("name", ["os:getcwd", "subprocess:Popen"])
+def test_nothing_but_a_module_class_is_called(tmp_path: Path, name: str) -> None:
+    tensors, manifest = pack(small_net(), None, None)
+    write_model_file(tmp_path / "model", tensors, replace(manifest, module_class=name))
+    with pytest.raises(rd.InvalidArgumentError, match=f"names {name} .* which is no torch.nn.Module"):
         rd.Model.load(tmp_path / "model")
