@@ -12,6 +12,9 @@ PACKAGE = ROOT / "raydist"
 # Modules that have nothing of their own to test, each with the tests that run through it.
 TESTED_ELSEWHERE: dict[str, str] = {
     "collectives/base.py": "tests/contracts/communicator.py",
+    "strategies/replica_group.py": "tests/strategies/test_faults.py",
+    "strategies/runner.py": "tests/strategies/test_mirrored.py",
+    "strategies/synchronous.py": "tests/strategies/test_mirrored.py",
 }
 
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

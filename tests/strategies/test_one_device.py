@@ -10,18 +10,23 @@ import raydist as rd
 
 
 @pytest.fixture
-def strategy() -> Iterator[rd.OneDeviceStrategy]:
+def strategy() -> Iterator[rd.Strategy]:
     with rd.OneDeviceStrategy("cpu") as made:
         yield made
 
 
-def test_run_calls_here_and_now_with_plain_values(strategy: rd.OneDeviceStrategy) -> None:
+def test_run_calls_here_and_now_with_plain_values(strategy: rd.Strategy) -> None:
     seen = []
-    assert strategy.run(lambda x, y: seen.append(x) or x + y, args=(1,), kwargs={"y": 2}) == 3
+
+    def add(x: int, y: int) -> int:
+        seen.append(x)
+        return x + y
+
+    assert strategy.run(add, args=(1,), kwargs={"y": 2}) == 3
     assert seen == [1]
 
 
-def test_a_step_knows_the_rows_of_its_batch(strategy: rd.OneDeviceStrategy) -> None:
+def test_a_step_knows_the_rows_of_its_batch(strategy: rd.Strategy) -> None:
     def rows(batch: torch.Tensor) -> tuple[int | None, int | None]:
         context = rd.get_replica_context()
         return context.num_rows, context.global_num_rows
@@ -30,7 +35,7 @@ def test_a_step_knows_the_rows_of_its_batch(strategy: rd.OneDeviceStrategy) -> N
     assert [strategy.run(rows, args=(batch,)) for batch in batches] == [(3, 3), (2, 2)]
 
 
-def test_a_loop_in_the_step_draws_from_the_iterator(strategy: rd.OneDeviceStrategy) -> None:
+def test_a_loop_in_the_step_draws_from_the_iterator(strategy: rd.Strategy) -> None:
     def rows_of_all(batches: Iterator[torch.Tensor]) -> list[int | None]:
         return [rd.get_replica_context().num_rows for _ in batches]
 
@@ -38,13 +43,13 @@ def test_a_loop_in_the_step_draws_from_the_iterator(strategy: rd.OneDeviceStrate
     assert strategy.run(rows_of_all, args=(iter(batches),)) == [3, 3, 1]
 
 
-def test_its_dataset_is_the_dataset(strategy: rd.OneDeviceStrategy) -> None:
+def test_its_dataset_is_the_dataset(strategy: rd.Strategy) -> None:
     dataset = rd.Dataset.range(10).shuffle(5, seed=3).batch(4)
     plain = [batch.tolist() for batch in dataset]
     assert [batch.tolist() for batch in strategy.distribute_dataset(dataset)] == plain
 
 
-def test_numbers_and_values(strategy: rd.OneDeviceStrategy) -> None:
+def test_numbers_and_values(strategy: rd.Strategy) -> None:
     assert (strategy.num_replicas_in_sync, strategy.worker_devices) == (1, ("CPU:0",))
     assert strategy.distribute_values_from_function(lambda context: context.replica_id_in_sync_group) == 0
     assert strategy.local_results(5) == (5,)
@@ -52,14 +57,14 @@ def test_numbers_and_values(strategy: rd.OneDeviceStrategy) -> None:
     assert strategy.gather(torch.tensor([1, 2])).tolist() == [1, 2]
 
 
-def test_a_function_gets_the_context_of_the_only_pipeline(strategy: rd.OneDeviceStrategy) -> None:
+def test_a_function_gets_the_context_of_the_only_pipeline(strategy: rd.Strategy) -> None:
     def make(context: rd.InputContext) -> rd.Dataset:
         return rd.Dataset.range(4).batch(context.get_per_replica_batch_size(2))
 
     assert [batch.tolist() for batch in strategy.distribute_datasets_from_function(make)] == [[0, 1], [2, 3]]
 
 
-def test_closing_twice_is_fine_and_nothing_runs_afterwards(strategy: rd.OneDeviceStrategy) -> None:
+def test_closing_twice_is_fine_and_nothing_runs_afterwards(strategy: rd.Strategy) -> None:
     strategy.close()
     strategy.close()
     with pytest.raises(rd.FailedPreconditionError, match="is closed and can't run a step"):
@@ -74,7 +79,7 @@ def test_unknown_devices_are_named(device: object) -> None:
         rd.OneDeviceStrategy(device)
 
 
-def test_an_error_of_the_step_is_raised_as_it_is(strategy: rd.OneDeviceStrategy) -> None:
+def test_an_error_of_the_step_is_raised_as_it_is(strategy: rd.Strategy) -> None:
     with pytest.raises(ZeroDivisionError):
         strategy.run(lambda: 1 / 0)
     assert strategy.run(lambda: pickle.loads(pickle.dumps("goes on"))) == "goes on"
