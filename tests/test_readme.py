@@ -52,6 +52,12 @@ def test_every_strategy_and_only_those_are_in_the_table() -> None:
     assert rows == {name for name in rd.__all__ if name.endswith("Strategy") and name != "Strategy"}
 
 
+def test_every_method_of_datasets_is_in_the_table_and_no_other() -> None:
+    section = README.partition("## Datasets")[2].partition("## ")[0]
+    named = set(re.findall(r"`(\w+)`", section.partition("\n\nNames")[0]))
+    assert named == {name for name in vars(rd.Dataset) if not name.startswith("_")}
+
+
 def test_time_limits_are_the_defaults() -> None:
     rows = re.findall(r"^\| `(\w+_s)` \| ([\d,.]+) \|", README, flags=re.MULTILINE)
     printed = {name: float(value.replace(",", "")) for name, value in rows}
