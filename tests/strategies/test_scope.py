@@ -203,3 +203,13 @@ def test_closed_driver_refuses() -> None:
         mirror.run(lambda: 1)
     with pytest.raises(FailedPreconditionError, match="must be open"):
         mirror.scope()
+
+
+def test_deepcopy_of_buffers_alone() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        norm = nn.BatchNorm1d(1, affine=False)
+    mirror.run(lambda: norm.training)
+    with mirror.scope():
+        twin = copy.deepcopy(norm)
+    assert mirror.run(lambda: twin.training) == [True, True]
