@@ -236,6 +236,18 @@ def test_loops_inside_the_replicas(two: rd.MirroredStrategy) -> None:
     assert counts.values == ([[2, 2, 1]], [[2, 2, 1]])
 
 
+def test_a_loop_that_ends_without_rows_keeps_its_result(two: rd.MirroredStrategy) -> None:
+    def loop(iterator: Any) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.int64)
+        for batch in iterator:
+            if rd.get_replica_context().num_rows:
+                total = total + batch.sum()
+        return total
+
+    totals = two.run(loop, args=(iter(two.distribute_dataset(rd.Dataset.range(9).batch(4))),))
+    assert [total.item() for total in totals.values] == [0 + 1 + 4 + 5 + 8, 2 + 3 + 6 + 7]
+
+
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_a_batch_in_both_contexts(num_replicas: int, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
     strategy = mirrored(num_replicas)
