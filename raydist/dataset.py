@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -20,6 +21,8 @@ from raydist.pipelines.iterator import DatasetIterator, Optional
 from raydist.pipelines.merged import merged_options
 from raydist.pipelines.op import DatasetOp
 from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.concatenate import ConcatenateOp
+from raydist.pipelines.ops.enumerate import EnumerateOp
 from raydist.pipelines.ops.filter import FilterOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
@@ -291,6 +294,28 @@ class Dataset:
         [3, 4]
         """
         return Dataset(SkipOp(self._op, count))
+
+    def concatenate(self, dataset: Dataset) -> Dataset:
+        """These elements, then those of `dataset`, which must have the same structure and dtypes.
+
+        Raises:
+            TypeError: `dataset` is no dataset.
+            SpecError: Structures or dtypes differ: when `element_spec` is asked for, and in the place of each element.
+
+        >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(5, 7))]
+        [0, 1, 5, 6]
+        """
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"concatenate takes a Dataset, got {dataset!r:.100}.")
+        return Dataset(ConcatenateOp(self._op, dataset._op))
+
+    def enumerate(self, start: int = 0) -> Dataset:
+        """(number, element) pairs; numbers are int64 and count from `start`. An error takes a number too.
+
+        >>> [(int(number), text) for number, text in Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5)]
+        [(5, 'a'), (6, 'b')]
+        """
+        return Dataset(EnumerateOp(self._op, operator.index(start)))
 
     def prefetch(self, buffer_size: int | None = None) -> Dataset:
         """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.

@@ -15,7 +15,7 @@ from raydist.errors import SpecError
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.op import ElementError, Item, Kernel
 
-__all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "run_stage"]
+__all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "reject_others", "run_stage"]
 
 
 @final
@@ -65,7 +65,7 @@ def run_stage(
     for number, (kernel, start) in enumerate(zip(spec.kernels, starts, strict=True)):
         items, entered = _run_kernel(kernel, number, items, start)
         signature = (signatures[number] if signatures else "") or _first_signature(items)
-        items = _reject_others(items, signature, kernel.label)
+        items = reject_others(items, signature, kernel.label)
         inputs.append(entered)
         found.append(signature)
     return StageResult(tuple(items), tuple(inputs), tuple(found))
@@ -75,7 +75,7 @@ def _first_signature(items: Sequence[Item]) -> str:
     return next((item.signature for item in items if isinstance(item, Block)), "")
 
 
-def _reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence[Item]:
+def reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence[Item]:
     """Errors in the place of elements of another structure or dtype."""
     if len(items) == 1 and isinstance(items[0], Block) and items[0].signature == signature:
         return items

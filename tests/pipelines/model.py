@@ -8,7 +8,19 @@ from typing import Any, final
 
 from raydist.dataset import Dataset
 
-__all__ = ["Bad", "Step", "batched", "filtered", "mapped", "recorder", "repeated", "skipped", "taken"]
+__all__ = [
+    "Bad",
+    "Step",
+    "batched",
+    "concatenated",
+    "enumerated",
+    "filtered",
+    "mapped",
+    "recorder",
+    "repeated",
+    "skipped",
+    "taken",
+]
 
 
 @final
@@ -100,3 +112,16 @@ def skipped(count: int) -> Step:
 
 def repeated(count: int) -> Step:
     return Step("repeat", lambda ds: ds.repeat(count), lambda items: items * count)
+
+
+def concatenated(count: int) -> Step:
+    return Step("concatenate", lambda ds: ds.concatenate(Dataset.range(count)), lambda items: [*items, *range(count)])
+
+
+def enumerated(start: int) -> Step:
+    """Numbers, folded into the element, so that elements stay numbers. An error takes a number too."""
+    return Step(
+        "enumerate",
+        lambda ds: ds.enumerate(start).map(lambda number, x: number * 100 + x),
+        lambda items: [x if isinstance(x, Bad) else number * 100 + x for number, x in enumerate(items, start)],
+    )

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
 from tests.contracts.op import EXECUTORS, collect, is_error, iterate, same
-from tests.pipelines.model import Bad, Step, batched, filtered, mapped, repeated, skipped, taken
+from tests.pipelines.model import (
+    Bad,
+    Step,
+    batched,
+    concatenated,
+    enumerated,
+    filtered,
+    mapped,
+    repeated,
+    skipped,
+    taken,
+)
 
 
 def some_divide(x: Any) -> Any:
@@ -32,6 +43,8 @@ LIST_STEPS = st.one_of(
     st.builds(taken, st.integers(-1, 12)),
     st.builds(skipped, st.integers(-1, 6)),
     st.builds(repeated, st.integers(0, 3)),
+    st.builds(concatenated, st.integers(0, 6)),
+    st.builds(enumerated, st.integers(0, 3)),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

@@ -71,6 +71,11 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "zip of errors": lambda: Dataset.zip({"a": INVERSE, "b": Dataset.range(6)}),
     "with_options": lambda: Dataset.range(9).shuffle(9).with_options(Options(seed=5)).map(noisy),
     "apply": lambda: Dataset.range(9).apply(lambda ds: ds.shuffle(3)).apply(lambda ds: ds.batch(2)),
+    "concatenate": lambda: Dataset.range(5).shuffle(3).concatenate(Dataset.range(7, 12).map(lambda x: x)),
+    "concatenate of errors": lambda: INVERSE.concatenate(INVERSE.take(2)),
+    "concatenate of nothing": lambda: Dataset.range(0).concatenate(Dataset.range(3)).concatenate(Dataset.range(0)),
+    "enumerate": lambda: Dataset.range(9).filter(lambda x: x % 2 == 1).enumerate(start=4),
+    "enumerate of errors": lambda: INVERSE.enumerate(),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

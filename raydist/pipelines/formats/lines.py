@@ -1,0 +1,113 @@
+"""Reading text line by line, as bytes."""
+
+from __future__ import annotations
+
+from typing import final
+
+from raydist.pipelines.formats.byte_streams import ByteStream
+from raydist.pipelines.formats.files import data_loss
+
+__all__ = ["MAX_LINE_BYTES", "LineReader"]
+
+MAX_LINE_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
+_GZIP_START = b"\x1f\x8b\x08"  # no text begins like this
+
+
+@final
+class LineReader:
+    """Reads the lines of one file in order, without their ends: \\n or \\r\\n.
+
+    Attributes:
+        offset: Where the next line starts, in decompressed bytes: a place to go on from.
+        index: Number of the next line, from 0.
+        ended: Nothing more can be read.
+        starts: Offsets of the lines that the last call of `read` returned.
+    """
+
+    def __init__(
+        self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_line_bytes: int = MAX_LINE_BYTES
+    ) -> None:
+        """Reads on from `offset`, the start of line `index`."""
+        stream.skip(offset)
+        self.offset = offset
+        self.index = index
+        self.ended = False
+        self.starts: list[int] = []
+        self._stream = stream
+        self._max_line_bytes = max_line_bytes
+        self._chunk = b""
+        self._at = 0
+        self._begun: list[bytes] = []  # parts of a line that began in earlier chunks
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._stream.path
+
+    def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
+        """Up to `limit` next lines (and about 4 MiB), and the error that stands after them, if any.
+
+        After an error nothing more can be read. Neither lines nor an error: the end.
+        """
+        lines: list[bytes] = []
+        self.starts = []
+        start = self.offset
+        try:
+            while len(lines) < limit and self.offset - start < _BLOCK_BYTES and not self.ended:
+                self._take(lines, limit)
+                if len(lines) < limit:
+                    self._next_chunk(lines)
+        except Exception as error:  # I/O errors too stand at their place
+            self.ended = True
+            return lines, error
+        return lines, None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def _take(self, lines: list[bytes], limit: int) -> None:
+        """Append the lines that end in the chunk."""
+        while len(lines) < limit:
+            end = self._chunk.find(b"\n", self._at)
+            if end < 0:
+                return
+            self._append(lines, self._chunk[self._at : end], ending=1)
+            self._at = end + 1
+
+    def _append(self, lines: list[bytes], tail: bytes, *, ending: int) -> None:
+        line = tail if not self._begun else b"".join((*self._begun, tail))
+        self._begun = []
+        self.starts.append(self.offset)
+        self.offset += len(line) + ending
+        self.index += 1
+        lines.append(line[:-1] if ending and line.endswith(b"\r") else line)
+
+    def _next_chunk(self, lines: list[bytes]) -> None:
+        """Keep the begun line and read on; at the end of the file it is the last line."""
+        rest = self._chunk[self._at :]
+        self._chunk, self._at = b"", 0
+        if rest:
+            self._begun.append(rest)
+            self._check_length()
+        self._chunk = self._stream.read(_CHUNK_BYTES)
+        if not self._chunk:
+            self.ended = True
+            if self._begun:
+                self._append(lines, b"", ending=0)
+        elif self.offset == 0 and not self._begun and self._chunk.startswith(_GZIP_START):
+            raise data_loss(
+                self.path, 0, "A text file must hold text, but this one looks compressed: try compression_type='GZIP'"
+            )
+
+    def _check_length(self) -> None:
+        length = sum(map(len, self._begun))
+        if length > self._max_line_bytes:
+            raise data_loss(
+                self.path,
+                self.offset,
+                f"A line may have at most {self._max_line_bytes} bytes, but line {self.index} has more. "
+                "Is this a text file?",
+            )

@@ -1,0 +1,105 @@
+"""Dataset.concatenate: one dataset after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import SpecError
+from raydist.nest import flatten, unflatten
+from raydist.pipelines.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.producers import Agreement, BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.spec import most_specific_common
+from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+__all__ = ["ConcatenateOp", "common_spec"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ConcatenateOp(DatasetOp):
+    """The elements of `first`, then those of `second`."""
+
+    first: DatasetOp
+    second: DatasetOp
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.first, self.second)
+
+    def cardinality(self) -> int:
+        counts = [op.cardinality() for op in self.inputs]
+        if INFINITE_CARDINALITY in counts:
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
+
+    def element_spec(self) -> Any:
+        return common_spec([op.element_spec() for op in self.inputs])
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return BorderIterator(_Concatenation(self, ctx))
+
+
+def common_spec(specs: Sequence[Any]) -> Any:
+    """The narrowest nest of specs that covers all of `specs`.
+
+    Raises:
+        SpecError: They differ in structure or dtype.
+    """
+    common, structure = flatten(specs[0])
+    for other in specs[1:]:
+        leaves, found = flatten(other)
+        pairs = zip(common, leaves, strict=True) if structure == found else ()
+        merged = [most_specific_common(mine, theirs) for mine, theirs in pairs]
+        if not merged or None in merged:
+            raise SpecError(
+                f"The datasets must have one structure and dtype, got {specs[0]} and {other}. Make them equal in a map."
+            )
+        common = merged
+    return unflatten(structure, common)
+
+
+@final
+class _Concatenation(ResumableProducer):
+    """Reads one part at a time; only the part being read is open."""
+
+    def __init__(self, op: ConcatenateOp, ctx: IterContext) -> None:
+        self._parts = op.inputs
+        self._ctx = ctx
+        self._agreement = Agreement(ctx.operation_names[id(op)])
+        self._part = 0
+        self._source: OpIterator | None = None
+
+    def make(self, limit: int) -> Sequence[Item]:
+        while self._part < len(self._parts):
+            try:
+                return self._agreement.checked([read_item(self._open(), limit)])
+            except StopIteration:
+                self.close()
+                self._part += 1
+        raise StopIteration
+
+    def _open(self) -> OpIterator:
+        if self._source is None:
+            self._source = self._ctx.build(self._parts[self._part])
+        return self._source
+
+    def border(self) -> State:
+        ended = self._part == len(self._parts)
+        return {
+            "part": self._part,
+            "signature": self._agreement.signature,
+            "input": None if ended else self._open().state_dict(),
+        }
+
+    def restore(self, border: State) -> None:
+        self.close()
+        self._part, self._agreement.signature = int(border["part"]), str(border["signature"])
+        if border["input"] is not None:
+            self._open().load_state_dict(border["input"])
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
