@@ -27,9 +27,11 @@ from raydist.pipelines.ops.filter import FilterOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.ops.repeat import RepeatOp
+from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.skip import SkipOp
 from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.ops.take_while import TakeWhileOp
 from raydist.pipelines.ops.unbatch import UnbatchOp
 from raydist.pipelines.ops.with_options import WithOptionsOp
 from raydist.pipelines.ops.zip import ZipOp
@@ -294,6 +296,29 @@ class Dataset:
         [3, 4]
         """
         return Dataset(SkipOp(self._op, count))
+
+    def take_while(self, predicate: Callable[..., Any]) -> Dataset:
+        """The elements before the first for which `predicate` returns False. It must return one bool.
+
+        An element for which the predicate fails is an error in its place, and what follows is still asked about.
+
+        >>> [int(x) for x in Dataset.range(9).take_while(lambda x: x < 3)]
+        [0, 1, 2]
+        """
+        return Dataset(TakeWhileOp(self._op, predicate))
+
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """Every element whose number leaves the remainder `index` when divided by `num_shards`.
+
+        The shards 0 .. num_shards - 1 of a dataset hold each of its elements once, errors included.
+
+        Raises:
+            InvalidArgumentError: `num_shards` < 1, or `index` is not in 0 .. num_shards - 1.
+
+        >>> [int(x) for x in Dataset.range(8).shard(3, 1)]
+        [1, 4, 7]
+        """
+        return Dataset(ShardOp(self._op, num_shards, index))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """These elements, then those of `dataset`, which must have the same structure and dtypes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
@@ -18,8 +19,10 @@ __all__ = [
     "mapped",
     "recorder",
     "repeated",
+    "sharded",
     "skipped",
     "taken",
+    "taken_while",
 ]
 
 
@@ -125,3 +128,15 @@ def enumerated(start: int) -> Step:
         lambda ds: ds.enumerate(start).map(lambda number, x: number * 100 + x),
         lambda items: [x if isinstance(x, Bad) else number * 100 + x for number, x in enumerate(items, start)],
     )
+
+
+def taken_while(fn: Callable[[Any], bool]) -> Step:
+    def on_list(items: Items) -> Items:
+        return list(itertools.takewhile(lambda item: isinstance(item, Bad) or fn(item), items))
+
+    return Step("take_while", lambda ds: ds.take_while(fn), on_list)
+
+
+def sharded(num_shards: int, index: int) -> Step:
+    """An error belongs to one shard, as an element does."""
+    return Step("shard", lambda ds: ds.shard(num_shards, index), lambda items: items[index::num_shards])

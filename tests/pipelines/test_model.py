@@ -20,8 +20,10 @@ from tests.pipelines.model import (
     filtered,
     mapped,
     repeated,
+    sharded,
     skipped,
     taken,
+    taken_while,
 )
 
 
@@ -45,6 +47,8 @@ LIST_STEPS = st.one_of(
     st.builds(repeated, st.integers(0, 3)),
     st.builds(concatenated, st.integers(0, 6)),
     st.builds(enumerated, st.integers(0, 3)),
+    st.just(taken_while(lambda x: x % 7 != 6)),
+    st.integers(1, 4).flatmap(lambda count: st.builds(sharded, st.just(count), st.integers(0, count - 1))),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

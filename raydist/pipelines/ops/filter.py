@@ -15,7 +15,7 @@ from raydist.pipelines.leaves import as_leaf
 from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
 from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["FilterOp"]
+__all__ = ["FilterOp", "ask_rows"]
 
 
 @final
@@ -60,16 +60,25 @@ class _FilterKernel(Kernel):
         return False
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        answers, failed = call_rows(self.predicate, block.shared(), start)
-        if not set(map(type, answers)) <= {bool, np.bool_}:
-            answers = [_truth(answer, start + row) for row, answer in enumerate(answers)]
-            failed = [row for row, answer in enumerate(answers) if isinstance(answer, ElementError)]
+        answers, failed = ask_rows(self.predicate, block, start)
         items: list[Item] = []
         first = 0
         for row in failed:
             items += [*_kept(block.slice(first, row), answers[first:row]), answers[row]]
             first = row + 1
         return items + _kept(block.slice(first, block.num_rows), answers[first:])
+
+
+def ask_rows(predicate: Callable[..., Any], block: Block, start: int) -> tuple[list[Any], list[int]]:
+    """The bool that `predicate` answers for every element, with an ElementError where it fails; and those rows.
+
+    The predicate gets copies: it cannot change the elements.
+    """
+    answers, failed = call_rows(predicate, block.shared(), start)
+    if not set(map(type, answers)) <= {bool, np.bool_}:
+        answers = [_truth(answer, start + row) for row, answer in enumerate(answers)]
+        failed = [row for row, answer in enumerate(answers) if isinstance(answer, ElementError)]
+    return answers, failed
 
 
 def _kept(block: Block, answers: list[Any]) -> list[Item]:
@@ -89,4 +98,4 @@ def _truth(answer: Any, index: int) -> bool | np.bool_ | ElementError:
         leaf = None
     if getattr(leaf, "dtype", None) == np.bool_ and np.ndim(leaf) == 0:
         return bool(leaf)
-    return ElementError(SpecError(f"The predicate of a filter must return one bool, got {answer!r:.100}."), index)
+    return ElementError(SpecError(f"A predicate must return one bool, got {answer!r:.100}."), index)

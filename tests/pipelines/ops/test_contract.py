@@ -76,6 +76,11 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "concatenate of nothing": lambda: Dataset.range(0).concatenate(Dataset.range(3)).concatenate(Dataset.range(0)),
     "enumerate": lambda: Dataset.range(9).filter(lambda x: x % 2 == 1).enumerate(start=4),
     "enumerate of errors": lambda: INVERSE.enumerate(),
+    "take_while": lambda: Dataset.range(20).shuffle(4).take_while(lambda x: x < 12),
+    "take_while of errors": lambda: INVERSE.take_while(lambda x: 1 / float(x - 0.5) > -4),
+    "shard": lambda: Dataset.range(20).map(noisy).shard(3, 2).shard(2, 1),
+    "shard of a source": lambda: Dataset.from_tensor_slices(np.arange(11)).shuffle(20).shard(2, 1),
+    "shard of errors": lambda: INVERSE.shard(2, 0),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

@@ -1,0 +1,98 @@
+"""Dataset.take_while: the elements before the first that a predicate refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.functions import describe
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.ops.filter import ask_rows
+from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["TakeWhileOp"]
+
+_ROWS = 256  # elements asked about at a time: some behind the end may be read in vain
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TakeWhileOp(DatasetOp):
+    """The elements of `input` before the first for which `predicate` returns False."""
+
+    input: DatasetOp
+    predicate: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.predicate):
+            raise InvalidArgumentError(f"take_while needs a function, got {self.predicate!r}.")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def name(self) -> str:
+        return "take_while"
+
+    @property
+    def label(self) -> str:
+        return f"take_while({describe(self.predicate)})"
+
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        label = f"{ctx.operation_names[id(self)]} ({describe(self.predicate)})"
+        return BorderIterator(_Taking(self.predicate, ctx.build(self.input), label))
+
+
+@final
+class _Taking(ResumableProducer):
+    """An error, of the input or of the predicate, keeps its place and ends nothing."""
+
+    def __init__(self, predicate: Callable[..., Any], source: OpIterator, label: str) -> None:
+        self._predicate = predicate
+        self._source = source
+        self._label = label
+        self._index = 0
+        self._ended = False
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._ended:
+            raise StopIteration
+        item = read_item(self._source, min(limit, _ROWS))
+        if isinstance(item, ElementError):
+            self._index += 1
+            return [item]
+        return self._before_refusal(item)
+
+    def _before_refusal(self, block: Block) -> list[Item]:
+        answers, failed = ask_rows(self._predicate, block, self._index)
+        end = next((row for row, answer in enumerate(answers) if not answer), block.num_rows)
+        self._ended = end < block.num_rows
+        self._index += block.num_rows
+        items: list[Item] = []
+        first = 0
+        for row in (row for row in failed if row < end):
+            answers[row].error.add_note(f"In {self._label}, element {answers[row].index} of its input.")
+            items += [block.slice(first, row), answers[row]]
+            first = row + 1
+        return [*items, block.slice(first, end)]
+
+    def border(self) -> State:
+        return {"index": self._index, "ended": self._ended, "input": self._source.state_dict()}
+
+    def restore(self, border: State) -> None:
+        self._index, self._ended = int(border["index"]), bool(border["ended"])
+        self._source.load_state_dict(border["input"])
+
+    def close(self) -> None:
+        self._source.close()
