@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from raydist.pipelines.iterator import Optional as Optional
     from raydist.pipelines.op import DatasetOp as DatasetOp
     from raydist.pipelines.spec import TensorSpec as TensorSpec
+    from raydist.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
+    from raydist.readers import TextLineDataset as TextLineDataset
     from raydist.readers import TFRecordDataset as TFRecordDataset
     from raydist.strategies.base import Strategy as Strategy
     from raydist.strategies.base import ValueContext as ValueContext
@@ -86,6 +88,7 @@ _MODULE_OF = {
     "EarlyStopping": "raydist.training.early_stopping",
     "FailedPreconditionError": "raydist.errors",
     "FixedLenFeature": "raydist.pipelines.formats.features",
+    "FixedLengthRecordDataset": "raydist.readers",
     "History": "raydist.training.callbacks",
     "INFINITE_CARDINALITY": "raydist.values",
     "InputContext": "raydist.values",
@@ -111,6 +114,7 @@ _MODULE_OF = {
     "TFRecordOptions": "raydist.pipelines.formats.tfrecord_writer",
     "TFRecordWriter": "raydist.pipelines.formats.tfrecord_writer",
     "TensorSpec": "raydist.pipelines.spec",
+    "TextLineDataset": "raydist.readers",
     "ThreadingOptions": "raydist.options",
     "Timeouts": "raydist.options",
     "SyncBatchNorm": "raydist.strategies.sync_batch_norm",

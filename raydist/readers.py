@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from raydist.dataset import Dataset
+from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES
-from raydist.pipelines.sources.tfrecord import TFRecordOp
+from raydist.pipelines.sources.fixed_length import FixedLengthFormat
+from raydist.pipelines.sources.record_files import RecordFilesOp
+from raydist.pipelines.sources.text_line import TextLineFormat
+from raydist.pipelines.sources.tfrecord import tfrecord_op
 
-__all__ = ["TFRecordDataset"]
+__all__ = ["FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"]
 
 
 def TFRecordDataset(
@@ -54,5 +58,84 @@ def TFRecordDataset(
     >>> list(TFRecordDataset(path))
     [b'first', b'second']
     """
-    names = filenames._op if isinstance(filenames, Dataset) else filenames
-    return Dataset(TFRecordOp.of(names, compression_type, num_parallel_reads, max_record_bytes))
+    return Dataset(tfrecord_op(_names(filenames), compression_type, num_parallel_reads, max_record_bytes))
+
+
+def TextLineDataset(
+    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
+) -> Dataset:
+    """The lines of text files, as bytes without their line ends (\\n or \\r\\n).
+
+    Blank lines are kept, and so is a last line without a line end. The state of an iterator is a file number and an
+    offset, as for :func:`TFRecordDataset`.
+
+    Args:
+        filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
+        compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+        num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes lines in turn from k files at a time.
+
+    Raises:
+        InvalidArgumentError: As for :func:`TFRecordDataset`.
+        SpecError: A file name that is no path.
+        NotFoundError: A file does not exist (at iteration, in its place).
+        DataLossError: Compressed data is damaged or cut off; the file is compressed otherwise; a line is longer than
+            1 GiB (at iteration; has `path` and `offset`).
+        FailedPreconditionError: A file may not be read (at iteration).
+
+    Source: tf.data.TextLineDataset (TensorFlow 2.x API).
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "poem.txt")
+    >>> with open(path, "wb") as file:
+    ...     _ = file.write(b"first\\r\\n\\nthird")
+    >>> list(TextLineDataset(path))
+    [b'first', b'', b'third']
+    """
+    record_format = TextLineFormat(check_compression(compression_type))
+    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+
+
+def FixedLengthRecordDataset(
+    filenames: Any,
+    record_bytes: int,
+    header_bytes: int | None = None,
+    footer_bytes: int | None = None,
+    compression_type: str | None = None,
+    num_parallel_reads: int | None = None,
+) -> Dataset:
+    """The records of `record_bytes` bytes each that follow one another in files, between a header and a footer.
+
+    A file that does not end with a whole record and the footer is an error behind its last whole record. The state
+    of an iterator is a file number and an offset, as for :func:`TFRecordDataset`.
+
+    Args:
+        filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
+        record_bytes: Bytes of one record, >= 1.
+        header_bytes: Bytes before the first record; None for 0.
+        footer_bytes: Bytes behind the last record; None for 0.
+        compression_type: None (or ""), "GZIP" or "ZLIB"; of all files. Sizes count decompressed bytes.
+        num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes records in turn from k files at a time.
+
+    Raises:
+        InvalidArgumentError: A size out of its range; else as for :func:`TFRecordDataset`.
+        SpecError: A file name that is no path.
+        NotFoundError: A file does not exist (at iteration, in its place).
+        DataLossError: A file has another size; compressed data is damaged (at iteration; has `path` and `offset`).
+        FailedPreconditionError: A file may not be read (at iteration).
+
+    Source: tf.data.FixedLengthRecordDataset (TensorFlow 2.x API).
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "pairs.bin")
+    >>> with open(path, "wb") as file:
+    ...     _ = file.write(b"#aabbcc")
+    >>> list(FixedLengthRecordDataset(path, record_bytes=2, header_bytes=1))
+    [b'aa', b'bb', b'cc']
+    """
+    sizes = (record_bytes, header_bytes or 0, footer_bytes or 0)
+    record_format = FixedLengthFormat(check_compression(compression_type), *sizes)
+    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+
+
+def _names(filenames: Any) -> Any:
+    return filenames._op if isinstance(filenames, Dataset) else filenames

@@ -50,11 +50,11 @@ def test_properties(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((0,), "record_bytes must be >= 1, got 0"),
-        ((1, -1), "header_bytes and footer_bytes must be >= 0, got -1 and 0"),
+        ((0, 0, 0), "record_bytes must be >= 1, got 0"),
+        ((1, -1, 0), "header_bytes and footer_bytes must be >= 0, got -1 and 0"),
         ((1, 0, -2), "must be >= 0, got 0 and -2"),
     ],
 )
-def test_bad_sizes(sizes: tuple[int, ...], message: str) -> None:
+def test_bad_sizes(sizes: tuple[int, int, int], message: str) -> None:
     with pytest.raises(rd.InvalidArgumentError, match=message):
         rd.FixedLengthRecordDataset("x", *sizes)
