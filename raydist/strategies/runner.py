@@ -46,13 +46,13 @@ class ReplicaRunner:
         self._setup = setup
         self._join_group = join_group
         self._device = torch.device(setup.device)
-        self._mirror = MirrorReplica(setup.rank, device=setup.device)
+        self._view = ReplicaView(setup.worker_devices)
+        self._mirror = MirrorReplica(setup.rank, device=setup.device, externals={"strategy": self._view})
         self._communicators: dict[str, Communicator] = {}
         self._generation = -1
         self._peers: Connected | None = None
         self._failed_step: int | None = None
         self._seed: int | None = None
-        self._view = ReplicaView(setup.worker_devices)
         torch.set_num_threads(setup.num_threads)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -103,6 +103,7 @@ class ReplicaRunner:
             self._bound_iterators((args, kwargs), header, peers),
             peers.run(header.rows, header.gradient_reduce_op, stand_in=header.stand_in),
             enter_replica(ReplicaContext(self._view, peers)),
+            self._mirror.guard(),
         ):
             value = fn(*args, **kwargs)
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.

@@ -102,7 +102,7 @@ class SynchronousStrategy(Strategy):
     ) -> Any:
         self._require_open("run a step")
         group = self._replicas()
-        shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}))
+        shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}), externals={"strategy": self})
         plan = self._plan_step(shipment, options or RunOptions())
         addressed = [
             address_parts(shipment.per_replica, rank, stand_in=plan.stand_in) for rank in range(group.num_replicas)
