@@ -1,6 +1,6 @@
 """Classify handwritten digits with `rd.Model`: compile, fit, evaluate.
 
-    python examples/digits_fit.py --strategy mirrored --replicas 2
+python examples/digits_fit.py --strategy mirrored --replicas 2
 """
 
 from __future__ import annotations
