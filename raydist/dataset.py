@@ -39,6 +39,7 @@ from raydist.pipelines.outputs import DeclaredOutput
 from raydist.pipelines.plan import make_plan
 from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.sources.generator import GeneratorOp
+from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.range import RangeOp
@@ -169,6 +170,31 @@ class Dataset:
         [[0, 1], [2, 3]]
         """
         return Dataset(numpy_op(source))
+
+    @staticmethod
+    def list_files(pattern: Any, shuffle: bool = True, seed: int | None = None) -> Dataset:
+        """The names (str) of the files that match a pattern when this is called.
+
+        Args:
+            pattern: A path or URI with `*`, `?` and `[...]`, none of which matches a slash, or a list of them.
+            shuffle: Another order every epoch; False gives sorted names.
+            seed: Seed of the order, as for :meth:`shuffle`.
+
+        Raises:
+            NotFoundError: No file matches.
+            InvalidArgumentError: An empty list, or a URI scheme that fsspec does not know.
+            SpecError: A pattern that is no path.
+
+        Source: tf.data.Dataset.list_files (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("b.txt", "a.txt"):
+        ...     open(os.path.join(folder, name), "w").close()
+        >>> [os.path.basename(name) for name in Dataset.list_files(f"{folder}/*.txt", shuffle=False)]
+        ['a.txt', 'b.txt']
+        """
+        return Dataset(list_files_op(pattern, shuffle=shuffle, seed=seed))
 
     # ---- element by element
 

@@ -1,0 +1,54 @@
+"""Dataset.list_files: the names of the files that match a pattern."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError, NotFoundError
+from raydist.nest import LEAF
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.formats.files import file_errors, local_path, path_text
+from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.ops.shuffle import ShuffleOp
+from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.spec import STR, TensorSpec
+
+__all__ = ["list_files_op", "matching_files"]
+
+
+def list_files_op(pattern: Any, *, shuffle: bool, seed: int | None) -> DatasetOp:
+    """The names that match now, sorted, or in another order every epoch."""
+    patterns = list(pattern) if isinstance(pattern, Sequence) and not isinstance(pattern, str | bytes) else [pattern]
+    if not patterns:
+        raise InvalidArgumentError("list_files needs at least one pattern, got an empty list.")
+    found = sorted({name for one in patterns for name in matching_files(path_text(one))})
+    if not found:
+        raise NotFoundError(
+            f"At least one file must match, but none matches {pattern!r}. Check the pattern (* ? [...]), and that this "
+            "node sees the files."
+        )
+    block = Block(LEAF, (TensorSpec((), STR),), (np.array(found, dtype=object),), len(found))
+    names = MemoryOp(block, "list_files")
+    return ShuffleOp(names, len(found), seed, reshuffle_each_iteration=True) if shuffle else names
+
+
+def matching_files(pattern: str) -> list[str]:
+    """Files and directories whose name matches `pattern`: local paths, or URIs of the pattern's scheme."""
+    local = local_path(pattern)
+    if local is not None:
+        prefix = "file://" if local != pattern else ""
+        return [prefix + name for name in glob.glob(local)]
+    import fsspec.core  # only URIs need it
+
+    with file_errors(pattern):
+        try:
+            system, inner = fsspec.core.url_to_fs(pattern)
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"The scheme of a pattern must be one that fsspec knows, got {pattern!r}: {error}."
+            ) from error
+        return [system.unstrip_protocol(name) for name in system.glob(inner)]
