@@ -38,6 +38,7 @@ from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.outputs import DeclaredOutput
 from raydist.pipelines.plan import make_plan
 from raydist.pipelines.seeds import draw_seed
+from raydist.pipelines.sources.arrow_table import ArrowTableOp
 from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
@@ -195,6 +196,28 @@ class Dataset:
         ['a.txt', 'b.txt']
         """
         return Dataset(list_files_op(pattern, shuffle=shuffle, seed=seed))
+
+    @staticmethod
+    def from_arrow(source: Any) -> Dataset:
+        """The rows of an Arrow table: dicts of its columns, with a dict inside for every struct.
+
+        Numbers keep their types, strings are str and binary values bytes. `fixed_shape_tensor` and fixed-size lists are
+        tensors of that shape, other lists tensors of shape (None, ...). Numbers are not copied before they are handed
+        out. A reader, which can be read only once, is read into memory whole.
+
+        Args:
+            source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library that has
+                Arrow's C stream interface.
+
+        Raises:
+            InvalidArgumentError: There are nulls.
+            SpecError: A column of another type (dates, decimals, maps, ...), or no table.
+
+        >>> import pyarrow as pa
+        >>> list(Dataset.from_arrow(pa.table({"x": [1, 2], "y": ["a", "b"]})).as_numpy_iterator())[1]
+        {'x': np.int64(2), 'y': 'b'}
+        """
+        return Dataset(ArrowTableOp.of(source))
 
     # ---- element by element
 

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raydist as rd
+from raydist.pipelines.sources.arrow_table import ArrowTableOp
+from tests.contracts.op import check_op
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(40, dtype=np.int32).reshape(10, 2, 2))
+    columns = {
+        "t": tensors,
+        "l": pa.array([[0.5] * i for i in range(10)], pa.list_(pa.float32())),
+        "s": pa.array([str(i) for i in range(10)]),
+        "n": pa.array(range(10), pa.uint8()),
+    }
+    whole = pa.table(columns)
+    return pa.concat_tables([whole.slice(0, 3), whole.slice(3, 0), whole.slice(3)])
+
+
+def elements() -> list[dict[str, Any]]:
+    return [
+        {
+            "t": np.arange(4 * i, 4 * i + 4, dtype=np.int32).reshape(2, 2),
+            "l": np.full(i, 0.5, np.float32),
+            "s": str(i),
+            "n": np.uint8(i),
+        }
+        for i in range(10)
+    ]
+
+
+def test_rows_are_dicts(table: pa.Table) -> None:
+    check_op(lambda: rd.Dataset.from_arrow(table), elements())
+    check_op(lambda: rd.Dataset.from_arrow(table.slice(2, 5)), elements()[2:7])
+    check_op(lambda: rd.Dataset.from_arrow(table).shuffle(10, seed=3).batch(2).take(0))
+    check_op(lambda: rd.Dataset.from_arrow(table.drop(["l"])).shuffle(4).batch(3))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        pa.Table.to_reader,
+        lambda table: table.combine_chunks().to_batches()[0],
+        lambda table: type("Foreign", (), {"__arrow_c_stream__": table.__arrow_c_stream__})(),
+    ],
+)
+def test_whatever_can_be_read_into_a_table(table: pa.Table, convert: Any) -> None:
+    source = convert(table)
+    dataset = rd.Dataset.from_arrow(source)
+    assert len(dataset) == 10
+    for _ in range(2):  # a reader too can be iterated again
+        assert [element["s"] for element in dataset] == [str(i) for i in range(10)]
+
+
+def test_any_rows_in_any_order(table: pa.Table) -> None:
+    access = ArrowTableOp.of(table).random_access()
+    for indices in ([], [9], [3, 0, 0], [2, 3, 4]):
+        block = access.gather(np.array(indices, dtype=np.int64))
+        assert [row["n"] for row in block.rows()] == indices
+
+
+def test_properties(table: pa.Table) -> None:
+    dataset = rd.Dataset.from_arrow(table)
+    assert dataset.element_spec["t"] == rd.TensorSpec((2, 2), "int32")
+    assert dataset.element_spec["l"] == rd.TensorSpec((None,), "float32")
+    assert "from_arrow-0: from_arrow(t, l, s, n)" in dataset.explain()
+    assert list(rd.Dataset.from_arrow(table.slice(0, 0))) == []
+
+
+def test_what_is_handed_out_may_be_written(table: pa.Table) -> None:
+    dataset = rd.Dataset.from_arrow(table)
+    for element in dataset:
+        element["t"].zero_()
+        element["l"].zero_()
+    check_op(lambda: dataset, elements())
+
+
+def test_reads_what_arrow_batches_gives() -> None:
+    dataset = rd.Dataset.from_tensor_slices({"x": np.eye(3), "y": ["a", "b", "c"]}).batch(2)
+    reader = pa.Table.from_batches(list(dataset.arrow_batches()))
+    assert [row["x"].tolist() for row in rd.Dataset.from_arrow(reader)] == np.eye(3).tolist()
+
+
+def test_nulls_are_found_at_once(table: pa.Table) -> None:
+    with_null = pa.concat_tables([table.select(["n"]), pa.table({"n": pa.array([1, None], pa.uint8())})])
+    with pytest.raises(rd.InvalidArgumentError, match=r"column 'n' has one in row 11\. Fill them"):
+        rd.Dataset.from_arrow(with_null)
+
+
+def test_no_table() -> None:
+    with pytest.raises(rd.SpecError, match=r"needs a pyarrow Table.*got \[1, 2\] \(list\)"):
+        rd.Dataset.from_arrow([1, 2])
+    with pytest.raises(rd.SpecError, match="Column 'when' must hold numbers"):
+        rd.Dataset.from_arrow(pa.table({"when": pa.array([0], pa.timestamp("us"))}))
