@@ -24,6 +24,7 @@ from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.concatenate import ConcatenateOp
 from raydist.pipelines.ops.enumerate import EnumerateOp
 from raydist.pipelines.ops.filter import FilterOp
+from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.ops.repeat import RepeatOp
@@ -43,6 +44,7 @@ from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.numpy_files import numpy_op
+from raydist.pipelines.sources.parquet import parquet_op
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.spec import as_dtype
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -219,6 +221,41 @@ class Dataset:
         """
         return Dataset(ArrowTableOp.of(source))
 
+    @staticmethod
+    def from_parquet(paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Dataset:
+        """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for the types.
+
+        Row groups are read one by one, and only the columns that are needed. The footers of all files are read at
+        once: they tell the columns and the number of rows. Pages are checked wherever the file has checksums
+        (`write_page_checksum=True` of pyarrow's writer); damage is an error in its place, and reading goes on with the
+        next row group. The footer has no checksum in this format.
+
+        The state of an iterator is the number of a file, of a row group and of its rows. Resuming reads that row group
+        again.
+
+        Args:
+            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Columns to read; None for all.
+            filters: Rows to keep: conditions `[("label", ">=", 3), ...]` that must all hold, a list of such lists of
+                which one must hold, or a `pyarrow.compute.Expression`. Row groups whose statistics rule it out are not
+                read. The number of rows is unknown then.
+
+        Raises:
+            NotFoundError: A file does not exist.
+            DataLossError: A footer is damaged; at iteration: a row group is, or a file has changed.
+            SpecError: Files with different columns, a column of a type that :meth:`from_arrow` does not take; at
+                iteration, in its place: a row with a null.
+            InvalidArgumentError: A directory, an unknown column, or filters that do not fit.
+
+        >>> import os, tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.parquet")
+        >>> pq.write_table(pa.table({"x": [1, 2, 3], "y": ["a", "b", "c"]}), path, write_page_checksum=True)
+        >>> list(Dataset.from_parquet(path, columns=["y"], filters=[("x", ">", 1)]))
+        [{'y': 'b'}, {'y': 'c'}]
+        """
+        return Dataset(parquet_op(paths, columns, filters))
+
     # ---- element by element
 
     def map(
@@ -271,6 +308,57 @@ class Dataset:
         [0, 10, 20, 30]
         """
         return Dataset(UnbatchOp(MapOp(BatchOp(self._op, batch_size), fn, num_parallel_calls)))
+
+    def flat_map(self, map_func: Callable[..., Any]) -> Dataset:
+        """The elements of the datasets that `map_func` makes of the elements, one dataset after the other.
+
+        Runs in the consumer's thread. The state of an iterator is that of the input and of the open dataset. An error
+        of `map_func` stands in the place of its dataset's elements.
+
+        Args:
+            map_func: Gets what a map function gets and returns a Dataset.
+
+        Raises:
+            SpecError: `map_func` returns something else, or elements differ in structure or dtype (at iteration).
+
+        >>> [int(x) for x in Dataset.range(4).flat_map(lambda n: Dataset.range(n))]
+        [0, 0, 1, 0, 1, 2]
+        """
+        return Dataset(InterleaveOp.flat_map(self._op, map_func))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Dataset:
+        """The elements of the datasets that `map_func` makes of the elements, several of these read in turn.
+
+        Each of `cycle_length` slots hands out up to `block_length` elements at a visit. A slot whose dataset ends gives
+        its turn away and takes the next input when it is visited again. The order depends on nothing else.
+
+        Args:
+            map_func: Gets what a map function gets and returns a Dataset.
+            cycle_length: Datasets open at a time; None or AUTOTUNE: 4, or `num_parallel_calls` if that is more. (The
+                default of TensorFlow is the number of cores: the order would change with the machine.)
+            block_length: Elements a turn, 1 by default.
+            num_parallel_calls: How many of the open datasets are read ahead, in a thread each; AUTOTUNE: all. None:
+                every dataset is read in the consumer's thread.
+            deterministic: As for `map`: the order is kept all the same.
+
+        Raises:
+            InvalidArgumentError: A length below 1, or `num_parallel_calls` above `cycle_length`.
+            SpecError: `map_func` returns no dataset, or elements differ in structure or dtype (at iteration).
+
+        >>> ds = Dataset.range(1, 4).interleave(lambda x: Dataset.from_tensors(x).repeat(3), cycle_length=2)
+        >>> [int(x) for x in ds]
+        [1, 2, 1, 2, 1, 2, 3, 3, 3]
+        """
+        if deterministic is not None and not isinstance(deterministic, bool):
+            raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
+        return Dataset(InterleaveOp.of(self._op, map_func, cycle_length, block_length, num_parallel_calls))
 
     # ---- groups
 

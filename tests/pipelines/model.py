@@ -16,6 +16,7 @@ __all__ = [
     "concatenated",
     "enumerated",
     "filtered",
+    "interleaved",
     "mapped",
     "recorder",
     "repeated",
@@ -140,3 +141,30 @@ def taken_while(fn: Callable[[Any], bool]) -> Step:
 def sharded(num_shards: int, index: int) -> Step:
     """An error belongs to one shard, as an element does."""
     return Step("shard", lambda ds: ds.shard(num_shards, index), lambda items: items[index::num_shards])
+
+
+def interleaved(cycle_length: int, block_length: int) -> Step:
+    """Every number makes a dataset of up to two copies of itself."""
+
+    def on_dataset(ds: Dataset) -> Dataset:
+        return ds.interleave(lambda x: Dataset.from_tensors(x).repeat(x % 3), cycle_length, block_length)
+
+    def on_list(items: Items) -> Items:
+        waiting = [[item] if isinstance(item, Bad) else [item] * (item % 3) for item in items]
+        slots: list[Items | None] = [None] * cycle_length
+        result: Items = []
+        turn = 0
+        while waiting or any(slot is not None for slot in slots):
+            slot = slots[turn]
+            if slot is None and waiting:
+                slot = slots[turn] = waiting.pop(0)
+                if slot == [Bad()]:  # an error has no dataset: it leaves the slot empty
+                    result.append(Bad())
+                    slot = slots[turn] = None
+            if slot is not None:
+                result += slot[:block_length]
+                slots[turn] = slot[block_length:] if len(slot) >= block_length else None
+            turn = (turn + 1) % cycle_length
+        return result
+
+    return Step("interleave", on_dataset, on_list)

@@ -18,6 +18,7 @@ from tests.pipelines.model import (
     concatenated,
     enumerated,
     filtered,
+    interleaved,
     mapped,
     repeated,
     sharded,
@@ -49,6 +50,7 @@ LIST_STEPS = st.one_of(
     st.builds(enumerated, st.integers(0, 3)),
     st.just(taken_while(lambda x: x % 7 != 6)),
     st.integers(1, 4).flatmap(lambda count: st.builds(sharded, st.just(count), st.integers(0, count - 1))),
+    st.builds(interleaved, st.integers(1, 4), st.integers(1, 3)),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

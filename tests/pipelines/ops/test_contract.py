@@ -81,6 +81,14 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "shard": lambda: Dataset.range(20).map(noisy).shard(3, 2).shard(2, 1),
     "shard of a source": lambda: Dataset.from_tensor_slices(np.arange(11)).shuffle(20).shard(2, 1),
     "shard of errors": lambda: INVERSE.shard(2, 0),
+    "flat_map": lambda: Dataset.range(6).flat_map(lambda n: Dataset.range(n).map(noisy).shuffle(2)),
+    "flat_map of errors": lambda: INVERSE.flat_map(lambda x: Dataset.from_tensors(x).repeat(int(4 * x))),
+    "interleave": lambda: Dataset.range(6).shuffle(3).interleave(_rows_of, cycle_length=3, block_length=2),
+    "interleave of long datasets": lambda: Dataset.range(3).interleave(lambda n: Dataset.range(n, 40), cycle_length=2),
+    "interleave of errors": lambda: Dataset.range(4).interleave(lambda n: INVERSE.skip(6 // int(n - 1))),
+    "interleave on threads": lambda: Dataset.range(6).interleave(_rows_of, 3, 2, num_parallel_calls=2),
+    "interleave of interleaves": lambda: Dataset.range(3).interleave(lambda n: Dataset.range(3).interleave(_rows_of)),
+    "interleave of many": lambda: Dataset.range(60).interleave(lambda n: Dataset.range(n, n + 2), cycle_length=50),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)
@@ -90,6 +98,10 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
         .prefetch(2)
     ),
 }
+
+
+def _rows_of(number: np.int64) -> Dataset:
+    return Dataset.range(int(number)).map(lambda x: x + 10 * number)
 
 
 def _ints() -> object:

@@ -1,0 +1,133 @@
+"""The order of interleave: slots in a cycle, each handing out some elements in turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import final
+
+from raydist.errors import FailedPreconditionError
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.nested import Opener
+from raydist.pipelines.op import ElementError, Item, State
+from raydist.pipelines.ops.slot import Slot, weave
+from raydist.pipelines.producers import Agreement, ResumableProducer
+from raydist.pipelines.resume import count_items
+
+__all__ = ["Cycle"]
+
+_MAX_ROWS = 4096  # elements woven at a time
+_MAX_STATE = 4096  # characters of state for all slots; those with longer ones are read again from their beginnings
+
+
+@final
+class Cycle(ResumableProducer):
+    """Visits slots in turn. Its state is the input's before the oldest open dataset, and where each slot is."""
+
+    def __init__(self, opener: Opener, length: int, block_length: int, num_threads: int) -> None:
+        self._opener = opener
+        self._slots: list[Slot | None] = [None] * length
+        self._block_length = block_length
+        self._num_threads = num_threads
+        self._agreement = Agreement(opener.name)
+        self._turn = 0  # the slot whose turn it is
+        self._used = 0  # elements handed out in this turn
+
+    def make(self, limit: int) -> Sequence[Item]:
+        block = self._whole_rounds(limit)
+        items: Sequence[Item] = self._visit(limit) if block is None else [block]
+        return self._agreement.checked(items)
+
+    def _whole_rounds(self, limit: int) -> Block | None:
+        """Some rounds of the whole cycle at once, where no slot has to be filled."""
+        if len(self._slots) == 1 or self._used or (None in self._slots and not self._opener.ended):
+            return None
+        in_turn = [*self._slots[self._turn :], *self._slots[: self._turn]]
+        open_slots = [slot for slot in in_turn if slot is not None]
+        rounds = min(limit, _MAX_ROWS) // (self._block_length * max(1, len(open_slots)))
+        return weave(open_slots, self._block_length, rounds) if open_slots and rounds else None
+
+    def _visit(self, limit: int) -> Sequence[Item]:
+        """What one slot hands out at this visit; nothing if it turns out to have ended."""
+        slot = self._slots[self._turn]
+        if slot is None:
+            opened = self._fill(self._turn)
+            if not isinstance(opened, Slot):
+                self._pass_turn()
+                return [] if opened is None else [opened]
+            slot = opened
+        wanted = min(limit, self._block_length - self._used)
+        items = slot.take(wanted)
+        self._used += count_items(items)
+        if count_items(items) < wanted:
+            slot.close()
+            self._slots[self._turn] = None
+            self._pass_turn()
+        elif self._used == self._block_length:
+            self._pass_turn()
+        return items
+
+    def _fill(self, place: int) -> Slot | ElementError | None:
+        """Open the next input in an empty slot. None where inputs have run out and others are still open."""
+        before = self._opener.state_dict()
+        index = self._opener.next_index
+        try:
+            opened = self._opener.open_next(threaded=place < self._num_threads)
+        except StopIteration:
+            if not any(self._slots):
+                raise
+            return None
+        if isinstance(opened, ElementError):
+            return opened
+        slot = Slot(index, before, opened)
+        self._slots[place] = slot
+        return slot
+
+    def _pass_turn(self) -> None:
+        self._turn = (self._turn + 1) % len(self._slots)
+        self._used = 0
+
+    def border(self) -> State:
+        open_slots = [slot for slot in self._slots if slot is not None]
+        oldest = min(open_slots, key=lambda slot: slot.index, default=None)
+        room = _MAX_STATE // max(1, len(open_slots))
+        return {
+            "input": self._opener.state_dict() if oldest is None else oldest.input_state,
+            "first": self._opener.next_index if oldest is None else oldest.index,
+            "next": self._opener.next_index,
+            "ended": self._opener.ended,
+            "turn": self._turn,
+            "used": self._used,
+            "signature": self._agreement.signature,
+            "slots": [None if slot is None else _slot_state(slot, room) for slot in self._slots],
+        }
+
+    def restore(self, border: State) -> None:
+        self._turn, self._used = int(border["turn"]), int(border["used"])
+        self._agreement.signature = str(border["signature"])
+        saved = {state[0]: (place, state) for place, state in enumerate(border["slots"]) if state is not None}
+        self._opener.load_state_dict(border["input"], int(border["first"]))
+        while self._opener.next_index < int(border["next"]):
+            if self._opener.next_index not in saved:
+                self._opener.pass_over()
+                continue
+            place, (_, items_out, state) = saved[self._opener.next_index]
+            slot = self._fill(place)
+            if not isinstance(slot, Slot):
+                raise FailedPreconditionError(
+                    f"{self._opener.name} must make the same dataset of input {self._opener.next_index - 1} again to "
+                    f"resume, got {slot}. Resume with the data and functions that the state was saved with."
+                )
+            slot.restore(items_out, state)
+        self._opener.ended = bool(border["ended"])
+
+    def close(self) -> None:
+        for slot in self._slots:
+            if slot is not None:
+                slot.close()
+        self._opener.close()
+
+
+def _slot_state(slot: Slot, room: int) -> list[object]:
+    state = slot.state_dict()
+    return [slot.index, slot.items_out, state if len(json.dumps(state)) <= room else None]

@@ -1,0 +1,96 @@
+"""Dataset.interleave and Dataset.flat_map: the elements of datasets that a function makes of the elements.
+
+Slots stand in a cycle. At each visit a slot hands out up to `block_length` elements; one whose dataset ends becomes
+empty, gives its turn away, and takes the next input only when it is visited again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.functions import describe
+from raydist.pipelines.nested import Opener, probe_nested
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.ops.cycle import Cycle
+from raydist.pipelines.ops.map import parse_parallelism
+from raydist.pipelines.producers import BorderIterator
+from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
+
+__all__ = ["InterleaveOp"]
+
+_CYCLE_LENGTH = 4  # the default: one number for every machine, because the order of elements depends on it
+_WHOLE = 1 << 62  # a turn that lasts until its dataset ends
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InterleaveOp(DatasetOp):
+    """The elements of the datasets `fn(element)`, `cycle_length` of them open at a time.
+
+    `num_threads` of them are read ahead in a thread each; none by default.
+    """
+
+    input: DatasetOp
+    fn: Callable[..., Any]
+    cycle_length: int
+    block_length: int
+    num_threads: int = 0
+    made_by: str = "interleave"
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise InvalidArgumentError(f"{self.made_by} needs a function, got {self.fn!r}.")
+        for name in ("cycle_length", "block_length"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.num_threads > self.cycle_length:
+            raise InvalidArgumentError(
+                f"num_parallel_calls must be at most cycle_length ({self.cycle_length}), got {self.num_threads}."
+            )
+
+    @classmethod
+    def of(
+        cls,
+        source: DatasetOp,
+        fn: Callable[..., Any],
+        cycle_length: int | None,
+        block_length: int | None,
+        num_parallel_calls: int | None,
+    ) -> InterleaveOp:
+        """From the arguments of `interleave`."""
+        calls = parse_parallelism(num_parallel_calls)
+        if cycle_length is None or cycle_length == AUTOTUNE:
+            cycle_length = max(_CYCLE_LENGTH, calls or 0)
+        threads = cycle_length if num_parallel_calls == AUTOTUNE else calls or 0
+        return cls(source, fn, cycle_length, 1 if block_length is None else block_length, threads)
+
+    @classmethod
+    def flat_map(cls, source: DatasetOp, fn: Callable[..., Any]) -> InterleaveOp:
+        """One dataset after the other."""
+        return cls(source, fn, 1, _WHOLE, made_by="flat_map")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def name(self) -> str:
+        return self.made_by
+
+    @property
+    def label(self) -> str:
+        turns = "" if self.cycle_length == 1 else f", cycle_length={self.cycle_length}"
+        return f"{self.made_by}({describe(self.fn)}{turns})"
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return probe_nested(self.input, self.fn, self.label)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        opener = Opener(ctx.build(self.input), self.fn, ctx, ctx.operation_names[id(self)])
+        return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, self.num_threads))

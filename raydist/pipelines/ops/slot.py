@@ -1,0 +1,119 @@
+"""One open dataset among those that an interleave reads in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from raydist.errors import FailedPreconditionError
+from raydist.pipelines.blocks import Block, Column
+from raydist.pipelines.op import Item, OpIterator, State
+from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
+
+__all__ = ["Slot", "weave"]
+
+
+@final
+class Slot:
+    """Reads a dataset, at most as far ahead as its coming turns reach.
+
+    Attributes:
+        index: Number of the input that the dataset was made of.
+        input_state: State of the input before that.
+        items_out: Elements and errors handed out.
+    """
+
+    def __init__(self, index: int, input_state: State, source: OpIterator) -> None:
+        self.index = index
+        self.input_state = input_state
+        self.items_out = 0
+        self._source = source
+        self._held: list[Item] = []
+        self._before: State = {}  # the source's state before the first item that was held
+        self._passed = 0  # items handed out since
+
+    def take(self, count: int) -> list[Item]:
+        """The next `count` items; fewer only at the end."""
+        missing = count - count_items(self._held)
+        if missing > 0:
+            self._read(missing)
+        items = keep_items(self._held, count)
+        self._drop(count_items(items))
+        return items
+
+    def ready(self, wanted: int, needed: int) -> Block | None:
+        """A block of the elements that come next, at least `needed` and some `wanted`; None where they do not follow.
+
+        They stay where they are.
+        """
+        held = count_items(self._held)
+        if held < needed:
+            self._read(wanted - held)
+        first = self._held[0] if self._held else None
+        return first if isinstance(first, Block) and first.num_rows >= needed else None
+
+    def _read(self, count: int) -> None:
+        if not self._held:
+            self._before, self._passed = self._source.state_dict(), 0
+        self._held += read_items(self._source, count)
+
+    def _drop(self, count: int) -> None:
+        self._held = drop_items(self._held, count)
+        self._passed += count
+        self.items_out += count
+
+    def state_dict(self) -> State:
+        """The source's state, and the items to pass over behind it."""
+        if self._held:
+            return {"at": self._before, "skip": self._passed}
+        return {"at": self._source.state_dict(), "skip": 0}
+
+    def restore(self, items_out: int, state: State | None) -> None:
+        """Go on at `state`; without one, read everything again that was handed out."""
+        if state is not None:
+            self._source.load_state_dict(state["at"])
+        to_pass = items_out if state is None else int(state["skip"])
+        if count_items(self.take(to_pass)) < to_pass:
+            raise FailedPreconditionError(
+                f"Input {self.index} must give the same elements again to resume after {items_out} of them, "
+                "and it has fewer. Resume with the data that the state was saved with."
+            )
+        self.items_out = items_out
+
+    def close(self) -> None:
+        """Close the dataset."""
+        self._source.close()
+
+
+def weave(slots: Sequence[Slot], block_length: int, rounds: int) -> Block | None:
+    """The next whole rounds of turns of all `slots`, up to `rounds`, taken at once by joining columns.
+
+    None where that cannot be: a slot ends or has an error within its next turn, or shapes differ.
+    """
+    found = [slot.ready(rounds * block_length, block_length) for slot in slots]
+    blocks = [block for block in found if block is not None]
+    if len(blocks) < len(slots) or any(not _alike(blocks[0], other) for other in blocks[1:]):
+        return None
+    rounds = min(rounds, *(block.num_rows // block_length for block in blocks))
+    rows = rounds * block_length
+    for slot in slots:
+        slot.take(rows)
+    columns = zip(*(block.slice(0, rows).columns for block in blocks), strict=True)
+    first = blocks[0]
+    woven = tuple(_in_turns(column, rounds) for column in columns)
+    return Block(first.structure, first.specs, woven, rows * len(slots))
+
+
+def _alike(first: Block, second: Block) -> bool:
+    if first.structure != second.structure or first.specs != second.specs:
+        return False
+    pairs = zip(first.columns, second.columns, strict=True)
+    return all(mine.dtype == theirs.dtype and mine.shape[1:] == theirs.shape[1:] for mine, theirs in pairs)
+
+
+def _in_turns(columns: Sequence[Column], rounds: int) -> Column:
+    """(slots, rounds, block_length, ...) as (rounds, slots, block_length, ...), flat."""
+    split = [column.reshape(rounds, -1, *column.shape[1:]) for column in columns]
+    return np.stack(split, axis=1).reshape(-1, *columns[0].shape[1:])

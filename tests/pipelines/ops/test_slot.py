@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from raydist.errors import FailedPreconditionError
+from raydist.options import Options
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.executor import InlineExecutor
+from raydist.pipelines.ops.slot import Slot, weave
+from raydist.pipelines.plan import open_iterator
+from raydist.pipelines.resume import count_items
+from raydist.pipelines.sources.range import RangeOp
+
+
+def slot(start: int, stop: int) -> Slot:
+    op = RangeOp(start, stop)
+    source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+    return Slot(0, {}, source)
+
+
+def test_whole_rounds_are_woven() -> None:
+    slots = [slot(0, 9), slot(10, 19)]
+    woven = weave(slots, block_length=2, rounds=3)
+    assert woven is not None
+    assert woven.columns[0].tolist() == [0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 14, 15]
+    assert [one.items_out for one in slots] == [6, 6]
+
+
+def test_the_shortest_slot_limits_the_rounds() -> None:
+    slots = [slot(0, 9), slot(10, 13)]
+    woven = weave(slots, block_length=1, rounds=5)
+    assert woven is not None
+    assert woven.columns[0].tolist() == [0, 10, 1, 11, 2, 12]
+    assert weave(slots, block_length=1, rounds=5) is None
+    assert [count_items(one.take(9)) for one in slots] == [6, 0]
+
+
+def test_a_state_counts_what_was_taken_of_a_block_read_ahead() -> None:
+    first = slot(0, 9)
+    assert first.ready(wanted=4, needed=1) is not None
+    first.take(3)
+    assert first.state_dict()["skip"] == 3
+    for state in (first.state_dict(), None):
+        resumed = slot(0, 9)
+        resumed.restore(3, state)
+        (block,) = resumed.take(2)
+        assert isinstance(block, Block)
+        assert block.columns[0].tolist() == [3, 4]
+        assert resumed.items_out == 5
+
+
+def test_a_shorter_dataset_cannot_be_resumed() -> None:
+    with pytest.raises(FailedPreconditionError, match="the same elements again to resume after 5"):
+        slot(0, 3).restore(5, None)
