@@ -45,6 +45,7 @@ from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.parquet import parquet_op
+from raydist.pipelines.sources.parquet import parquet_op
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.spec import as_dtype
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -229,6 +230,41 @@ class Dataset:
         once: they tell the columns and the number of rows. Pages are checked wherever the file has checksums
         (`write_page_checksum=True` of pyarrow's writer); damage is an error in its place, and reading goes on with the
         next row group. The footer has no checksum in this format.
+
+        The state of an iterator is the number of a file, of a row group and of its rows. Resuming reads that row group
+        again.
+
+        Args:
+            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Columns to read; None for all.
+            filters: Rows to keep: conditions `[("label", ">=", 3), ...]` that must all hold, a list of such lists of
+                which one must hold, or a `pyarrow.compute.Expression`. Row groups whose statistics rule it out are not
+                read. The number of rows is unknown then.
+
+        Raises:
+            NotFoundError: A file does not exist.
+            DataLossError: A footer is damaged; at iteration: a row group is, or a file has changed.
+            SpecError: Files with different columns, a column of a type that :meth:`from_arrow` does not take; at
+                iteration, in its place: a row with a null.
+            InvalidArgumentError: A directory, an unknown column, or filters that do not fit.
+
+        >>> import os, tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.parquet")
+        >>> pq.write_table(pa.table({"x": [1, 2, 3], "y": ["a", "b", "c"]}), path, write_page_checksum=True)
+        >>> list(Dataset.from_parquet(path, columns=["y"], filters=[("x", ">", 1)]))
+        [{'y': 'b'}, {'y': 'c'}]
+        """
+        return Dataset(parquet_op(paths, columns, filters))
+
+    @staticmethod
+    def from_parquet(paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Dataset:
+        """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for the types.
+
+        Row groups are read one by one, and only the columns that are needed. The footers of all files are read at
+        once: they tell the columns and the number of rows. Pages are checked wherever the file has checksums
+        (`write_page_checksum=True` of pyarrow's writer). One error stands for the rows that damage takes, up to the end
+        of the row group, and reading goes on behind it. The footer has no checksum in this format.
 
         The state of an iterator is the number of a file, of a row group and of its rows. Resuming reads that row group
         again.
