@@ -34,6 +34,7 @@ from raydist.pipelines.ops.skip import SkipOp
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.ops.take_while import TakeWhileOp
 from raydist.pipelines.ops.unbatch import UnbatchOp
+from raydist.pipelines.ops.window import WindowOp
 from raydist.pipelines.ops.with_options import WithOptionsOp
 from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.outputs import DeclaredOutput
@@ -44,7 +45,6 @@ from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.numpy_files import numpy_op
-from raydist.pipelines.sources.parquet import parquet_op
 from raydist.pipelines.sources.parquet import parquet_op
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.spec import as_dtype
@@ -228,41 +228,6 @@ class Dataset:
 
         Row groups are read one by one, and only the columns that are needed. The footers of all files are read at
         once: they tell the columns and the number of rows. Pages are checked wherever the file has checksums
-        (`write_page_checksum=True` of pyarrow's writer); damage is an error in its place, and reading goes on with the
-        next row group. The footer has no checksum in this format.
-
-        The state of an iterator is the number of a file, of a row group and of its rows. Resuming reads that row group
-        again.
-
-        Args:
-            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
-            columns: Columns to read; None for all.
-            filters: Rows to keep: conditions `[("label", ">=", 3), ...]` that must all hold, a list of such lists of
-                which one must hold, or a `pyarrow.compute.Expression`. Row groups whose statistics rule it out are not
-                read. The number of rows is unknown then.
-
-        Raises:
-            NotFoundError: A file does not exist.
-            DataLossError: A footer is damaged; at iteration: a row group is, or a file has changed.
-            SpecError: Files with different columns, a column of a type that :meth:`from_arrow` does not take; at
-                iteration, in its place: a row with a null.
-            InvalidArgumentError: A directory, an unknown column, or filters that do not fit.
-
-        >>> import os, tempfile
-        >>> import pyarrow as pa, pyarrow.parquet as pq
-        >>> path = os.path.join(tempfile.mkdtemp(), "x.parquet")
-        >>> pq.write_table(pa.table({"x": [1, 2, 3], "y": ["a", "b", "c"]}), path, write_page_checksum=True)
-        >>> list(Dataset.from_parquet(path, columns=["y"], filters=[("x", ">", 1)]))
-        [{'y': 'b'}, {'y': 'c'}]
-        """
-        return Dataset(parquet_op(paths, columns, filters))
-
-    @staticmethod
-    def from_parquet(paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Dataset:
-        """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for the types.
-
-        Row groups are read one by one, and only the columns that are needed. The footers of all files are read at
-        once: they tell the columns and the number of rows. Pages are checked wherever the file has checksums
         (`write_page_checksum=True` of pyarrow's writer). One error stands for the rows that damage takes, up to the end
         of the row group, and reading goes on behind it. The footer has no checksum in this format.
 
@@ -415,7 +380,7 @@ class Dataset:
         >>> [b.tolist() for b in Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
         """
-        return Dataset(BatchOp(self._op, batch_size, drop_remainder))
+        return Dataset(BatchOp(self._op, operator.index(batch_size), drop_remainder))
 
     def unbatch(self) -> Dataset:
         """The entries of the first dimension of every element, one by one.
@@ -424,6 +389,32 @@ class Dataset:
         [0, 1, 2, 3]
         """
         return Dataset(UnbatchOp(self._op))
+
+    def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Dataset:
+        """Datasets of `size` elements that lie `stride` apart, one beginning every `shift` elements.
+
+        Every leaf of an element becomes a dataset of that leaf: windows of (x, y) are pairs of datasets. Use them in
+        `flat_map` (`lambda w: w.batch(3)`), or iterate over them. Windows at the end are shorter unless
+        `drop_remainder`. A window with a bad element is lost whole: the error is raised in its place.
+
+        The state of an iterator is that of the input near the window's beginning; restoring reads a window again.
+
+        Args:
+            size: Elements per window, >= 1.
+            shift: Elements from the beginning of one window to that of the next, >= 1; None for `size`.
+            stride: Distance of a window's elements, >= 1.
+            drop_remainder: Leave out windows with fewer than `size` elements.
+
+        Raises:
+            InvalidArgumentError: A number is below 1.
+
+        >>> [[int(x) for x in window] for window in Dataset.range(5).window(3, shift=2)]
+        [[0, 1, 2], [2, 3, 4], [4]]
+        >>> [x.tolist() for x in Dataset.range(4).window(2, 1, drop_remainder=True).flat_map(lambda w: w.batch(2))]
+        [[0, 1], [1, 2], [2, 3]]
+        """
+        size, shift, stride = map(operator.index, (size, size if shift is None else shift, stride))
+        return Dataset(WindowOp(self._op, size, shift, stride, drop_remainder, Dataset))
 
     # ---- order and count
 
@@ -444,7 +435,7 @@ class Dataset:
         >>> sorted(int(x) for x in ds) == list(range(10))
         True
         """
-        return Dataset(ShuffleOp(self._op, buffer_size, seed, reshuffle_each_iteration))
+        return Dataset(ShuffleOp(self._op, operator.index(buffer_size), seed, reshuffle_each_iteration))
 
     def repeat(self, count: int | None = None) -> Dataset:
         """`count` passes, each an epoch of what is before; None or a negative count: for ever. An empty dataset ends.
@@ -452,7 +443,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(2).repeat(2)]
         [0, 1, 0, 1]
         """
-        return Dataset(RepeatOp(self._op, count))
+        return Dataset(RepeatOp(self._op, None if count is None else operator.index(count)))
 
     def take(self, count: int) -> Dataset:
         """The first `count` elements; all for a negative count.
@@ -460,7 +451,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(5).take(2)]
         [0, 1]
         """
-        return Dataset(TakeOp(self._op, count))
+        return Dataset(TakeOp(self._op, operator.index(count)))
 
     def skip(self, count: int) -> Dataset:
         """All but the first `count` elements; none for a negative count.
@@ -468,7 +459,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(5).skip(3)]
         [3, 4]
         """
-        return Dataset(SkipOp(self._op, count))
+        return Dataset(SkipOp(self._op, operator.index(count)))
 
     def take_while(self, predicate: Callable[..., Any]) -> Dataset:
         """The elements before the first for which `predicate` returns False. It must return one bool.
@@ -491,7 +482,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(8).shard(3, 1)]
         [1, 4, 7]
         """
-        return Dataset(ShardOp(self._op, num_shards, index))
+        return Dataset(ShardOp(self._op, operator.index(num_shards), operator.index(index)))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """These elements, then those of `dataset`, which must have the same structure and dtypes.

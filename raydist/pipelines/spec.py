@@ -9,7 +9,7 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 
-__all__ = ["BYTES", "STR", "TensorSpec", "as_dtype", "most_specific_common", "spec_of_value"]
+__all__ = ["BYTES", "STR", "DatasetSpec", "TensorSpec", "as_dtype", "most_specific_common", "spec_of_value"]
 
 BYTES = np.dtype("S")  # the dtype of a leaf of bytes, of any length
 STR = np.dtype("U")  # the dtype of a leaf of text, of any length
@@ -40,7 +40,6 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-@final
 @dataclass(frozen=True, slots=True, init=False)
 class TensorSpec:
     """Shape and dtype of one leaf (tf.TensorSpec). None stands for an unknown dimension; shape None for unknown rank.
@@ -82,8 +81,30 @@ class TensorSpec:
         return TensorSpec(None if self.shape is None else (size, *self.shape), self.dtype)
 
 
+@final
+@dataclass(frozen=True, slots=True, init=False)
+class DatasetSpec(TensorSpec):
+    """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window.
+
+    >>> DatasetSpec(TensorSpec((), "int64")).element_spec
+    TensorSpec(shape=(), dtype=int64)
+    """
+
+    element_spec: TensorSpec
+
+    def __init__(self, element_spec: TensorSpec) -> None:
+        object.__setattr__(self, "shape", ())
+        object.__setattr__(self, "dtype", np.dtype(object))
+        object.__setattr__(self, "element_spec", element_spec)
+
+
 def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | None:
     """The narrowest spec that accepts both, or None where dtypes differ."""
+    if first == second:
+        return first
+    if isinstance(first, DatasetSpec) and isinstance(second, DatasetSpec):
+        element = most_specific_common(first.element_spec, second.element_spec)
+        return None if element is None else DatasetSpec(element)
     if first.dtype != second.dtype:
         return None
     if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):

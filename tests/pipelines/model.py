@@ -24,6 +24,7 @@ __all__ = [
     "skipped",
     "taken",
     "taken_while",
+    "windowed",
 ]
 
 
@@ -168,3 +169,14 @@ def interleaved(cycle_length: int, block_length: int) -> Step:
         return result
 
     return Step("interleave", on_dataset, on_list)
+
+
+def windowed(size: int, shift: int, stride: int, drop: bool) -> Step:
+    """Windows and their parts: `flat_map` follows, so that elements stay numbers. A bad element spoils its windows."""
+
+    def on_list(items: Items) -> Items:
+        windows = [items[at : at + (size - 1) * stride + 1 : stride] for at in range(0, len(items), shift)]
+        kept = [window for window in windows if len(window) == size or not drop]
+        return [item for window in kept for item in ([Bad()] if Bad() in window else window)]
+
+    return Step("window", lambda ds: ds.window(size, shift, stride, drop).flat_map(lambda window: window), on_list)

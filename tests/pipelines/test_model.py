@@ -25,6 +25,7 @@ from tests.pipelines.model import (
     skipped,
     taken,
     taken_while,
+    windowed,
 )
 
 
@@ -51,6 +52,7 @@ LIST_STEPS = st.one_of(
     st.just(taken_while(lambda x: x % 7 != 6)),
     st.integers(1, 4).flatmap(lambda count: st.builds(sharded, st.just(count), st.integers(0, count - 1))),
     st.builds(interleaved, st.integers(1, 4), st.integers(1, 3)),
+    st.builds(windowed, st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.booleans()),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

@@ -9,7 +9,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import flatten
-from raydist.pipelines.spec import BYTES, STR, TensorSpec, as_dtype, most_specific_common, spec_of_value
+from raydist.pipelines.spec import DatasetSpec, TensorSpec, as_dtype, most_specific_common, spec_of_value
 
 
 @pytest.mark.parametrize("dtype", ["int32", np.int32, np.dtype("int32"), torch.int32])
@@ -55,3 +55,9 @@ def test_spec_of_value() -> None:
     assert spec_of_value(np.array([b"x"], object)) == TensorSpec((1,), BYTES)
     with pytest.raises(SpecError, match="object array of int"):
         spec_of_value(np.array([1], object))
+
+
+def test_datasets_of_common_elements_have_a_common_spec() -> None:
+    short, long = (DatasetSpec(TensorSpec((size,), "int64")) for size in (2, 3))
+    assert most_specific_common(short, long) == DatasetSpec(TensorSpec((None,), "int64"))
+    assert most_specific_common(short, DatasetSpec(TensorSpec((2,), "str"))) is None

@@ -89,6 +89,12 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "interleave on threads": lambda: Dataset.range(6).interleave(_rows_of, 3, 2, num_parallel_calls=2),
     "interleave of interleaves": lambda: Dataset.range(3).interleave(lambda n: Dataset.range(3).interleave(_rows_of)),
     "interleave of many": lambda: Dataset.range(60).interleave(lambda n: Dataset.range(n, n + 2), cycle_length=50),
+    "window": lambda: Dataset.range(9).shuffle(3).window(3, 1, 2).flat_map(lambda w: w.batch(3)),
+    "window of pairs": lambda: (
+        Dataset.range(7).map(lambda x: (x, str(x))).window(2, 3).flat_map(lambda *w: Dataset.zip(*w).batch(2))
+    ),
+    "window of errors": lambda: INVERSE.window(2, 1, 3).flat_map(lambda w: w.batch(2)),
+    "long windows": lambda: Dataset.range(40).window(30, 2, drop_remainder=True).flat_map(lambda w: w.batch(30)),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,12 @@ def test_bad_types() -> None:
         Dataset.range(3).flat_map(3)  # type: ignore[arg-type]  # the point of this test
     with pytest.raises(TypeError, match="deterministic must be a bool"):
         Dataset.range(3).interleave(copies, deterministic="no")  # type: ignore[arg-type]  # the point of this test
+
+
+def test_counts_inside_may_be_numpy_numbers() -> None:
+    dataset = Dataset.range(1, 3).flat_map(lambda n: Dataset.range(9).skip(n).take(2 * n).shard(n, n - 1).repeat(n))
+    iterator = iterate(dataset)
+    next(iterator)
+    resumed = iterate(dataset)
+    resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+    assert [int(x) for x in resumed] == [2, 3, 5, 3, 5]

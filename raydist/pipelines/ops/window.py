@@ -1,0 +1,179 @@
+"""Dataset.window: overlapping or spaced groups of elements, each a dataset of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.nest import LEAF, map_structure
+from raydist.pipelines.blocks import Block, concat_blocks, object_column
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
+from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.spec import DatasetSpec
+
+__all__ = ["WindowOp"]
+
+_WINDOWS = 256  # made at a time, at most
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WindowOp(DatasetOp):
+    """Windows of `size` elements of `input`, `stride` apart, one beginning every `shift` elements.
+
+    `make_dataset` makes what users hold of the operation behind each window.
+    """
+
+    input: DatasetOp
+    size: int
+    shift: int
+    stride: int
+    drop_remainder: bool
+    make_dataset: Callable[[DatasetOp], Any]
+
+    def __post_init__(self) -> None:
+        for name in ("size", "shift", "stride"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(f"{name} must be >= 1, got {getattr(self, name)}.")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        drop = ", drop_remainder" if self.drop_remainder else ""
+        return f"window({self.size}, shift={self.shift}, stride={self.stride}{drop})"
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last of a full window."""
+        return (self.size - 1) * self.stride + 1
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if count < 0:
+            return count
+        last_start = count - (self.span if self.drop_remainder else 1)
+        return max(0, last_start // self.shift + 1)
+
+    def element_spec(self) -> Any:
+        return map_structure(DatasetSpec, self.input.element_spec())
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return BorderIterator(_Windows(self, ctx.build(self.input)))
+
+
+@final
+class _Windows(ResumableProducer):
+    """Holds the elements from the next window's first on. Its state is the input's at some element before that."""
+
+    def __init__(self, op: WindowOp, source: OpIterator) -> None:
+        self._op = op
+        self._source = source
+        self._start = 0  # of the next window
+        self._held: list[Item] = []  # from `_start` on
+        self._marks: deque[tuple[int, State]] = deque()  # numbers of elements, and the input's state before each
+
+    def make(self, limit: int) -> Sequence[Item]:
+        op = self._op
+        windows = min(limit, _WINDOWS)
+        self._hold((windows - 1) * op.shift + op.span)
+        items: list[Item] = []
+        while len(items) < windows and (count := count_items(self._held)) >= (op.span if op.drop_remainder else 1):
+            run = min(windows - len(items), max(1, (count - op.span) // op.shift + 1))
+            items += self._cut(run)
+            self._move(run * op.shift)
+        if not items:
+            raise StopIteration
+        return _joined(items)
+
+    def _hold(self, count: int) -> None:
+        """Hold `count` elements. A little more is read than one long window's shift: joining copies what is held."""
+        held = count_items(self._held)
+        if held >= count:
+            return
+        self._marks.append((self._start + held, self._source.state_dict()))
+        self._held += read_items(self._source, max(count - held, self._op.span // 8))
+        blocks = [item for item in self._held if isinstance(item, Block)]
+        if 1 < len(blocks) == len(self._held) and len({block.signature for block in blocks}) == 1:
+            self._held = [concat_blocks(blocks)]
+
+    def _move(self, count: int) -> None:
+        """Let the next window begin `count` elements later."""
+        missing = count - count_items(self._held)
+        self._held = drop_items(self._held, count)
+        if missing > 0:
+            read_items(self._source, missing)
+        self._start += count
+        while len(self._marks) > 1 and self._marks[1][0] <= self._start:
+            self._marks.popleft()
+
+    def _cut(self, run: int) -> list[Item]:
+        """The next `run` windows, the held elements staying where they are."""
+        op = self._op
+        return [self._window(drop_items(self._held, k * op.shift)) for k in range(run)]
+
+    def _window(self, items: Sequence[Item]) -> Item:
+        """The window at the beginning of `items`; one that holds an error is that error."""
+        rows: list[Block] = []
+        at = 0
+        for item in keep_items(items, self._op.span):
+            if isinstance(item, Block):
+                rows.append(_every(item, -at % self._op.stride, self._op.stride))
+            elif at % self._op.stride == 0:
+                return item
+            at += count_items([item])
+        try:
+            return self._dataset(concat_blocks(rows))
+        except SpecError as error:
+            return ElementError(error)
+
+    def _dataset(self, window: Block) -> Block:
+        """One element whose leaves are datasets of the window's columns."""
+        pairs = zip(window.specs, window.columns, strict=True)
+        parts = [Block(LEAF, (spec,), (column,), window.num_rows) for spec, column in pairs]
+        leaves = [object_column([self._op.make_dataset(MemoryOp(part, "window"))]) for part in parts]
+        return Block(window.structure, tuple(map(DatasetSpec, window.specs)), tuple(leaves), 1)
+
+    def border(self) -> State:
+        index, state = self._marks[0] if self._marks and self._held else (self._start, self._source.state_dict())
+        return {"start": self._start, "skip": self._start - index, "input": state}
+
+    def restore(self, border: State) -> None:
+        self._source.load_state_dict(border["input"])
+        self._start = int(border["start"])
+        skip = int(border["skip"])
+        self._marks.append((self._start - skip, border["input"]))
+        if count_items(read_items(self._source, skip)) < skip:
+            raise FailedPreconditionError(
+                f"The input of {self._op.label} must be the same again to resume at element {self._start}, and it has "
+                "ended before. Resume with the data that the state was saved with."
+            )
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _every(block: Block, first: int, stride: int) -> Block:
+    columns = tuple(column[first::stride] for column in block.columns)
+    return Block(block.structure, block.specs, columns, len(range(first, block.num_rows, stride)))
+
+
+def _joined(windows: Sequence[Item]) -> list[Item]:
+    """Neighbouring windows as one block."""
+    joined: list[Item] = []
+    run: list[Block] = []
+    for item in windows:
+        if isinstance(item, Block) and (not run or item.specs == run[0].specs):
+            run.append(item)
+            continue
+        joined += [concat_blocks(run)] if run else []
+        run = [item] if isinstance(item, Block) else []
+        joined += [] if isinstance(item, Block) else [item]
+    return joined + ([concat_blocks(run)] if run else [])
