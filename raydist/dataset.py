@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import cloudpickle
@@ -15,6 +15,7 @@ from raydist.nest import flatten
 from raydist.options import Options
 from raydist.pipelines.arrow import arrow_batches
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.carried import fold
 from raydist.pipelines.convert import numpy_rows, torch_rows
 from raydist.pipelines.explain import explain
 from raydist.pipelines.iterator import DatasetIterator, Optional
@@ -28,6 +29,7 @@ from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.ops.repeat import RepeatOp
+from raydist.pipelines.ops.scan import ScanOp
 from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.skip import SkipOp
@@ -39,9 +41,12 @@ from raydist.pipelines.ops.with_options import WithOptionsOp
 from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.outputs import DeclaredOutput
 from raydist.pipelines.plan import make_plan
+from raydist.pipelines.rows import block_of_rows
 from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.sources.arrow_table import ArrowTableOp
+from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.generator import GeneratorOp
+from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.numpy_files import numpy_op
@@ -257,6 +262,80 @@ class Dataset:
         """
         return Dataset(parquet_op(paths, columns, filters))
 
+    @staticmethod
+    def from_csv(
+        paths: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        column_types: Mapping[str, Any] | None = None,
+        column_defaults: Mapping[str, Any] | None = None,
+        column_names: Sequence[str] | None = None,
+        delimiter: str = ",",
+        compression_type: str | None = None,
+    ) -> Dataset:
+        """The rows of CSV files: dicts of their columns.
+
+        One line is one row; blank lines are passed over. Fields may be quoted with `"`, but must end on their line.
+        Types that are not given are learned from the first 1000 lines of the first file: int64, float64, bool or str. A
+        line that does not fit is an error in its place. The state of an iterator is a file number and an offset.
+
+        Args:
+            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Columns to keep, None for all; the others are not converted.
+            column_types: dtypes of columns (numpy, torch or text; `bytes` and `str` too).
+            column_defaults: Values for empty fields. An empty field of another column of numbers is an error.
+            column_names: Names of all columns, for files without a header line.
+            delimiter: What stands between fields.
+            compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+
+        Raises:
+            InvalidArgumentError: A directory, an unknown column, a default that does not fit, no columns.
+            NotFoundError: A file does not exist (the first one at once, others at iteration).
+            DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
+                `offset`).
+            SpecError: At iteration, in its place: an empty field, a file with another header.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.csv")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write("id,name,score\n1,Ann,0.5\n2,Bob,\n")
+        >>> ds = Dataset.from_csv(path, columns=["id", "score"], column_defaults={"score": 0.0})
+        >>> list(ds.as_numpy_iterator())[1]
+        {'id': np.int64(2), 'score': np.float64(0.0)}
+        """
+        return Dataset(
+            csv_op(paths, columns, column_types, column_defaults, column_names, delimiter, compression_type)
+        )
+
+    @staticmethod
+    def from_json(paths: Any, columns: Sequence[str] | None = None, *, compression_type: str | None = None) -> Dataset:
+        """The objects of files of JSON lines: dicts, with a dict inside for every object.
+
+        One line is one object; blank lines are passed over. Fields and types are learned from the first 1000 lines of
+        the first file: int64, float64, bool, str, and lists of them with shape (None,). A line that does not fit is an
+        error in its place. The state of an iterator is a file number and an offset.
+
+        Args:
+            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Fields to keep, further ones are allowed; None for all, a further one is an error.
+            compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+
+        Raises:
+            InvalidArgumentError: A directory, an unknown field, an empty first file.
+            NotFoundError: A file does not exist (the first one at once, others at iteration).
+            DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
+                `offset`).
+            SpecError: A field that no tensor can hold; at iteration, in its place: an object without one of the fields.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.jsonl")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write('{"id": 1, "tags": ["a", "b"]}')
+        >>> list(Dataset.from_json(path).as_numpy_iterator())
+        [{'id': np.int64(1), 'tags': array(['a', 'b'], dtype=object)}]
+        """
+        return Dataset(json_op(paths, columns, compression_type))
+
     # ---- element by element
 
     def map(
@@ -360,6 +439,47 @@ class Dataset:
         if deterministic is not None and not isinstance(deterministic, bool):
             raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
         return Dataset(InterleaveOp.of(self._op, map_func, cycle_length, block_length, num_parallel_calls))
+
+    def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Dataset:
+        """The outputs of `scan_func(state, element)`, which returns the next state and an output.
+
+        Runs in order in the consumer's thread. An element on which the function fails is an error in its place and
+        leaves the state as it was. The state of an *iterator* is a count: resuming reads the input and calls the
+        function again from the beginning.
+
+        Args:
+            initial_state: Nest of tensors; every next state must have its structure and dtypes.
+            scan_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
+
+        Raises:
+            SpecError: The function returns no pair, or a state of another type (in the place of the element).
+
+        >>> [int(x) for x in Dataset.range(5).scan(0, lambda total, x: (total + x, total + x))]
+        [0, 1, 3, 6, 10]
+        """
+        return Dataset(ScanOp(self._op, initial_state, scan_func))
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any]) -> Any:
+        """The last state: `reduce_func(state, element)` gives the next one. Reads an epoch, and blocks until its end.
+
+        Args:
+            initial_state: Nest of tensors; every next state must have its structure and dtypes.
+            reduce_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
+
+        Returns:
+            The nest with torch tensors (scalar bytes and str as Python objects), like an element.
+
+        Raises:
+            SpecError: A state has another structure or dtype.
+            Exception: The first error of an element or of the function.
+
+        >>> int(Dataset.range(5).reduce(0, lambda total, x: total + x))
+        10
+        """
+        from torch import from_numpy  # as in __iter__: where the first tensors are handed out
+
+        last = fold(reduce_func, initial_state, self.as_numpy_iterator(), "reduce")
+        return torch_rows(block_of_rows([last]), from_numpy)[0]
 
     # ---- groups
 

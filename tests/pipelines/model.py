@@ -22,6 +22,7 @@ __all__ = [
     "repeated",
     "sharded",
     "skipped",
+    "summed",
     "taken",
     "taken_while",
     "windowed",
@@ -180,3 +181,13 @@ def windowed(size: int, shift: int, stride: int, drop: bool) -> Step:
         return [item for window in kept for item in ([Bad()] if Bad() in window else window)]
 
     return Step("window", lambda ds: ds.window(size, shift, stride, drop).flat_map(lambda window: window), on_list)
+
+
+def summed() -> Step:
+    """Running sums."""
+
+    def on_list(items: Items) -> Items:
+        sums = itertools.accumulate(0 if isinstance(item, Bad) else item for item in items)
+        return [item if isinstance(item, Bad) else total for item, total in zip(items, sums, strict=True)]
+
+    return Step("scan", lambda ds: ds.scan(0, lambda total, x: (total + x, total + x)), on_list)

@@ -23,6 +23,7 @@ from tests.pipelines.model import (
     repeated,
     sharded,
     skipped,
+    summed,
     taken,
     taken_while,
     windowed,
@@ -53,6 +54,7 @@ LIST_STEPS = st.one_of(
     st.integers(1, 4).flatmap(lambda count: st.builds(sharded, st.just(count), st.integers(0, count - 1))),
     st.builds(interleaved, st.integers(1, 4), st.integers(1, 3)),
     st.builds(windowed, st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.booleans()),
+    st.just(summed()),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

@@ -9,7 +9,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import flatten
-from raydist.pipelines.spec import DatasetSpec, TensorSpec, as_dtype, most_specific_common, spec_of_value
+from raydist.pipelines.spec import BYTES, STR, DatasetSpec, TensorSpec, as_dtype, most_specific_common, spec_of_value
 
 
 @pytest.mark.parametrize("dtype", ["int32", np.int32, np.dtype("int32"), torch.int32])

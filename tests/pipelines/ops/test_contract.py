@@ -95,6 +95,8 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     ),
     "window of errors": lambda: INVERSE.window(2, 1, 3).flat_map(lambda w: w.batch(2)),
     "long windows": lambda: Dataset.range(40).window(30, 2, drop_remainder=True).flat_map(lambda w: w.batch(30)),
+    "scan": lambda: Dataset.range(9).shuffle(4).scan(0, lambda total, x: (total + x, (x, str(total)))),
+    "scan of errors": lambda: INVERSE.scan(1.0, lambda total, x: (total + x, 1 / float(x - 0.5))),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

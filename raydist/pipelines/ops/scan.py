@@ -1,0 +1,104 @@
+"""Dataset.scan: a map with a state that goes from element to element."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import map_structure
+from raydist.pipelines.blocks import Block, private_column
+from raydist.pipelines.carried import Carried
+from raydist.pipelines.functions import describe, element_rows
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.ops.map import items_of_results
+from raydist.pipelines.probe import probe_spec
+from raydist.pipelines.producers import Agreement, Producer, ReplayIterator, read_item
+
+__all__ = ["ScanOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ScanOp(DatasetOp):
+    """The second parts of `fn(state, element)`; the first is the state for the next element."""
+
+    input: DatasetOp
+    initial_state: Any
+    fn: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise InvalidArgumentError(f"scan needs a function, got {self.fn!r:.100}.")
+        map_structure(as_leaf, self.initial_state)
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        return f"scan({describe(self.fn)})"
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def element_spec(self) -> Any:
+        return self._spec
+
+    @cached_property
+    def _spec(self) -> Any:
+        return probe_spec(self)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        label = f"{ctx.operation_names[id(self)]} ({describe(self.fn)})"
+        return ReplayIterator(_Scanning(self, ctx.build(self.input), label))
+
+
+@final
+class _Scanning(Producer):
+    """An element on which the function fails is an error in its place and leaves the state as it was."""
+
+    def __init__(self, op: ScanOp, source: OpIterator, label: str) -> None:
+        self._fn = op.fn
+        self._carried = Carried(op.initial_state)
+        self._source = source
+        self._label = label
+        self._agreement = Agreement(label)
+        self._index = 0
+
+    def make(self, limit: int) -> Sequence[Item]:
+        item = read_item(self._source, limit)
+        if isinstance(item, ElementError):
+            self._index += 1
+            return [item]
+        return self._agreement.checked(self._scan(item))
+
+    def _scan(self, block: Block) -> list[Item]:
+        columns = [private_column(column) for column in block.columns]
+        elements = element_rows(block.structure, columns)
+        results = [self._step(element, index) for index, element in enumerate(elements, self._index)]
+        failed = [row for row, result in enumerate(results) if isinstance(result, ElementError)]
+        items = items_of_results(results, failed, self._index)
+        for item in items:
+            if isinstance(item, ElementError):
+                item.error.add_note(f"In {self._label}, element {item.index} of its input.")
+        self._index += block.num_rows
+        return items
+
+    def _step(self, element: Any, index: int) -> Any:
+        try:
+            result = self._fn(copy.deepcopy(self._carried.value), element)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise SpecError(f"The function of scan must return (state, output), got {result!r:.100}.")
+            self._carried.replace(result[0], self._label)
+        except Exception as error:  # of the user's function, on this element
+            return ElementError(error, index)
+        return result[1]
+
+    def close(self) -> None:
+        self._source.close()
