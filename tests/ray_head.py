@@ -122,11 +122,13 @@ def wait_until_up(head: RayHead, process: subprocess.Popen[bytes]) -> None:
     request = urllib.request.Request(
         f"{head.dashboard}/api/jobs/", headers={"Authorization": f"Bearer {head.home.token}"}
     )
+    address_file = head.home.folder / "ray" / "ray_current_cluster"  # where "auto" looks; written after all is started
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             urllib.request.urlopen(request, timeout=5).close()
-            return
+            if address_file.is_file():
+                return
         time.sleep(0.2)
     log = (head.home.folder / "ray_start.log").read_text()
     raise RuntimeError(f"ray start did not come up within {START_S} s (exit status {process.poll()}):\n{log}")

@@ -44,7 +44,7 @@ def closure() -> Callable[[], object]:
         (lambda *, x=LOCK: x, "default of 'x' of <lambda>: _thread.lock"),
         (Holder(), "attribute 'inner' of Holder, ['lock']: _thread.lock"),
         (Holder().method, "self of Holder.method, attribute 'inner' of Holder, ['lock']: _thread.lock"),
-        (functools.partial(print, [LOCK]), "arguments of a partial, [0], [0]: _thread.lock"),
+        (functools.partial(len, [LOCK]), "arguments of a partial, [0], [0]: _thread.lock"),
         (LOCK, "the object itself: _thread.lock"),
     ],
 )
