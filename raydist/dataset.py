@@ -21,10 +21,12 @@ from raydist.pipelines.explain import explain
 from raydist.pipelines.iterator import DatasetIterator, Optional
 from raydist.pipelines.merged import merged_options
 from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.concatenate import ConcatenateOp
 from raydist.pipelines.ops.enumerate import EnumerateOp
 from raydist.pipelines.ops.filter import FilterOp
+from raydist.pipelines.ops.ignore_errors import IgnoreErrorsOp
 from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
@@ -36,6 +38,7 @@ from raydist.pipelines.ops.skip import SkipOp
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.ops.take_while import TakeWhileOp
 from raydist.pipelines.ops.unbatch import UnbatchOp
+from raydist.pipelines.ops.unique import UniqueOp
 from raydist.pipelines.ops.window import WindowOp
 from raydist.pipelines.ops.with_options import WithOptionsOp
 from raydist.pipelines.ops.zip import ZipOp
@@ -44,6 +47,7 @@ from raydist.pipelines.plan import make_plan
 from raydist.pipelines.rows import block_of_rows
 from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.sources.arrow_table import ArrowTableOp
+from raydist.pipelines.sources.counter import CounterOp
 from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.json_files import json_op
@@ -51,6 +55,7 @@ from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.parquet import parquet_op
+from raydist.pipelines.sources.random_numbers import RandomOp
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.spec import as_dtype
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -91,6 +96,28 @@ class Dataset:
         [1, 3, 5]
         """
         return Dataset(RangeOp.of(args, as_dtype(output_type)))
+
+    @staticmethod
+    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:
+        """`start`, `start + step`, ... without an end.
+
+        >>> [int(x) for x in Dataset.counter(start=2, step=3).take(3)]
+        [2, 5, 8]
+        """
+        return Dataset(CounterOp(operator.index(start), operator.index(step), as_dtype(dtype)))
+
+    @staticmethod
+    def random(seed: int | None = None, rerandomize_each_iteration: bool = False) -> Dataset:
+        """Random int64 numbers in [0, 2^32) without an end.
+
+        Args:
+            seed: With a seed, the same numbers in every process.
+            rerandomize_each_iteration: Other numbers in every epoch; False keeps those of the first.
+
+        >>> len({int(x) for x in Dataset.random(seed=4).take(10)})
+        10
+        """
+        return Dataset(RandomOp(seed, rerandomize_each_iteration))
 
     @staticmethod
     def from_tensor_slices(tensors: Any) -> Dataset:
@@ -298,7 +325,7 @@ class Dataset:
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "x.csv")
         >>> with open(path, "w") as file:
-        ...     _ = file.write("id,name,score\n1,Ann,0.5\n2,Bob,\n")
+        ...     _ = file.write("id,name,score\\n1,Ann,0.5\\n2,Bob,\\n")
         >>> ds = Dataset.from_csv(path, columns=["id", "score"], column_defaults={"score": 0.0})
         >>> list(ds.as_numpy_iterator())[1]
         {'id': np.int64(2), 'score': np.float64(0.0)}
@@ -624,6 +651,45 @@ class Dataset:
         >>> [(int(number), text) for number, text in Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5)]
         [(5, 'a'), (6, 'b')]
         """
+    def unique(self) -> Dataset:
+        """Every value once, at its first place. Elements are single integers, bools, bytes or str.
+
+        Remembers every value. The state of an iterator is a count: resuming reads the input again from the beginning.
+
+        Raises:
+            SpecError: Elements of another kind, in the place of each.
+
+        >>> [int(x) for x in Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique()]
+        [1, 37, 2]
+        """
+        return Dataset(UniqueOp(self._op))
+
+    def ignore_errors(self, log_warning: bool = False) -> Dataset:
+        """The elements without the errors among them; `log_warning` logs each. Does not save a batch made before.
+
+        >>> [float(x) for x in Dataset.range(3).map(lambda x: 4.0 / int(x - 1)).ignore_errors()]
+        [-4.0, 4.0]
+        """
+        return Dataset(IgnoreErrorsOp(self._op, log_warning))
+
+    def assert_cardinality(self, expected_cardinality: int) -> Dataset:
+        """Say how many elements there are, where raydist cannot know; checked while they are read.
+
+        An error of an element counts as an element. The wrong number is one error, where the first element is missing
+        or too many, and the end.
+
+        Args:
+            expected_cardinality: A number, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY (nothing is checked).
+
+        Raises:
+            InvalidArgumentError: The number is below UNKNOWN_CARDINALITY.
+            FailedPreconditionError: There are more or fewer (at iteration).
+
+        >>> len(Dataset.range(9).filter(lambda x: x % 2 == 0).assert_cardinality(5))
+        5
+        """
+        return Dataset(AssertCardinalityOp(self._op, operator.index(expected_cardinality)))
+
         return Dataset(EnumerateOp(self._op, operator.index(start)))
 
     def prefetch(self, buffer_size: int | None = None) -> Dataset:

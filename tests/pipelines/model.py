@@ -17,6 +17,7 @@ __all__ = [
     "enumerated",
     "filtered",
     "interleaved",
+    "made_unique",
     "mapped",
     "recorder",
     "repeated",
@@ -26,6 +27,7 @@ __all__ = [
     "taken",
     "taken_while",
     "windowed",
+    "without_errors",
 ]
 
 
@@ -191,3 +193,14 @@ def summed() -> Step:
         return [item if isinstance(item, Bad) else total for item, total in zip(items, sums, strict=True)]
 
     return Step("scan", lambda ds: ds.scan(0, lambda total, x: (total + x, total + x)), on_list)
+
+
+def made_unique() -> Step:
+    def on_list(items: Items) -> Items:
+        return [item for at, item in enumerate(items) if isinstance(item, Bad) or item not in items[:at]]
+
+    return Step("unique", lambda ds: ds.unique(), on_list)
+
+
+def without_errors() -> Step:
+    return Step("ignore_errors", lambda ds: ds.ignore_errors(), lambda items: [x for x in items if x != Bad()])

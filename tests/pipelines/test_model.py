@@ -19,6 +19,7 @@ from tests.pipelines.model import (
     enumerated,
     filtered,
     interleaved,
+    made_unique,
     mapped,
     repeated,
     sharded,
@@ -27,6 +28,7 @@ from tests.pipelines.model import (
     taken,
     taken_while,
     windowed,
+    without_errors,
 )
 
 
@@ -55,6 +57,8 @@ LIST_STEPS = st.one_of(
     st.builds(interleaved, st.integers(1, 4), st.integers(1, 3)),
     st.builds(windowed, st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.booleans()),
     st.just(summed()),
+    st.just(made_unique()),
+    st.just(without_errors()),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

@@ -97,6 +97,13 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "long windows": lambda: Dataset.range(40).window(30, 2, drop_remainder=True).flat_map(lambda w: w.batch(30)),
     "scan": lambda: Dataset.range(9).shuffle(4).scan(0, lambda total, x: (total + x, (x, str(total)))),
     "scan of errors": lambda: INVERSE.scan(1.0, lambda total, x: (total + x, 1 / float(x - 0.5))),
+    "unique": lambda: Dataset.random(seed=3).take(30).map(lambda x: x % 7).unique(),
+    "unique of errors": lambda: INVERSE.map(lambda x: str(x)[:2]).unique(),
+    "ignore_errors": lambda: INVERSE.shuffle(3).ignore_errors().batch(2),
+    "assert_cardinality": lambda: Dataset.range(9).filter(lambda x: x % 2 == 0).assert_cardinality(5),
+    "assert_cardinality of errors": lambda: INVERSE.assert_cardinality(7),
+    "counter": lambda: Dataset.counter(start=5, step=-2, dtype="int32"),
+    "random": lambda: Dataset.random(rerandomize_each_iteration=True),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

@@ -1,0 +1,100 @@
+"""Dataset.assert_cardinality: the number of elements, said by the user and checked while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.resume import keep_items
+from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+__all__ = ["AssertCardinalityOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AssertCardinalityOp(DatasetOp):
+    """`input`, said to have `count` elements (or INFINITE_CARDINALITY)."""
+
+    input: DatasetOp
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < UNKNOWN_CARDINALITY:
+            raise InvalidArgumentError(
+                f"expected_cardinality must be >= 0, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY, got {self.count}."
+            )
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def name(self) -> str:
+        return "assert_cardinality"
+
+    @property
+    def label(self) -> str:
+        return f"assert_cardinality({self.count})"
+
+    def cardinality(self) -> int:
+        return self.count
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        source = ctx.build(self.input)
+        return source if self.count == UNKNOWN_CARDINALITY else BorderIterator(_Counting(self.count, source))
+
+
+@final
+class _Counting(ResumableProducer):
+    """An error of the input counts: it takes the place of an element. The wrong number is one error, and the end."""
+
+    def __init__(self, count: int, source: OpIterator) -> None:
+        self._expected = count
+        self._source = source
+        self._count = 0
+        self._over = False
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._over:
+            raise StopIteration
+        try:
+            item = read_item(self._source, limit)
+        except StopIteration:
+            self._over = True
+            if self._count == self._expected:
+                raise
+            return [self._complaint(f"contained only {self._count}")]
+        rows = 1 if isinstance(item, ElementError) else item.num_rows
+        self._count += rows
+        if self._expected == INFINITE_CARDINALITY or self._count <= self._expected:
+            return [item]
+        self._over = True
+        left = self._expected - (self._count - rows)
+        return [*keep_items([item], left), self._complaint(f"contained at least {self._expected + 1}")]
+
+    def _complaint(self, got: str) -> ElementError:
+        expected = "infinitely many" if self._expected == INFINITE_CARDINALITY else self._expected
+        return ElementError(
+            FailedPreconditionError(
+                f"The dataset must have {expected} elements, as assert_cardinality says, but it {got}. "
+                "Correct the number, or the data."
+            )
+        )
+
+    def border(self) -> State:
+        return {"count": self._count, "over": self._over, "input": self._source.state_dict()}
+
+    def restore(self, border: State) -> None:
+        self._count, self._over = int(border["count"]), bool(border["over"])
+        self._source.load_state_dict(border["input"])
+
+    def close(self) -> None:
+        self._source.close()

@@ -1,0 +1,70 @@
+"""Dataset.ignore_errors: the elements without the errors among them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["IgnoreErrorsOp"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class IgnoreErrorsOp(DatasetOp):
+    """The elements of `input`; errors are left out, and logged as warnings if `log_warning`."""
+
+    input: DatasetOp
+    log_warning: bool = False
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def name(self) -> str:
+        return "ignore_errors"
+
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        name = ctx.operation_names[id(self)]
+        return BorderIterator(_WithoutErrors(ctx.build(self.input), name if self.log_warning else None))
+
+
+@final
+class _WithoutErrors(ResumableProducer):
+    def __init__(self, source: OpIterator, log_as: str | None) -> None:
+        self._source = source
+        self._log_as = log_as
+
+    def make(self, limit: int) -> Sequence[Item]:
+        item = read_item(self._source, limit)
+        if not isinstance(item, ElementError):
+            return [item]
+        if self._log_as is not None:
+            notes = " ".join(getattr(item.error, "__notes__", ()))
+            _LOG.warning(
+                "%s left out an element: %s: %s %s", self._log_as, type(item.error).__name__, item.error, notes
+            )
+        return []
+
+    def border(self) -> State:
+        return self._source.state_dict()
+
+    def restore(self, border: State) -> None:
+        self._source.load_state_dict(border)
+
+    def close(self) -> None:
+        self._source.close()

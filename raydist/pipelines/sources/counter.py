@@ -1,0 +1,66 @@
+"""Dataset.counter: whole numbers without an end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.nest import LEAF
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.spec import TensorSpec
+from raydist.values import INFINITE_CARDINALITY
+
+__all__ = ["CounterOp"]
+
+_MAX_ROWS = 4096
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CounterOp(DatasetOp):
+    """`start`, `start + step`, ..."""
+
+    start: int
+    step: int
+    dtype: np.dtype[Any]
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    @property
+    def label(self) -> str:
+        return f"counter({self.start}, {self.step})"
+
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), self.dtype)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _Counter(self)
+
+
+@final
+class _Counter(OpIterator):
+    def __init__(self, op: CounterOp) -> None:
+        self._op = op
+        self._next = 0
+
+    def next_block(self, limit: int) -> Block:
+        rows = min(limit, _MAX_ROWS)
+        first = self._op.start + self._next * self._op.step
+        numbers = first + np.arange(rows, dtype=np.int64) * self._op.step
+        self._next += rows
+        spec = TensorSpec((), self._op.dtype)
+        return Block(LEAF, (spec,), (numbers.astype(self._op.dtype, copy=False),), rows)
+
+    def state_dict(self) -> State:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._next = int(state["next"])
