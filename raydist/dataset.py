@@ -330,9 +330,7 @@ class Dataset:
         >>> list(ds.as_numpy_iterator())[1]
         {'id': np.int64(2), 'score': np.float64(0.0)}
         """
-        return Dataset(
-            csv_op(paths, columns, column_types, column_defaults, column_names, delimiter, compression_type)
-        )
+        return Dataset(csv_op(paths, columns, column_types, column_defaults, column_names, delimiter, compression_type))
 
     @staticmethod
     def from_json(paths: Any, columns: Sequence[str] | None = None, *, compression_type: str | None = None) -> Dataset:

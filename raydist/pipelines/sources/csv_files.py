@@ -1,0 +1,104 @@
+"""Dataset.from_csv: the rows of files of comma-separated values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
+from raydist.pipelines.formats.byte_streams import check_compression
+from raydist.pipelines.formats.csv_lines import CsvParser, header_names, infer_csv_types
+from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines
+from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
+from raydist.pipelines.spec import as_dtype
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["csv_op"]
+
+
+def csv_op(
+    paths: Any,
+    columns: Sequence[str] | None = None,
+    column_types: Mapping[str, Any] | None = None,
+    column_defaults: Mapping[str, Any] | None = None,
+    column_names: Sequence[str] | None = None,
+    delimiter: str = ",",
+    compression_type: str | None = None,
+) -> TableFilesOp:
+    """From the arguments of `from_csv`. Reads the beginning of the first file."""
+    files, compression = table_paths(paths, "from_csv"), check_compression(compression_type)
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+        raise InvalidArgumentError(f"delimiter must be one character, no quote or line end, got {delimiter!r}.")
+    lines = first_lines(files[0], compression)
+    try:
+        names = _names(lines, column_names, delimiter)
+        selected = _selected(names, columns, column_types or {})
+        rows = lines if column_names is not None else lines[1:]
+        schema = _schema(rows, names, selected, column_types or {}, delimiter)
+    except PARSE_ERRORS as error:
+        if isinstance(error, RaydistError):
+            raise
+        raise DataLossError(
+            f"The first lines of {files[0]!r} must tell the columns, but they cannot be parsed: {error}. Give "
+            "column_types for all columns to read the file all the same.",
+            path=files[0],
+        ) from error
+    _check_defaults(schema, column_defaults or {})
+    parser = CsvParser(schema, names, column_names is None, delimiter, dict(column_defaults or {}))
+    table_format = RowLinesFormat("from_csv", parser, compression)
+    _ = table_format.rows  # finds out whether every column can be a leaf
+    return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
+
+
+def _names(lines: Sequence[bytes], column_names: Sequence[str] | None, delimiter: str) -> tuple[str, ...]:
+    if column_names is None and not lines:
+        raise ValueError("the file has no header; give column_names")
+    names = header_names(lines[0], delimiter) if column_names is None else tuple(column_names)
+    if len(set(names)) < len(names):
+        raise SpecError(f"Columns must have different names, got {list(names)}. Rename them with column_names.")
+    return names
+
+
+def _selected(names: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, Any]) -> list[str]:
+    selected = list(names if columns is None else columns)
+    wrong = columns if isinstance(columns, str) else [name for name in (*selected, *types) if name not in names]
+    if wrong or not selected:
+        raise InvalidArgumentError(
+            f"columns and column_types must name columns of the file ({', '.join(names):.500}), got "
+            f"{wrong or columns!r}."
+        )
+    return selected
+
+
+def _schema(
+    rows: Sequence[bytes], names: Sequence[str], selected: Sequence[str], types: Mapping[str, Any], delimiter: str
+) -> pa.Schema:
+    """The types that were given, and those that the first rows show."""
+    given = {name: _arrow_type(dtype) for name, dtype in types.items()}
+    if not given.keys() >= set(selected):
+        inferred = infer_csv_types(rows, names, delimiter)
+        given = {name: inferred.field(name).type for name in names} | given
+    return pa.schema([(name, given[name]) for name in selected])
+
+
+def _arrow_type(dtype: Any) -> pa.DataType:
+    found = as_dtype(dtype)
+    if found.kind == "c" or found == np.float16:
+        raise InvalidArgumentError(f"column_types must be types that CSV can hold, got {dtype!r}. Convert it in a map.")
+    return {"S": pa.binary(), "U": pa.string()}.get(found.kind) or pa.from_numpy_dtype(found)
+
+
+def _check_defaults(schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
+    for name, value in defaults.items():
+        try:
+            fits = pa.scalar(value, schema.field(name).type).is_valid
+        except (*PARSE_ERRORS, TypeError):
+            fits = False
+        if not fits:
+            columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+            raise InvalidArgumentError(
+                f"column_defaults must fit the columns ({columns:.500}), got {value!r} for {name!r}."
+            )

@@ -1,0 +1,46 @@
+"""Dataset.from_json: the objects of files of JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.pipelines.formats.byte_streams import check_compression
+from raydist.pipelines.formats.json_lines import JsonParser, infer_json_types
+from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines
+from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["json_op"]
+
+
+def json_op(paths: Any, columns: Sequence[str] | None = None, compression_type: str | None = None) -> TableFilesOp:
+    """From the arguments of `from_json`. Reads the beginning of the first file."""
+    files, compression = table_paths(paths, "from_json"), check_compression(compression_type)
+    lines = first_lines(files[0], compression)
+    if not lines:
+        raise InvalidArgumentError(f"The first file must have a line to tell the fields, but {files[0]!r} is empty.")
+    try:
+        inferred = infer_json_types(lines)
+    except PARSE_ERRORS as error:
+        raise DataLossError(
+            f"The first lines of {files[0]!r} must be JSON objects of one kind, but they cannot be parsed: {error}.",
+            path=files[0],
+        ) from error
+    parser = JsonParser(_selected(inferred, columns), columns is not None)
+    table_format = RowLinesFormat("from_json", parser, compression)
+    _ = table_format.rows  # finds out whether every field can be a leaf
+    return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
+
+
+def _selected(inferred: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    names = inferred.names if columns is None else list(columns)
+    unknown = [name for name in names if name not in inferred.names]
+    if unknown or isinstance(columns, str) or not names:
+        raise InvalidArgumentError(
+            f"columns must name fields of the objects ({', '.join(inferred.names):.500}), got {unknown or columns!r}."
+        )
+    return pa.schema([inferred.field(name) for name in names])

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raydist as rd
+from tests.contracts.op import check_op, collect, is_error
+from tests.pipelines.formats.record_files import COMPRESS
+
+CONTENT = (
+    b'{"id": 1, "tags": ["a"], "when": "2020-01-01", "at": {"y": 2.5, "x": true}}\n\n'
+    b'{"at": {"x": false, "y": -1.0}, "tags": ["b", "c"], "id": 2, "when": ""}'
+)
+
+
+def elements() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": np.int64(i),
+            "tags": np.array(tags, object),
+            "when": when,
+            "at": {"y": np.float64(y), "x": np.bool_(x)},
+        }
+        for i, tags, when, y, x in [(1, ["a"], "2020-01-01", 2.5, True), (2, ["b", "c"], "", -1.0, False)]
+    ]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_objects(tmp_path: Path, compression: str | None) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(COMPRESS[compression](CONTENT))
+    make = partial(rd.Dataset.from_json, [path, path], compression_type=compression)
+    check_op(make, elements() * 2)
+    assert make().cardinality() == rd.UNKNOWN_CARDINALITY
+    assert make().element_spec["tags"] == rd.TensorSpec((None,), str)
+    check_op(
+        partial(rd.Dataset.from_json, path, ["id"], compression_type=compression),
+        [{"id": np.int64(1)}, {"id": np.int64(2)}],
+    )
+
+
+def test_wrong_lines_are_errors_in_their_place(tmp_path: Path) -> None:
+    lines = [b'{"x": %d}' % i for i in range(1200)]
+    lines[1001:1009] = [
+        *(b'{"x": 0.5}', b'{"x": "a"}', b"3", b'{"x": 1', b'{"x": 1}{"x": 2}', b'{"y": 1}'),
+        *(b"[" * 5000, b'{"x": null}'),
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    make = partial(rd.Dataset.from_json, path)
+    found = collect(make().as_numpy_iterator())
+    assert [i for i, item in enumerate(found) if is_error(item)] == list(range(1001, 1009))
+    assert [kind for kind, _ in found[1001:1009]] == ["DataLossError"] * 7 + ["SpecError"]
+    assert len(found) == 1200
+    assert all(int(item["x"]) == i for i, item in enumerate(found) if not is_error(item))
+    assert "Line 1002 must be one JSON object with the dataset's fields, got b'{\"x\": 0.5}'" in found[1001][1]
+    assert "it holds 2 rows" in found[1005][1]
+    assert "column 'x' has no value in line 1009" in found[1008][1]
+    check_op(lambda: make().skip(1000), limit=11)
+
+
+def test_further_fields_are_allowed_beside_those_that_were_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"x": 1}\n' * 1000 + b'{"x": 1, "z": 2}\n')
+    assert is_error(collect(rd.Dataset.from_json(path).as_numpy_iterator())[1000])
+    assert len(list(rd.Dataset.from_json(path, ["x"]))) == 1001
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    contents = {
+        "good": b'{"x": 1}\n',
+        "empty": b"\n",
+        "text": b"hello\n",
+        "mixed": b'{"x": 1}\n{"x": "a"}\n',
+        "deep": b'{"x": [[1]]}\n',
+        "nothing": b'{"x": null}\n',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    cases: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+        ("missing", {}, rd.NotFoundError, "must exist"),
+        ("", {}, rd.InvalidArgumentError, "is a directory"),
+        ("empty", {}, rd.InvalidArgumentError, "must have a line to tell the fields"),
+        ("text", {}, rd.DataLossError, "must be JSON objects of one kind"),
+        ("mixed", {}, rd.DataLossError, "must be JSON objects of one kind"),
+        ("deep", {}, rd.SpecError, "A list in column 'x' must hold values of one shape"),
+        ("nothing", {}, rd.SpecError, "Column 'x' must hold numbers.* got null"),
+        ("good", {"columns": ["y"]}, rd.InvalidArgumentError, r"fields of the objects \(x\), got \['y'\]"),
+        ("good", {"columns": []}, rd.InvalidArgumentError, r"got \[\]"),
+        ("good", {"compression_type": "ZLIB"}, rd.DataLossError, "written with compression_type='ZLIB'"),
+    ]
+    for name, options, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            rd.Dataset.from_json(tmp_path / name, **options)
