@@ -40,6 +40,14 @@ def test_runs_on_one_device(script: str) -> None:
     assert 0 <= accuracy <= 1
 
 
+@pytest.mark.parametrize("script", ["digits_raydist.py", "digits_fit.py"])
+def test_unknown_strategy(script: str) -> None:
+    command = [sys.executable, script, "--strategy", "quantum"]
+    done = subprocess.run(command, cwd=ROOT / "examples", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "invalid choice: 'quantum' (choose from 'one_device', 'mirrored')" in done.stderr
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_own_loop_runs_on_replicas() -> None:

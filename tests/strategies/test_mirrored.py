@@ -349,6 +349,28 @@ def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:
     assert live_actors() - before == set()
 
 
+def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -> None:
+    outside = nn.Linear(1, 1)
+    foreign = torch.optim.SGD(outside.parameters(), lr=0.1)
+    with pytest.raises(rd.FailedPreconditionError, match=r"under the scope of mirrored-.*parameter .* of module Linear"):
+        two.run(lambda: outside.weight.sum())
+    with pytest.raises(rd.FailedPreconditionError, match=r"under the scope of mirrored-.*of optimizer SGD"):
+        two.run(lambda: foreign.step())
+    other = rd.MirroredStrategy(1)
+    with pytest.raises(rd.FailedPreconditionError, match="mirrored-"), two.scope():
+        model = nn.Linear(1, 1)
+        two.run(lambda: model.weight.sum().item())
+        other.run(lambda: model.weight.sum().item())
+    other.close()
+
+
+def test_an_empty_dataset_gives_no_batch(two: rd.MirroredStrategy) -> None:
+    empty = rd.Dataset.from_tensor_slices(np.zeros((0, 3))).batch(4)
+    assert list(two.distribute_dataset(empty)) == []
+    with pytest.raises(rd.OutOfRangeError, match="no further batch"):
+        iter(two.distribute_dataset(empty)).get_next()
+
+
 def test_nothing_runs_after_close() -> None:
     strategy = rd.MirroredStrategy(2)
     strategy.close()
