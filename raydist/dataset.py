@@ -649,6 +649,8 @@ class Dataset:
         >>> [(int(number), text) for number, text in Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5)]
         [(5, 'a'), (6, 'b')]
         """
+        return Dataset(EnumerateOp(self._op, operator.index(start)))
+
     def unique(self) -> Dataset:
         """Every value once, at its first place. Elements are single integers, bools, bytes or str.
 
@@ -687,8 +689,6 @@ class Dataset:
         5
         """
         return Dataset(AssertCardinalityOp(self._op, operator.index(expected_cardinality)))
-
-        return Dataset(EnumerateOp(self._op, operator.index(start)))
 
     def prefetch(self, buffer_size: int | None = None) -> Dataset:
         """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.
