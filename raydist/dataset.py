@@ -57,6 +57,7 @@ from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.parquet import parquet_op
 from raydist.pipelines.sources.random_numbers import RandomOp
 from raydist.pipelines.sources.range import RangeOp
+from raydist.pipelines.sources.torch_datasets import torch_op
 from raydist.pipelines.spec import as_dtype
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
@@ -360,6 +361,31 @@ class Dataset:
         [{'id': np.int64(1), 'tags': array(['a', 'b'], dtype=object)}]
         """
         return Dataset(json_op(paths, columns, compression_type))
+
+    @staticmethod
+    def from_torch(dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Dataset:
+        """The samples of a `torch.utils.data.Dataset`, or of anything with its methods.
+
+        A map-style dataset (`__getitem__` and `__len__`) is read by index: resuming and sharding cost nothing. An
+        iterable-style one (`__iter__`) is iterated afresh for every pass, its samples copied; resuming iterates it
+        again and drops what was handed out. An error of a sample stands in its place; that of an iterator ends the
+        iteration.
+        Random numbers that a dataset draws by itself are not raydist's: draw them in a `map` with `rng` instead.
+
+        Args:
+            dataset: The dataset. Its samples are nests of what an element may hold.
+            output_signature: Nest of `rd.TensorSpec` of one sample. Without it `element_spec` is that of the first
+                sample, and all samples of an iterable-style dataset must have its shapes.
+            num_parallel_calls: Samples of a map-style dataset read at a time, as for :meth:`map`; more than 1 only
+                where it may be read by several threads or processes.
+
+        Raises:
+            SpecError: It is no dataset; a sample that does not fit (at iteration, in its place).
+
+        >>> [int(x) for x in Dataset.from_torch([3, 1, 2]).map(lambda x: x + 1)]
+        [4, 2, 3]
+        """
+        return Dataset(torch_op(dataset, output_signature, num_parallel_calls))
 
     # ---- element by element
 
@@ -797,6 +823,22 @@ class Dataset:
         [2, 2, 1]
         """
         return self._iterate(arrow_batches)
+
+    def to_torch(self) -> Any:
+        """This dataset as a `torch.utils.data.IterableDataset`, for a plain `DataLoader`.
+
+        With n workers each gives every n-th element, so that nothing comes twice. But each runs the whole pipeline to
+        find them: prefer `num_workers=0` and raydist's own parallelism. Every pass is a new epoch; with workers its
+        order follows torch's seed (`torch.manual_seed`) too.
+
+        >>> from torch.utils.data import DataLoader
+        >>> [x.tolist() for x in DataLoader(Dataset.range(5).to_torch(), batch_size=2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        # The class inherits from one of torch's: building and pickling pipelines needs no torch.
+        from raydist.torch_dataset import TorchDataset
+
+        return TorchDataset(self)
 
     def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
         options = self.options()

@@ -1,0 +1,105 @@
+"""Dataset.from_torch: the samples of a torch.utils.data.Dataset, recognised by what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+from raydist.errors import FailedPreconditionError, SpecError
+from raydist.nest import unflatten
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.outputs import DeclaredOutput
+from raydist.pipelines.rows import block_of_rows
+from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
+from raydist.pipelines.sources.range import RangeOp
+from raydist.pipelines.sources.signature import Signature
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["IterableSamplesOp", "torch_op"]
+
+
+def torch_op(dataset: Any, output_signature: Any, num_parallel_calls: int | None) -> DatasetOp:
+    """From the arguments of `from_torch`."""
+    if not _is_iterable_style(dataset) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        indices = RangeOp(0, len(dataset))
+        return MapOp(indices, _Sample(dataset), num_parallel_calls, None, DeclaredOutput.parse(output_signature))
+    if not hasattr(dataset, "__iter__"):
+        raise SpecError(
+            "from_torch needs a dataset with __getitem__ and __len__ (map style) or with __iter__ (iterable style), "
+            f"got {dataset!r:.100} ({type(dataset).__name__})."
+        )
+    signature = None if output_signature is None else Signature.parse(output_signature)
+    return IterableSamplesOp(dataset, signature)
+
+
+def _is_iterable_style(dataset: Any) -> bool:
+    """Torch's IterableDataset inherits a `__getitem__` that only raises: its name tells more."""
+    return any(kind.__name__ == "IterableDataset" and "torch" in kind.__module__ for kind in type(dataset).__mro__)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    dataset: Any
+
+    def __call__(self, index: Any) -> Any:
+        return self.dataset[int(index)]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    dataset: Any
+
+    def __call__(self) -> Iterator[Any]:
+        return iter(self.dataset)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class IterableSamplesOp(DatasetOp):
+    """The samples of an iterable-style dataset, iterated afresh for every pass.
+
+    Attributes:
+        dataset: The dataset.
+        declared: What a sample is; None to learn it from the first one.
+    """
+
+    dataset: Any
+    declared: Signature | None = None
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    @property
+    def name(self) -> str:
+        return "from_torch"
+
+    @property
+    def label(self) -> str:
+        return f"from_torch({type(self.dataset).__name__})"
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return self._signature.nest()
+
+    @cached_property
+    def _signature(self) -> Signature:
+        if self.declared is not None:
+            return self.declared
+        for sample in self.dataset:
+            block = block_of_rows([sample])
+            return Signature.parse(unflatten(block.structure, block.specs))
+        raise FailedPreconditionError(
+            f"The element_spec of {self.label} is that of its first sample, and there is none. Declare it with "
+            "output_signature=."
+        )
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return GeneratorIterator(GeneratorOp(_Samples(self.dataset), self._signature))
