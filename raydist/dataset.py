@@ -29,7 +29,10 @@ from raydist.pipelines.ops.filter import FilterOp
 from raydist.pipelines.ops.ignore_errors import IgnoreErrorsOp
 from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.ops.padded_batch import PaddedBatchOp
+from raydist.pipelines.ops.padding import Padding
 from raydist.pipelines.ops.prefetch import PrefetchOp
+from raydist.pipelines.ops.rebatch import RebatchOp
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.scan import ScanOp
 from raydist.pipelines.ops.shard import ShardOp
@@ -560,6 +563,51 @@ class Dataset:
         [0, 1, 2, 3]
         """
         return Dataset(UnbatchOp(self._op))
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """Batches of elements whose leaves differ in shape (not in rank), filled up at their ends.
+
+        Args:
+            batch_size: Elements per batch, >= 1.
+            padded_shapes: Nest like the element with the shape of each padded leaf; None in a shape, for a leaf or for
+                all of them: as long as the longest of each batch.
+            padding_values: Nest like the element with one scalar for each leaf; None: 0, or empty text.
+            drop_remainder: Leave out a short last batch.
+
+        Raises:
+            InvalidArgumentError: `batch_size` < 1; shapes or values that do not fit the element (at iteration).
+            DataLossError: An element is longer than its padded shape (at iteration).
+            SpecError: A padding value has another type than its leaf (at iteration).
+
+        >>> ds = Dataset.range(1, 4).map(lambda n: np.full(n, n))
+        >>> [batch.tolist() for batch in ds.padded_batch(2)]
+        [[[1, 0], [2, 2]], [[3, 3, 3]]]
+        """
+        padding = Padding(padded_shapes, padding_values)
+        return Dataset(PaddedBatchOp(self._op, operator.index(batch_size), padding, drop_remainder))
+
+    def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Dataset:
+        """The rows of batches in batches of other sizes, across the borders of the batches that come in.
+
+        Args:
+            batch_size: Rows per batch, or a list of sizes to be used in turn, again and again; a 0 in the list gives
+                an empty batch.
+            drop_remainder: Leave out a short last batch.
+
+        Raises:
+            InvalidArgumentError: A size < 0, or no size > 0. Rows that do not share a first dimension (at iteration).
+
+        >>> [batch.tolist() for batch in Dataset.range(8).batch(4).rebatch([2, 1, 1])]
+        [[0, 1], [2], [3], [4, 5], [6], [7]]
+        """
+        sizes = batch_size if isinstance(batch_size, Sequence) else (batch_size,)
+        return Dataset(RebatchOp(UnbatchOp(self._op), tuple(map(operator.index, sizes)), drop_remainder))
 
     def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Dataset:
         """Datasets of `size` elements that lie `stride` apart, one beginning every `shift` elements.

@@ -85,7 +85,7 @@ def _dtype_name(spec: TensorSpec) -> str:
 
 
 def _column_bytes(column: Column) -> int:
-    if column.dtype != object or len(column) == 0:
+    if column.dtype != object or column.size == 0:
         return column.nbytes
     first = column.flat[0]
     return column.size * (8 + (first.nbytes if isinstance(first, np.ndarray) else len(first)))

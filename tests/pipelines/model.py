@@ -19,6 +19,7 @@ __all__ = [
     "interleaved",
     "made_unique",
     "mapped",
+    "rebatched",
     "recorder",
     "repeated",
     "sharded",
@@ -204,3 +205,19 @@ def made_unique() -> Step:
 
 def without_errors() -> Step:
     return Step("ignore_errors", lambda ds: ds.ignore_errors(), lambda items: [x for x in items if x != Bad()])
+
+
+def rebatched(size: int, sizes: tuple[int, ...]) -> Step:
+    """Batches, batches of other sizes, and their parts. A bad element spoils a batch, and that the next one."""
+
+    def on_list(items: Items) -> Items:
+        rows = batched(size, drop=False).on_list(items)
+        result: Items = []
+        for one in itertools.cycle(sizes):
+            if not rows:
+                return result
+            result += [Bad()] if Bad() in rows[:one] else rows[:one]
+            rows = rows[one:]
+        return result
+
+    return Step("rebatch", lambda ds: ds.batch(size).rebatch(sizes).unbatch(), on_list)

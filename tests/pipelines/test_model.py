@@ -21,6 +21,7 @@ from tests.pipelines.model import (
     interleaved,
     made_unique,
     mapped,
+    rebatched,
     repeated,
     sharded,
     skipped,
@@ -59,6 +60,7 @@ LIST_STEPS = st.one_of(
     st.just(summed()),
     st.just(made_unique()),
     st.just(without_errors()),
+    st.builds(rebatched, st.integers(1, 4), st.tuples(st.integers(1, 3), st.integers(0, 2))),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

@@ -104,6 +104,11 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "assert_cardinality of errors": lambda: INVERSE.assert_cardinality(7),
     "counter": lambda: Dataset.counter(start=5, step=-2, dtype="int32"),
     "random": lambda: Dataset.random(rerandomize_each_iteration=True),
+    "padded_batch": lambda: Dataset.range(9).map(np.arange, output_spec=_ints()).enumerate().padded_batch(4),
+    "padded_batch of errors": lambda: INVERSE.map(lambda x: np.full(int(4 * x), x)).padded_batch(2, [5], -1.0),
+    "rebatch": lambda: Dataset.range(11).shuffle(4).batch(4).rebatch(3),
+    "rebatch in turn": lambda: Dataset.range(8).map(lambda x: (x, str(x))).batch(3).rebatch([2, 0, 1]),
+    "rebatch of errors": lambda: INVERSE.batch(2).rebatch([1, 2], drop_remainder=True),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

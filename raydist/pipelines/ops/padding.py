@@ -1,0 +1,129 @@
+"""Filling up leaves of differing shapes to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.nest import Structure
+from raydist.pipelines.blocks import Block, Column
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.spec import TensorSpec, spec_of_value
+
+__all__ = ["Padding"]
+
+Shape = tuple[int | None, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """To which shapes, and with what.
+
+    Attributes:
+        shapes: Nest like the element, a shape in the place of each leaf (None in it, or -1: as long as the longest of
+            the batch); None for that everywhere.
+        values: Nest like the element, one value in the place of each leaf (None: 0, or empty text); None for that
+            everywhere.
+    """
+
+    shapes: Any = None
+    values: Any = None
+
+    def specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+        """Specs of the padded leaves."""
+        shapes = _parts(structure, self.shapes, "padded_shapes")
+        return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
+
+    def batch(self, rows: Block) -> Block:
+        """All `rows` as one batch.
+
+        Raises:
+            DataLossError: A row is longer than the shape it is to be padded to.
+            InvalidArgumentError: Shapes or values do not fit the element.
+            SpecError: A padding value is of another type than its leaf.
+        """
+        shapes = _parts(rows.structure, self.shapes, "padded_shapes")
+        values = _parts(rows.structure, self.values, "padding_values")
+        paths = rows.structure.paths()
+        columns = [
+            _padded(column, spec, shape, value, path)
+            for column, spec, shape, value, path in zip(rows.columns, rows.specs, shapes, values, paths, strict=True)
+        ]
+        specs = tuple(TensorSpec(column.shape, spec.dtype) for column, spec in zip(columns, rows.specs, strict=True))
+        return Block(rows.structure, specs, tuple(column[np.newaxis] for column in columns), 1)
+
+
+def _parts(structure: Structure, nest: Any, name: str) -> list[Any]:
+    """What stands in `nest` in the place of each leaf of `structure`: shapes are tuples, and yet no nests."""
+    if nest is None:
+        return [None] * structure.num_leaves
+    return list(_walk(structure, nest, name))
+
+
+def _walk(structure: Structure, nest: Any, name: str) -> Iterator[Any]:
+    if structure.kind is None:
+        yield nest
+        return
+    for key, child in zip(structure.keys, structure.children, strict=True):
+        try:
+            part = nest[key] if structure.kind in (tuple, dict) else getattr(nest, key)
+        except (TypeError, KeyError, IndexError, AttributeError):
+            raise InvalidArgumentError(
+                f"{name} must be a nest like the element, {structure}, got {nest!r:.100} where {key!r} is needed."
+            ) from None
+        yield from _walk(child, part, name)
+
+
+def _target(spec: TensorSpec, shape: Any) -> Shape | None:
+    """The shape to pad to, None for what the batch decides."""
+    if shape is None:
+        return None if spec.shape is None else (None,) * len(spec.shape) if not spec.is_fixed else spec.shape
+    dims = tuple(None if dim in (None, -1) else int(dim) for dim in shape)
+    if spec.shape is not None and len(dims) != len(spec.shape):
+        raise InvalidArgumentError(f"A padded shape must have {len(spec.shape)} dimensions, like {spec}, got {dims}.")
+    return dims
+
+
+def _padded(column: Column, spec: TensorSpec, shape: Any, value: Any, path: str) -> Column:
+    where = f" of {path!r}" if path else ""
+    rows = [row if isinstance(row, np.ndarray) else np.array(row, column.dtype) for row in column]
+    ranks = {row.ndim for row in rows}
+    target = _target(TensorSpec((None,) * max(ranks), spec.dtype), shape) or ()
+    if len(ranks) > 1:
+        raise InvalidArgumentError(f"The elements{where} of a padded batch must have one rank, got {sorted(ranks)}.")
+    longest = [max(dims) for dims in zip(*(row.shape for row in rows), strict=True)]
+    final_shape = [most if dim is None else dim for most, dim in zip(longest, target, strict=True)]
+    if any(most > dim for most, dim in zip(longest, final_shape, strict=True)):
+        raise DataLossError(
+            f"A padded shape{where} must hold every element, got elements up to {tuple(longest)} for "
+            f"{tuple(final_shape)}. Give a larger one, or None for the longest of each batch."
+        )
+    if not final_shape:
+        return column
+    filled = np.full((len(rows), *final_shape), _value(value, spec, where), dtype=rows[0].dtype)
+    for number, row in enumerate(rows):
+        filled[number][tuple(map(slice, row.shape))] = row
+    return filled
+
+
+def _value(value: Any, spec: TensorSpec, where: str) -> Any:
+    """What to pad a leaf with: its default, or `value` as a scalar of its dtype."""
+    kind = spec.dtype.kind
+    if value is None:
+        return {"S": b"", "U": ""}.get(kind, 0)
+    leaf = as_leaf(value)
+    got = spec_of_value(leaf)
+    exact = got.dtype == spec.dtype or (isinstance(value, int | float) and _fits(leaf, spec.dtype))
+    if got.shape != () or not exact:
+        raise SpecError(f"A padding value{where} must be one scalar of {spec.dtype}, got {value!r:.100} ({got}).")
+    return leaf
+
+
+def _fits(leaf: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a Python number is one of `dtype`: an int may fill any numbers, a float those with fractions."""
+    return dtype.kind in ("iufc" if leaf.dtype.kind in "iu" else "fc") and leaf.dtype.kind != "b"

@@ -1,0 +1,104 @@
+"""Dataset.rebatch: the rows of batches in batches of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.nest import flatten, map_structure
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.ops.batch import cut_into_batches
+from raydist.pipelines.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
+from raydist.pipelines.spec import TensorSpec
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["RebatchOp"]
+
+_MAX_BATCHES = 64  # made at a time
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RebatchOp(DatasetOp):
+    """The elements of `input` (rows) in batches whose sizes are `sizes`, again and again; 0 gives an empty batch."""
+
+    input: DatasetOp
+    sizes: tuple[int, ...]
+    drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 0 or max(self.sizes) == 0:
+            raise InvalidArgumentError(
+                f"The sizes of a rebatch must be >= 0, and one of them > 0, got {list(self.sizes)}."
+            )
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        return f"rebatch({list(self.sizes)}{', drop_remainder' if self.drop_remainder else ''})"
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        size = self.sizes[0] if self.drop_remainder and len(set(self.sizes)) == 1 else None
+        return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return BorderIterator(_Batches(self, ctx.build(self.input)))
+
+
+@final
+class _Batches(ResumableProducer):
+    def __init__(self, op: RebatchOp, source: OpIterator) -> None:
+        self._op = op
+        self._source = source
+        self._at = 0  # which size is next
+        self._ended = False
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._ended:
+            raise StopIteration
+        count = min(limit, _MAX_BATCHES)
+        sizes = [self._op.sizes[(self._at + k) % len(self._op.sizes)] for k in range(count)]
+        rows: Sequence[Item] = read_items(self._source, sum(sizes))
+        batches: list[Item] = []
+        for size in sizes:
+            if size and not count_items(rows):
+                self._ended = True
+                break
+            batches += (
+                cut_into_batches(keep_items(rows, size), size, self._op.drop_remainder) if size else [self._empty()]
+            )
+            rows = drop_items(rows, size)
+            self._at = (self._at + 1) % len(self._op.sizes)
+        return batches
+
+    def _empty(self) -> Block:
+        specs, structure = flatten(self._op.input.element_spec())
+        shapes = [(0, *(dim or 0 for dim in spec.shape or ())) for spec in specs]
+        columns = tuple(
+            np.empty((1, *shape), object if spec.dtype.kind in "SU" else spec.dtype)
+            for spec, shape in zip(specs, shapes, strict=True)
+        )
+        found = tuple(TensorSpec(shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True))
+        return Block(structure, found, columns, 1)
+
+    def border(self) -> State:
+        return {"at": self._at, "ended": self._ended, "input": self._source.state_dict()}
+
+    def restore(self, border: State) -> None:
+        self._at, self._ended = int(border["at"]), bool(border["ended"])
+        self._source.load_state_dict(border["input"])
+
+    def close(self) -> None:
+        self._source.close()
