@@ -122,10 +122,10 @@ def _text_tensors(column: Column) -> pa.Array:
 
 
 def _ragged(column: Column) -> pa.Array:
-    values = [_to_arrow(row.reshape(-1)) for row in column]
-    offsets = np.cumsum([0, *(len(part) for part in values)])
+    values = _to_arrow(np.concatenate([row.reshape(-1) for row in column]))  # one type, also for rows without values
+    offsets = np.cumsum([0, *(row.size for row in column)])
     shapes = pa.array([list(row.shape) for row in column], pa.large_list(pa.int64()))
-    joined = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.concat_arrays(values))
+    joined = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
     return pa.StructArray.from_arrays([joined, shapes], ["values", "shape"])
 
 

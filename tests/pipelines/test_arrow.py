@@ -30,6 +30,7 @@ ROWS: dict[str, list[Any]] = {
     "ragged": [np.arange(3), np.arange(0), np.arange(5)],
     "ragged ranks": [np.zeros((2, 2), np.float32), np.zeros(3, np.float32)],
     "ragged text": [["a"], ["b", "c"]],
+    "ragged text, some empty": [np.array([], object), ["a"], np.array([], object)],
     "ragged bools": [np.array([True]), np.array([False, True])],
     "nests": [{"x": (1, "a"), "y": np.zeros(2)}, {"x": (2, "b"), "y": np.ones(2)}],
 }
