@@ -11,6 +11,7 @@ from typing import Any, final
 import cloudpickle
 import numpy as np
 
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import flatten
 from raydist.options import Options
 from raydist.pipelines.arrow import arrow_batches
@@ -24,9 +25,11 @@ from raydist.pipelines.merged import merged_options
 from raydist.pipelines.op import DatasetOp
 from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
 from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.choose import ChooseOp
 from raydist.pipelines.ops.concatenate import ConcatenateOp
 from raydist.pipelines.ops.enumerate import EnumerateOp
 from raydist.pipelines.ops.filter import FilterOp
+from raydist.pipelines.ops.gather import GatherOp
 from raydist.pipelines.ops.ignore_errors import IgnoreErrorsOp
 from raydist.pipelines.ops.interleave import InterleaveOp
 from raydist.pipelines.ops.map import MapOp
@@ -53,12 +56,14 @@ from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.sources.arrow_table import ArrowTableOp
 from raydist.pipelines.sources.counter import CounterOp
 from raydist.pipelines.sources.csv_files import csv_op
+from raydist.pipelines.sources.draws import DrawsOp
 from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.parquet import parquet_op
+from raydist.pipelines.sources.permutation import PermutationOp
 from raydist.pipelines.sources.random_numbers import RandomOp
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.sources.saved import load_op
@@ -161,6 +166,66 @@ class Dataset:
         if wrong or not leaves:
             raise TypeError(f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}.")
         return Dataset(ZipOp(tuple(leaf._op for leaf in leaves), structure))
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool = False,
+    ) -> Dataset:
+        """Every element from one of `datasets`, drawn at random.
+
+        Args:
+            datasets: At least one, of one structure and dtypes.
+            weights: One number per dataset, in any unit; 0 or less: never drawn. None: all alike.
+            seed: With a seed, the same choices in every process.
+            stop_on_empty_dataset: End when an empty dataset is drawn; False goes on with the others.
+            rerandomize_each_iteration: Other choices in every epoch; False keeps those of the first.
+
+        Raises:
+            InvalidArgumentError: No dataset, another number of weights, or no weight > 0.
+            TypeError: An argument is no dataset.
+            SpecError: Structures or dtypes differ, as in `concatenate`.
+
+        >>> a, b = Dataset.range(0, 5), Dataset.range(10, 15)
+        >>> sorted(int(x) for x in Dataset.sample_from_datasets([a, b], weights=[0.2, 0.8], seed=1))
+        [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+        """
+        ops = _graphs(datasets, "sample_from_datasets")
+        draws = DrawsOp.of(weights, len(ops), seed, rerandomize_each_iteration)
+        kept = [number for number, weight in enumerate(draws.weights) if weight > 0]
+        if len(kept) < len(ops):
+            weights = [draws.weights[number] for number in kept]
+            draws = DrawsOp.of(weights, len(kept), seed, rerandomize_each_iteration)
+        chosen = tuple(ops[number] for number in kept)
+        return Dataset(ChooseOp(chosen, draws, stop_on_empty_dataset, "sample_from_datasets", meets_all=True))
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
+    ) -> Dataset:
+        """For each number in `choice_dataset` the next element of the dataset with that number.
+
+        Args:
+            datasets: At least one, of one structure and dtypes.
+            choice_dataset: Single whole numbers below `len(datasets)`; ends the iteration when it ends.
+            stop_on_empty_dataset: End when an empty dataset is chosen; False passes over that choice.
+
+        Raises:
+            InvalidArgumentError: No dataset; a choice that is no number of one (at iteration, in its place).
+            TypeError: An argument is no dataset.
+            SpecError: Structures or dtypes differ, as in `concatenate`.
+
+        >>> parts = [Dataset.range(3), Dataset.range(10, 13)]
+        >>> choices = Dataset.from_tensor_slices([0, 1, 1, 0])
+        >>> [int(x) for x in Dataset.choose_from_datasets(parts, choices)]
+        [0, 10, 11, 1]
+        """
+        ops = _graphs(datasets, "choose_from_datasets")
+        (choices,) = _graphs([choice_dataset], "choose_from_datasets")
+        return Dataset(ChooseOp(ops, choices, stop_on_empty_dataset, "choose_from_datasets"))
 
     @staticmethod
     def from_generator(generator: Callable[..., Any], output_signature: Any = None, args: Any = ()) -> Dataset:
@@ -674,6 +739,32 @@ class Dataset:
         """
         return Dataset(ShuffleOp(self._op, operator.index(buffer_size), seed, reshuffle_each_iteration))
 
+    def global_shuffle(self, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Dataset:
+        """All elements in random order, without a buffer: every element is read by its index, where it lies.
+
+        A full permutation in constant memory, and a state that is one number. Use it right behind a source whose
+        elements can be read by their index: `range`, `from_tensor_slices`, `from_numpy`.
+
+        Args:
+            seed: With a seed, every epoch's order is the same in every process.
+            reshuffle_each_iteration: A new order every epoch; False keeps that of the first.
+
+        Raises:
+            FailedPreconditionError: The elements cannot be read by their index.
+
+        >>> ds = Dataset.range(1000).global_shuffle(seed=1)
+        >>> sorted(int(x) for x in ds) == list(range(1000))
+        True
+        """
+        access = self._op.random_access()
+        if access is None:
+            raise FailedPreconditionError(
+                f"global_shuffle needs a source whose elements can be read by their index, got {self._op.label}. "
+                "Put it right behind range, from_tensor_slices or from_numpy, or use shuffle(buffer_size)."
+            )
+        order = PermutationOp(len(access), seed, reshuffle_each_iteration)
+        return Dataset(GatherOp(order, self._op))
+
     def repeat(self, count: int | None = None) -> Dataset:
         """`count` passes, each an epoch of what is before; None or a negative count: for ever. An empty dataset ends.
 
@@ -944,6 +1035,16 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<Dataset {self._op.label}, cardinality {self.cardinality()}>"
+
+
+def _graphs(datasets: Sequence[Dataset], caller: str) -> tuple[DatasetOp, ...]:
+    """The operations of one or more datasets."""
+    for dataset in datasets:
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"{caller} takes datasets, got {dataset!r:.100}.")
+    if not datasets:
+        raise InvalidArgumentError(f"{caller} needs at least one dataset, got none.")
+    return tuple(dataset._op for dataset in datasets)
 
 
 def _unpickle(op: bytes) -> Dataset:

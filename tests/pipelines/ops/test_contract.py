@@ -109,6 +109,19 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "rebatch": lambda: Dataset.range(11).shuffle(4).batch(4).rebatch(3),
     "rebatch in turn": lambda: Dataset.range(8).map(lambda x: (x, str(x))).batch(3).rebatch([2, 0, 1]),
     "rebatch of errors": lambda: INVERSE.batch(2).rebatch([1, 2], drop_remainder=True),
+    "sample_from_datasets": lambda: Dataset.sample_from_datasets(
+        [Dataset.range(9).shuffle(9), Dataset.range(50, 53), Dataset.range(90, 99)], [0.5, 0.3, 0.2]
+    ),
+    "sample_from_datasets for ever": lambda: Dataset.sample_from_datasets(
+        [Dataset.range(3).repeat(), INVERSE.map(int)]
+    ),
+    "choose_from_datasets": lambda: Dataset.choose_from_datasets(
+        [INVERSE, INVERSE.skip(1)], Dataset.random(seed=1).map(lambda x: x % 3).take(12), stop_on_empty_dataset=False
+    ),
+    "global_shuffle": lambda: Dataset.range(30).global_shuffle(),
+    "global_shuffle of rows": lambda: (
+        Dataset.from_tensor_slices((np.arange(20).reshape(10, 2), list("abcdefghij"))).global_shuffle(seed=2).repeat(2)
+    ),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

@@ -1,0 +1,109 @@
+"""The numbers 0 .. n - 1 in random order, each computed when it is asked for.
+
+A Feistel network is a permutation of 2^(2h) numbers whatever its round function is; numbers beyond n are permuted again
+until they fall below it, which keeps it a permutation ("cycle walking": Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", CT-RSA 2002). So neither the order nor a position in it takes memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.nest import LEAF
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.seeds import RandomKey
+from raydist.pipelines.spec import TensorSpec
+
+__all__ = ["PermutationOp", "permuted"]
+
+_MAX_ROWS = 4096
+_ROUNDS = 8
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # the finaliser of splitmix64
+
+_Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PermutationOp(DatasetOp):
+    """0 .. `count` - 1 in the order of one epoch, or of all epochs."""
+
+    count: int
+    seed: int | None
+    reshuffle_each_iteration: bool
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    @property
+    def name(self) -> str:
+        return "global_shuffle"
+
+    @property
+    def label(self) -> str:
+        return f"global_shuffle({'' if self.seed is None else f'seed={self.seed}'})"
+
+    def cardinality(self) -> int:
+        return self.count
+
+    def element_spec(self) -> Any:
+        return TensorSpec((), np.int64)
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return _Permutation(self.count, ctx.key(self, self.seed, every_epoch=self.reshuffle_each_iteration))
+
+
+@final
+class _Permutation(OpIterator):
+    def __init__(self, count: int, key: RandomKey) -> None:
+        self._count = count
+        self._keys = key.words(0, _ROUNDS)
+        self._next = 0
+
+    def next_block(self, limit: int) -> Block:
+        stop = min(self._next + min(limit, _MAX_ROWS), self._count)
+        if stop <= self._next:
+            raise StopIteration
+        numbers = permuted(np.arange(self._next, stop, dtype=np.uint64), self._count, self._keys)
+        self._next = stop
+        return Block(LEAF, (TensorSpec((), np.int64),), (numbers.astype(np.int64),), len(numbers))
+
+    def state_dict(self) -> State:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._next = int(state["next"])
+
+
+def permuted(positions: _Words, count: int, keys: _Words) -> _Words:
+    """The numbers at these positions of the permutation of 0 .. `count` - 1 that `keys` name.
+
+    >>> keys = RandomKey(seed=1, operation="global_shuffle-1").words(0, 8)
+    >>> sorted(permuted(np.arange(10, dtype=np.uint64), 10, keys).tolist()) == list(range(10))
+    True
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    numbers = _encrypted(positions, half, keys)
+    while (outside := np.flatnonzero(numbers >= np.uint64(count))).size:
+        numbers[outside] = _encrypted(numbers[outside], half, keys)
+    return numbers
+
+
+def _encrypted(numbers: _Words, half: int, keys: _Words) -> _Words:
+    """A Feistel network over two halves of `half` bits."""
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = numbers >> shift, numbers & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mixed(words: _Words) -> _Words:
+    words = (words ^ (words >> np.uint64(30))) * _MIX[0]
+    words = (words ^ (words >> np.uint64(27))) * _MIX[1]
+    return words ^ (words >> np.uint64(31))
