@@ -25,6 +25,7 @@ from raydist.pipelines.merged import merged_options
 from raydist.pipelines.op import DatasetOp
 from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
 from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.cache import CacheOp
 from raydist.pipelines.ops.choose import ChooseOp
 from raydist.pipelines.ops.concatenate import ConcatenateOp
 from raydist.pipelines.ops.enumerate import EnumerateOp
@@ -872,6 +873,19 @@ class Dataset:
         5
         """
         return Dataset(AssertCardinalityOp(self._op, operator.index(expected_cardinality)))
+
+    def cache(self) -> Dataset:
+        """Keep the elements of a first whole pass in memory; later passes and epochs read them there.
+
+        What is random before the cache is the same in every epoch. A pass that is left early, or has an error in it, is
+        not kept. Each process keeps its own; datasets derived from this one share it if they have one `Options.seed`.
+        The state of an iterator is a count: resuming in a new process reads the input again from the beginning.
+
+        >>> ds = Dataset.range(3).map(lambda x: x * 2).cache()
+        >>> [[int(x) for x in ds] for epoch in (0, 1)]
+        [[0, 2, 4], [0, 2, 4]]
+        """
+        return Dataset(CacheOp(self._op))
 
     def prefetch(self, buffer_size: int | None = None) -> Dataset:
         """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.

@@ -61,6 +61,7 @@ LIST_STEPS = st.one_of(
     st.just(made_unique()),
     st.just(without_errors()),
     st.builds(rebatched, st.integers(1, 4), st.tuples(st.integers(1, 3), st.integers(0, 2))),
+    st.just(Step("cache", lambda ds: ds.cache(), lambda items: items)),
     st.just(Step("prefetch", lambda ds: ds.prefetch(2), lambda items: items)),
 )
 RANDOM_STEPS = st.one_of(

@@ -122,6 +122,8 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "global_shuffle of rows": lambda: (
         Dataset.from_tensor_slices((np.arange(20).reshape(10, 2), list("abcdefghij"))).global_shuffle(seed=2).repeat(2)
     ),
+    "cache": lambda: Dataset.range(9).shuffle(4).map(noisy).cache().shuffle(3).repeat(2),
+    "cache of errors": lambda: INVERSE.cache().repeat(2),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)
