@@ -107,7 +107,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "padded_batch": lambda: Dataset.range(9).map(np.arange, output_spec=_ints()).enumerate().padded_batch(4),
     "padded_batch of errors": lambda: INVERSE.map(lambda x: np.full(int(4 * x), x)).padded_batch(2, [5], -1.0),
     "rebatch": lambda: Dataset.range(11).shuffle(4).batch(4).rebatch(3),
-    "rebatch in turn": lambda: Dataset.range(8).map(lambda x: (x, str(x))).batch(3).rebatch([2, 0, 1]),
+    "rebatch in turn": lambda: Dataset.range(8).map(lambda x: (x, x * 0.5)).batch(3).rebatch([2, 0, 1]),
     "rebatch of errors": lambda: INVERSE.batch(2).rebatch([1, 2], drop_remainder=True),
     "sample_from_datasets": lambda: Dataset.sample_from_datasets(
         [Dataset.range(9).shuffle(9), Dataset.range(50, 53), Dataset.range(90, 99)], [0.5, 0.3, 0.2]
