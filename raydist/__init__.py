@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.iterator import DatasetIterator as DatasetIterator
     from raydist.pipelines.iterator import Optional as Optional
     from raydist.pipelines.op import DatasetOp as DatasetOp
+    from raydist.pipelines.spec import DatasetSpec as DatasetSpec
     from raydist.pipelines.spec import TensorSpec as TensorSpec
     from raydist.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
     from raydist.readers import TextLineDataset as TextLineDataset
@@ -82,6 +83,7 @@ _MODULE_OF = {
     "Dataset": "raydist.dataset",
     "DatasetIterator": "raydist.pipelines.iterator",
     "DatasetOp": "raydist.pipelines.op",
+    "DatasetSpec": "raydist.pipelines.spec",
     "DeadlineExceededError": "raydist.errors",
     "DistributedDataset": "raydist.distributed_dataset",
     "DistributedIterator": "raydist.distributed_dataset",

@@ -352,15 +352,25 @@ def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:
 def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -> None:
     outside = nn.Linear(1, 1)
     foreign = torch.optim.SGD(outside.parameters(), lr=0.1)
-    with pytest.raises(rd.FailedPreconditionError, match=r"under the scope of mirrored-.*parameter .* of module Linear"):
+    with pytest.raises(
+        rd.FailedPreconditionError, match=r"under the scope of mirrored-.*parameter .* of module Linear"
+    ):
         two.run(lambda: outside.weight.sum())
     with pytest.raises(rd.FailedPreconditionError, match=r"under the scope of mirrored-.*of optimizer SGD"):
         two.run(lambda: foreign.step())
-    other = rd.MirroredStrategy(1)
-    with pytest.raises(rd.FailedPreconditionError, match="mirrored-"), two.scope():
+
+
+def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> None:
+    with two.scope():
         model = nn.Linear(1, 1)
-        two.run(lambda: model.weight.sum().item())
-        other.run(lambda: model.weight.sum().item())
+
+    def step() -> float:
+        return float(model.weight.sum())
+
+    two.run(step)
+    other = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+    with pytest.raises(rd.FailedPreconditionError, match=two._name):
+        other.run(step)
     other.close()
 
 
