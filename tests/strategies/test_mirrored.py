@@ -368,9 +368,10 @@ def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> No
         return float(model.weight.sum())
 
     two.run(step)
-    with rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01}) as other:
-        with pytest.raises(rd.FailedPreconditionError, match=f"belongs to another one than {other._name}"):
-            other.run(step)
+    other = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+    message = f"belongs to another one than {other._name}"
+    with other, pytest.raises(rd.FailedPreconditionError, match=message):
+        other.run(step)
 
 
 def test_an_empty_dataset_gives_no_batch(two: rd.MirroredStrategy) -> None:
