@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -14,6 +13,7 @@ import numpy as np
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import flatten
 from raydist.options import Options
+from raydist.pipelines.arguments import whole_number
 from raydist.pipelines.arrow import arrow_batches
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.carried import fold
@@ -107,7 +107,8 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(1, 7, 2)]
         [1, 3, 5]
         """
-        return Dataset(RangeOp.of(args, as_dtype(output_type)))
+        numbers = tuple(whole_number("Each of start, stop and step", arg) for arg in args)
+        return Dataset(RangeOp.of(numbers, as_dtype(output_type)))
 
     @staticmethod
     def counter(start: int = 0, step: int = 1, dtype: Any = np.int64) -> Dataset:
@@ -116,7 +117,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.counter(start=2, step=3).take(3)]
         [2, 5, 8]
         """
-        return Dataset(CounterOp(operator.index(start), operator.index(step), as_dtype(dtype)))
+        return Dataset(CounterOp(whole_number("start", start), whole_number("step", step), as_dtype(dtype)))
 
     @staticmethod
     def random(seed: int | None = None, rerandomize_each_iteration: bool = False) -> Dataset:
@@ -638,7 +639,7 @@ class Dataset:
         >>> [b.tolist() for b in Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
         """
-        return Dataset(BatchOp(self._op, operator.index(batch_size), drop_remainder))
+        return Dataset(BatchOp(self._op, whole_number("batch_size", batch_size), drop_remainder))
 
     def unbatch(self) -> Dataset:
         """The entries of the first dimension of every element, one by one.
@@ -674,7 +675,7 @@ class Dataset:
         [[[1, 0], [2, 2]], [[3, 3, 3]]]
         """
         padding = Padding(padded_shapes, padding_values)
-        return Dataset(PaddedBatchOp(self._op, operator.index(batch_size), padding, drop_remainder))
+        return Dataset(PaddedBatchOp(self._op, whole_number("batch_size", batch_size), padding, drop_remainder))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Dataset:
         """The rows of batches in batches of other sizes, across the borders of the batches that come in.
@@ -691,7 +692,9 @@ class Dataset:
         [[0, 1], [2], [3], [4, 5], [6], [7]]
         """
         sizes = batch_size if isinstance(batch_size, Sequence) else (batch_size,)
-        return Dataset(RebatchOp(UnbatchOp(self._op), tuple(map(operator.index, sizes)), drop_remainder))
+        return Dataset(
+            RebatchOp(UnbatchOp(self._op), tuple(whole_number("batch_size", size) for size in sizes), drop_remainder)
+        )
 
     def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Dataset:
         """Datasets of `size` elements that lie `stride` apart, one beginning every `shift` elements.
@@ -716,7 +719,8 @@ class Dataset:
         >>> [x.tolist() for x in Dataset.range(4).window(2, 1, drop_remainder=True).flat_map(lambda w: w.batch(2))]
         [[0, 1], [1, 2], [2, 3]]
         """
-        size, shift, stride = map(operator.index, (size, size if shift is None else shift, stride))
+        size, stride = whole_number("size", size), whole_number("stride", stride)
+        shift = size if shift is None else whole_number("shift", shift)
         return Dataset(WindowOp(self._op, size, shift, stride, drop_remainder, Dataset))
 
     # ---- order and count
@@ -738,7 +742,7 @@ class Dataset:
         >>> sorted(int(x) for x in ds) == list(range(10))
         True
         """
-        return Dataset(ShuffleOp(self._op, operator.index(buffer_size), seed, reshuffle_each_iteration))
+        return Dataset(ShuffleOp(self._op, whole_number("buffer_size", buffer_size), seed, reshuffle_each_iteration))
 
     def global_shuffle(self, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Dataset:
         """All elements in random order, without a buffer: every element is read by its index, where it lies.
@@ -772,7 +776,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(2).repeat(2)]
         [0, 1, 0, 1]
         """
-        return Dataset(RepeatOp(self._op, None if count is None else operator.index(count)))
+        return Dataset(RepeatOp(self._op, None if count is None else whole_number("count", count)))
 
     def take(self, count: int) -> Dataset:
         """The first `count` elements; all for a negative count.
@@ -780,7 +784,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(5).take(2)]
         [0, 1]
         """
-        return Dataset(TakeOp(self._op, operator.index(count)))
+        return Dataset(TakeOp(self._op, whole_number("count", count)))
 
     def skip(self, count: int) -> Dataset:
         """All but the first `count` elements; none for a negative count.
@@ -788,7 +792,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(5).skip(3)]
         [3, 4]
         """
-        return Dataset(SkipOp(self._op, operator.index(count)))
+        return Dataset(SkipOp(self._op, whole_number("count", count)))
 
     def take_while(self, predicate: Callable[..., Any]) -> Dataset:
         """The elements before the first for which `predicate` returns False. It must return one bool.
@@ -811,7 +815,7 @@ class Dataset:
         >>> [int(x) for x in Dataset.range(8).shard(3, 1)]
         [1, 4, 7]
         """
-        return Dataset(ShardOp(self._op, operator.index(num_shards), operator.index(index)))
+        return Dataset(ShardOp(self._op, whole_number("num_shards", num_shards), whole_number("index", index)))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """These elements, then those of `dataset`, which must have the same structure and dtypes.
@@ -833,7 +837,7 @@ class Dataset:
         >>> [(int(number), text) for number, text in Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5)]
         [(5, 'a'), (6, 'b')]
         """
-        return Dataset(EnumerateOp(self._op, operator.index(start)))
+        return Dataset(EnumerateOp(self._op, whole_number("start", start)))
 
     def unique(self) -> Dataset:
         """Every value once, at its first place. Elements are single integers, bools, bytes or str.
@@ -872,7 +876,7 @@ class Dataset:
         >>> len(Dataset.range(9).filter(lambda x: x % 2 == 0).assert_cardinality(5))
         5
         """
-        return Dataset(AssertCardinalityOp(self._op, operator.index(expected_cardinality)))
+        return Dataset(AssertCardinalityOp(self._op, whole_number("expected_cardinality", expected_cardinality)))
 
     def cache(self) -> Dataset:
         """Keep the elements of a first whole pass in memory; later passes and epochs read them there.

@@ -17,7 +17,7 @@ from raydist.collectives.checked import describe_call, exchange
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["all_gather", "all_reduce"]
+__all__ = ["all_gather", "all_reduce", "promote"]
 
 Weights = Sequence[float] | None
 
@@ -48,7 +48,7 @@ def all_reduce(
     tensor(3.)
     """
     op = ReduceOp.parse(op)
-    tensor = _promote(torch.as_tensor(value), op)
+    tensor = promote(torch.as_tensor(value), op)
     if not _agree(communicator, f"all_reduce({op.value})", tensor):
         result = tensor.detach().clone()
         communicator.all_reduce(result, op).wait()
@@ -170,7 +170,8 @@ def _attached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-def _promote(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+def promote(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """`tensor` in the dtype of the result: a MEAN of whole numbers is floating-point, a SUM of truth values counts."""
     if op is ReduceOp.MEAN and not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.to(torch.get_default_dtype())
     if op is ReduceOp.SUM and tensor.dtype is torch.bool:

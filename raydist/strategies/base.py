@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.dataset import Dataset
-from raydist.errors import FailedPreconditionError, SpecError
+from raydist.distributed_dataset import DistributedDataset
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.options import InputOptions, RunOptions
 from raydist.strategies.context import enter_cross_replica
 from raydist.strategies.reductions import gather, local_results, reduce
@@ -140,7 +141,7 @@ class Strategy(ABC):
 
     @final
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of a PerReplica in rank order; any other value alone in a tuple. Waits for them."""
+        """One value per replica in rank order, nests as nests; any other value alone in a tuple. Waits for them."""
         return local_results(value)
 
     @abstractmethod
@@ -173,10 +174,25 @@ class Strategy(ABC):
             raise FailedPreconditionError(f"This {type(self).__name__} is closed and can't {what}. Make a new one.")
 
 
-def require_dataset(dataset: Any) -> None:
-    """SpecError unless `dataset` is a raydist Dataset."""
+def require_call(fn: Any, args: Any) -> None:
+    """InvalidArgumentError unless `strategy.run(fn, args)` can be meant so."""
+    if not callable(fn):
+        raise InvalidArgumentError(f"strategy.run needs a function, got {fn!r:.80}.")
+    if not isinstance(args, tuple | list):
+        raise InvalidArgumentError(
+            f"args must be a tuple of the function's arguments, got {type(args).__name__}. For one: args=(batch,)."
+        )
+    if any(isinstance(arg, DistributedDataset) for arg in args):
+        raise InvalidArgumentError(
+            "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop inside."
+        )
+
+
+def require_dataset(dataset: Any) -> Dataset:
+    """`dataset` itself; SpecError unless it is a raydist Dataset."""
     if not isinstance(dataset, Dataset):
         raise SpecError(
             f"A raydist.Dataset must be given, got {type(dataset).__name__}. "
             "Make one with Dataset.from_tensor_slices, from_generator or another source."
         )
+    return dataset

@@ -14,7 +14,7 @@ from raydist.distributed_dataset import LocalDistributedDataset
 from raydist.nest import flatten, unflatten
 from raydist.options import InputOptions, RunOptions
 from raydist.pipelines.iterator import DatasetIterator
-from raydist.strategies.base import Strategy, ValueContext, require_dataset
+from raydist.strategies.base import Strategy, ValueContext, require_call, require_dataset
 from raydist.strategies.context import ReplicaContext, enter_replica
 from raydist.strategies.devices import parse_device
 from raydist.strategies.peers import Alone
@@ -70,6 +70,7 @@ class OneDeviceStrategy(Strategy):
     ) -> Any:
         """Call `fn(*args, **kwargs)` here and now; see `Strategy.run`."""
         self._require_open("run a step")
+        require_call(fn, args)
         peers = Alone(self._torch_device)
         leaves, structure = flatten((tuple(args), dict(kwargs or {})))
         rows = [self._rows_of[leaf] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf in self._rows_of]

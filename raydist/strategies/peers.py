@@ -12,7 +12,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from raydist.collectives.differentiable import all_gather, all_reduce
+from raydist.collectives.differentiable import all_gather, all_reduce, promote
 from raydist.nest import map_structure
 from raydist.values import PerReplica, ReduceOp
 
@@ -66,9 +66,7 @@ class Alone(Peers):
         self.rows = None
 
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
-        tensor = torch.as_tensor(value, device=self.device)
-        integral = not (tensor.is_floating_point() or tensor.is_complex())
-        return tensor.to(torch.get_default_dtype()) if op is ReduceOp.MEAN and integral else tensor
+        return promote(torch.as_tensor(value, device=self.device), op)
 
     def all_gather(self, value: Any, axis: int) -> Any:
         return torch.as_tensor(value, device=self.device)
@@ -143,18 +141,33 @@ class Connected(Peers):
             self._mirror.import_buffers(buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
+    def _present(self) -> tuple[bool, ...]:
+        """Which replicas count: all but those that stand in."""
+        rows = self.rows if self._stand_in and self.rows is not None and any(self.rows) else (1,) * self.world_size
+        return tuple(count > 0 for count in rows)
+
     def weights(self) -> tuple[float, ...] | None:
         """Each replica's weight in the global objective; None where contributions are plainly added."""
-        if self._reduce_op is ReduceOp.SUM:
-            return None
-        return weights_of(self.rows, self.world_size)
+        if self._reduce_op is ReduceOp.MEAN:
+            return weights_of(self.rows, self.world_size)
+        present = self._present()
+        return None if all(present) else tuple(map(float, present))
 
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
-        tensor = torch.as_tensor(value, device=self.device)
-        return all_reduce(self._communicator, tensor, op, self.weights())
+        tensor = promote(torch.as_tensor(value, device=self.device), op)
+        present = self._present()
+        if all(present):
+            return all_reduce(self._communicator, tensor, op, self.weights())
+        if self.stands_in:
+            tensor = _without_effect(tensor, op)
+        if op is not ReduceOp.MEAN:
+            return all_reduce(self._communicator, tensor, op, self.weights())
+        return all_reduce(self._communicator, tensor, ReduceOp.SUM, self.weights()) / sum(present)
 
     def all_gather(self, value: Any, axis: int) -> Any:
         tensor = torch.as_tensor(value, device=self.device)
+        if self.stands_in and -tensor.dim() <= axis < tensor.dim():
+            tensor = tensor.narrow(axis, 0, 0)
         return all_gather(self._communicator, tensor, axis, self.weights())
 
     def merge_call(self, strategy: Strategy, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -170,10 +183,29 @@ class Connected(Peers):
     def _gather_objects(self, value: Any) -> list[Any]:
         """Every replica's `value`, pickled; through the same checked path as tensors."""
         payload = np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8).copy()
-        sizes = self.all_gather(torch.tensor([len(payload)]), 0).tolist()
-        everything = self.all_gather(torch.from_numpy(payload), 0).cpu().numpy()
+        # Every replica's, those that stand in included: the function that is to be merged runs on all of them.
+        sizes = self._gather_all(torch.tensor([len(payload)])).tolist()
+        everything = self._gather_all(torch.from_numpy(payload)).cpu().numpy().tobytes()
         ends = np.cumsum(sizes)
         return [pickle.loads(everything[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+    def _gather_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        return all_gather(self._communicator, tensor.to(self.device), 0)
+
+
+def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """What changes nothing in a reduction, with the autograd edge of `tensor` (whose values may be NaN)."""
+    if op in (ReduceOp.SUM, ReduceOp.MEAN):
+        identity: Any = 0
+    elif op is ReduceOp.PRODUCT:
+        identity = 1
+    elif tensor.dtype is torch.bool:
+        identity = op is ReduceOp.MIN
+    else:
+        limits = torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
+        identity = limits.max if op is ReduceOp.MIN else limits.min
+    never = torch.zeros_like(tensor, dtype=torch.bool)
+    return torch.where(never, tensor, torch.full_like(tensor, identity))
 
 
 def weights_of(rows: tuple[int, ...] | None, world_size: int) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import map_structure
+from raydist.nest import flatten, map_structure, unflatten
 from raydist.values import PerReplica, ReduceOp
 
 __all__ = ["gather", "local_results", "reduce"]
@@ -109,5 +109,11 @@ def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """The parts of a PerReplica, or the value alone, see `Strategy.local_results`."""
-    return value.values if isinstance(value, PerReplica) else (value,)
+    """One value per replica: the parts of a PerReplica, nests of the parts of a nest; see `Strategy.local_results`."""
+    leaves, structure = flatten(value)
+    parts = [leaf.values for leaf in leaves if isinstance(leaf, PerReplica)]
+    if not parts:
+        return (value,)
+    count = min(map(len, parts))
+    rows = ([leaf.values[i] if isinstance(leaf, PerReplica) else leaf for leaf in leaves] for i in range(count))
+    return tuple(unflatten(structure, row) for row in rows)

@@ -110,6 +110,8 @@ class ReplicaGroup:
         """The results of one step of `generation`, in rank order; raises its error, as often as it is asked for."""
         while self._under_way and self._under_way[0][0] < step:
             self._finish_oldest()
+        if self._under_way and self._under_way[0][0] == step:
+            self._under_way.popleft()  # what comes of it is told here, and not again when the strategy closes
         return self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s", generation=generation)
 
     def answers(self, within_s: float) -> bool:

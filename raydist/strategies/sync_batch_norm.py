@@ -83,15 +83,13 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _global_moments(context: ReplicaContext, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, biased variance and count over all rows of all replicas; a replica that stands in adds nothing."""
+    """Mean, biased variance and count over all rows of all replicas (the context leaves out those that stand in)."""
     axes = [axis for axis in range(rows.dim()) if axis != 1]
-    present = context.num_rows != 0
-    own = rows.new_tensor([rows.numel() / rows.shape[1] if present else 0.0])
-    zeros = rows.new_zeros(rows.shape[1])
-    reduced = context.all_reduce(ReduceOp.SUM, torch.cat([rows.sum(axes) if present else zeros, own]))
+    own = rows.new_tensor([rows.numel() / rows.shape[1]])
+    reduced = context.all_reduce(ReduceOp.SUM, torch.cat([rows.sum(axes), own]))
     count = reduced[-1:].detach()
     mean = reduced[:-1] / count
     # A second pass over the differences: sums of squares would cancel where the mean is large.
     shape = (1, -1) + (1,) * (rows.dim() - 2)
-    squares = (rows - mean.view(shape)).square().sum(axes) if present else zeros
+    squares = (rows - mean.view(shape)).square().sum(axes)
     return mean, context.all_reduce(ReduceOp.SUM, squares) / count, count

@@ -19,7 +19,7 @@ from raydist.actors.input_host import InputHost
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.options import InputOptions, RunOptions, Timeouts
-from raydist.strategies.base import Strategy, ValueContext, require_dataset
+from raydist.strategies.base import Strategy, ValueContext, require_call, require_dataset
 from raydist.strategies.dispatch import StepPlan, address_parts, batch_rows
 from raydist.strategies.launch import LaunchPlan, launch
 from raydist.strategies.mirror_driver import MirrorDriver
@@ -101,6 +101,7 @@ class SynchronousStrategy(Strategy):
         options: RunOptions | None = None,
     ) -> Any:
         self._require_open("run a step")
+        require_call(fn, args)
         group = self._replicas()
         shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}), externals={"strategy": self})
         plan = self._plan_step(shipment, options or RunOptions())
@@ -160,7 +161,10 @@ class SynchronousStrategy(Strategy):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> DistributedDataset:
-        return distribute_from_function(dataset_fn, self._input_side(), options or InputOptions())
+        def checked_fn(context: InputContext) -> Dataset:
+            return require_dataset(dataset_fn(context))
+
+        return distribute_from_function(checked_fn, self._input_side(), options or InputOptions())
 
     @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

@@ -26,8 +26,7 @@ def test_the_scope_is_the_cross_replica_context() -> None:
     with strategy.scope(), strategy.scope():
         assert in_cross_replica_context()
         assert get_strategy() is strategy
-        with pytest.raises(FailedPreconditionError, match="inside of strategy.run only"):
-            get_replica_context()
+        assert [get_replica_context()] == [None]
     assert not has_strategy()
 
 

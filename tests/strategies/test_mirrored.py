@@ -306,6 +306,71 @@ def test_a_replica_without_rows_counts_nothing(mirrored: Callable[[int], rd.Mirr
     assert zero.values == (2, 2, 0)
 
 
+def test_a_replica_that_stands_in_adds_nothing_to_collectives(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(3)
+    with strategy.scope():
+        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def step(x: torch.Tensor) -> dict[str, Any]:
+        ctx = rd.get_replica_context()
+        weight.grad = None
+        count = ctx.all_reduce("SUM", len(x))
+        ((weight * x).sum() / count).backward()
+        assert weight.grad is not None
+        return {
+            "grad": weight.grad.item(),
+            "count": count.item(),
+            "mean": ctx.all_reduce("MEAN", x.sum()).item(),
+            "min": ctx.all_reduce("MIN", x.min()).item(),
+            "max": ctx.all_reduce("MAX", x.max()).item(),
+            "all": ctx.all_gather(x, 0),
+            "merged": ctx.merge_call(lambda s, r: len(r.values), args=(0,)),
+        }
+
+    data = rd.Dataset.from_tensor_slices(np.array([8.0, 4.0])).batch(2)
+    (batch,) = strategy.distribute_dataset(data)
+    result = strategy.run(step, args=(batch,), options=rd.RunOptions(gradient_reduce_op="SUM"))  # type: ignore[arg-type]
+    found = {name: strategy.local_results(leaf)[0] for name, leaf in result.items() if name != "all"}
+    assert found == {"grad": 6.0, "count": 2, "mean": 6.0, "min": 4.0, "max": 8.0, "merged": 3}
+    assert result["all"].values[0].tolist() == [8.0, 4.0]
+
+
+def test_local_results_of_nests_are_nests(two: rd.MirroredStrategy) -> None:
+    data = rd.Dataset.from_tensor_slices((np.arange(3), np.arange(3) * 10)).batch(3)
+    (batch,) = two.distribute_dataset(data)
+    first, second = two.local_results(batch)
+    assert [leaf.tolist() for leaf in first + second] == [[0, 1], [0, 10], [2], [20]]
+
+
+def test_an_error_is_told_once(ray_cluster: None) -> None:
+    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+    with strategy, pytest.raises(ZeroDivisionError):
+        strategy.local_results(strategy.run(lambda: 1 / 0))
+    assert strategy._closed
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "message"),
+    [
+        (3, (), "needs a function, got 3"),
+        (len, rd.PerReplica([1, 2]), r"must be a tuple of the function's arguments, got PerReplica"),
+        (len, "distributed", r"iter\(dataset\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mirrored", "one device"])
+def test_bad_calls(two: rd.MirroredStrategy, kind: str, fn: Any, args: Any, message: str) -> None:
+    strategy = two if kind == "mirrored" else rd.OneDeviceStrategy()
+    if args == "distributed":
+        args = (strategy.distribute_dataset(rd.Dataset.range(3).batch(1)),)
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        strategy.run(fn, args=args)
+
+
+def test_a_dataset_function_must_give_a_dataset(two: rd.MirroredStrategy) -> None:
+    with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
+        two.distribute_datasets_from_function(lambda ctx: [1])  # type: ignore[arg-type, return-value]
+
+
 def test_the_older_spellings_work(two: rd.MirroredStrategy) -> None:
     dataset = two.experimental_make_numpy_dataset(np.arange(4)).batch(2)
     (first, _) = two.experimental_distribute_dataset(dataset)

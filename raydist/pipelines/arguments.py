@@ -1,0 +1,25 @@
+"""Checks of the arguments that users give to operations."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["whole_number"]
+
+
+def whole_number(name: str, value: Any) -> int:
+    """`value` as an int: Python's, numpy's or torch's whole numbers; InvalidArgumentError for all else, True included.
+
+    >>> whole_number("batch_size", 2.0)
+    Traceback (most recent call last):
+    raydist.errors.InvalidArgumentError: batch_size must be a whole number, got 2.0.
+    """
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise InvalidArgumentError(f"{name} must be a whole number, got {value!r}.")
