@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -18,6 +19,7 @@ from raydist.strategies.control_kinds import (
     kind_of,
     patch_object,
 )
+from raydist.strategies.mirror_attempt import attempt_all
 from raydist.strategies.mirror_link import ReplicaLink
 from raydist.strategies.mirror_state import ControlChanges, Writes
 from raydist.strategies.mirror_table import DriverTable
@@ -89,12 +91,10 @@ class Control:
         except BaseException:
             self._fresh[modules] = False
             raise
-        for handle, change in changes.items():
-            obj = self._table.object_of(handle)
-            if obj is not None:
-                self._take_over(handle, obj, change)
-        for handle, flag in flags.items():
-            self._set_flag(handle, flag)
+        # The replica will not report these again: each must arrive, whatever happens to another one.
+        living = [(handle, self._table.object_of(handle), change) for handle, change in changes.items()]
+        arrivals = [functools.partial(self._take_over, *change) for change in living if change[1] is not None]
+        attempt_all([*arrivals, *(functools.partial(self._set_flag, *flag) for flag in flags.items())])
 
     def _take_over(self, handle: int, obj: Any, change: ControlChanges) -> None:
         """Replicas' changes, but for what the driver changed in the meantime."""
@@ -141,6 +141,8 @@ class Control:
         if not both:
             return
         self._recent.pop(handle)
+        if kind_of(obj) is GENERATOR:
+            raise FailedPreconditionError(_DRAWN_TWICE)
         kind = kind_of(obj)
         raise FailedPreconditionError(
             f"What steers training must be changed on one side between two steps. {both[0]} of the "
@@ -160,6 +162,12 @@ class Control:
     def _capture(self, obj: Any) -> Flat:
         return capture_object(obj, self._digest)
 
+
+_DRAWN_TWICE = (
+    "Numbers must be drawn from a torch.Generator on one side only between two steps. The state of the generator was "
+    "changed by a step on the replicas and then by a draw on the driver, which cannot see that step's draws. Draw in "
+    "the step only, or on the driver only, from a generator of its own; the next run would take the driver's state."
+)
 
 _THROUGH_THE_MODULE = ("_parameters", "_buffers", "_modules")
 

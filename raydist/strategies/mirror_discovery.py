@@ -62,7 +62,7 @@ class Discovery:
             return dumps(obj, self._identify, reach=Reach(self._is_shared))
 
     def bundle(self) -> bytes:
-        """Pickle of every new object, and of those that they lead to; empty if there are none."""
+        """Pickle of every new object, of those that they lead to, and of their gradients; empty if there are none."""
         if not self.new:
             return b""
         file = io.BytesIO()
@@ -70,8 +70,14 @@ class Discovery:
         with self._explaining([obj for _, obj in self.new], "what the step uses"):
             pickler.dump([obj for _, obj in self.new])
             pickler.dump(self.new)
+            pickler.dump(self._gradients())
         self._check_origin()
         return file.getvalue()
+
+    def _gradients(self) -> dict[int, torch.Tensor]:
+        """What a backward pass or the program left on new parameters: their pickles do not hold it."""
+        parameters = [(handle, obj) for handle, obj in self.new if isinstance(obj, torch.nn.Parameter)]
+        return {handle: obj.grad.detach() for handle, obj in parameters if obj.grad is not None}
 
     @contextmanager
     def _explaining(self, obj: Any, what: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ the next step. A program that only runs steps pays for pickling its function, an
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections import OrderedDict
@@ -18,6 +19,7 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.strategies.control import Flat
+from raydist.strategies.mirror_attempt import attempt_all
 from raydist.strategies.mirror_control import Control
 from raydist.strategies.mirror_discovery import Discovery
 from raydist.strategies.mirror_link import ReplicaLink, Shipment
@@ -163,10 +165,14 @@ class MirrorDriver:
     def refresh(self) -> None:
         """Fetch everything that changed on the replicas, after the dispatched steps."""
         with self._lock:
-            self._control.refresh(modules=True)
-            self._control.refresh(modules=False)
-            self._variables.refresh()
-            self._states.refresh()
+            attempt_all(
+                [
+                    lambda: self._control.refresh(modules=True),
+                    lambda: self._control.refresh(modules=False),
+                    self._variables.refresh,
+                    self._states.refresh,
+                ]
+            )
 
     def reset(self, source: int = 0) -> None:
         """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
@@ -190,7 +196,7 @@ class MirrorDriver:
             self._classes.plain(obj)
 
     def release(self, *, fetch: bool = True) -> None:
-        """Make everything plain again. May be called twice.
+        """Make everything plain again, also what could not be fetched. May be called twice.
 
         Args:
             fetch: Fetch the final values first; False leaves the values that were read last.
@@ -206,11 +212,9 @@ class MirrorDriver:
                 self._make_plain()
 
     def _make_plain(self) -> None:
-        for _, obj in list(self._table.objects()):
-            if not isinstance(obj, torch.Tensor):
-                self._classes.plain(obj)
-        self._variables.release()
-        self._table.clear()
+        objects = [obj for _, obj in self._table.objects() if not isinstance(obj, torch.Tensor)]
+        to_plain = [functools.partial(self._classes.plain, obj) for obj in objects]
+        attempt_all([self._table.clear, self._variables.release, *to_plain])
 
     def before_read(self, obj: Any, name: str) -> None:
         """An attribute of a mirrored object is about to be read."""
@@ -228,7 +232,8 @@ class MirrorDriver:
 
     def _refresh_modules(self) -> None:
         with self._lock:
-            self._control.refresh(modules=True)
+            if not self._released:
+                self._control.refresh(modules=True)
 
     def _loads(self, data: bytes) -> Any:
         return loads(data, self._resolve)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, final
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from raydist.strategies.control import attributes
 from raydist.strategies.mirror_link import ReplicaLink
@@ -28,25 +29,57 @@ class Gradients:
         self._records: dict[int, TensorRecord] = {}
         self._fetched: dict[int, tuple[torch.Tensor, int]] = {}
         self._cleared: set[int] = set()
+        self._sent: dict[int, torch.Tensor] = {}
+        self._hooks: dict[int, RemovableHandle] = {}
         self._fresh = True
 
     def add(self, record: TensorRecord) -> None:
-        """Look after one more parameter. Gradients that exist on the driver already stay there."""
+        """Look after one more parameter. The replicas hold the gradient that it has on the driver."""
+        tensor = record.tensor
+        if not isinstance(tensor, torch.nn.Parameter):
+            return
         self._records[record.handle] = record
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.grad is not None:
+                self._fetched[record.handle] = tensor.grad, tensor.grad._version
+        self.watch(record)
+
+    def watch(self, record: TensorRecord) -> None:
+        """See to it that a backward on the driver adds to the gradient that the replicas hold.
+
+        A parameter that is frozen now can have no hook: to be called again after each use of it.
+        """
+        tensor = record.tensor
+        if tensor is None or record.handle in self._hooks or record.handle not in self._records:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.requires_grad:
+                # It runs before autograd adds to `.grad`.
+                self._hooks[record.handle] = tensor.register_hook(lambda _: self.before_read(record))
 
     def forget(self, handle: int) -> None:
         """The program dropped a parameter."""
         self._records.pop(handle, None)
         self._fetched.pop(handle, None)
+        self._sent.pop(handle, None)
         self._cleared.discard(handle)
+        hook = self._hooks.pop(handle, None)
+        if hook is not None:
+            hook.remove()
+
+    def release(self) -> None:
+        """Forget every parameter: its gradient on the driver is all there is."""
+        self._fresh = True
+        for handle in list(self._records):
+            self.forget(handle)
 
     def expire(self) -> None:
         """A step was dispatched: the replicas have other gradients now."""
         self._fresh = False
 
     def before_read(self, record: TensorRecord) -> None:
-        """Fetch the gradients, after the dispatched steps. What a backward on the driver left there stays."""
-        if self._fresh or record.handle in self._cleared:
+        """Fetch the gradients, after the dispatched steps. What the driver set or changed since then stays."""
+        if self._fresh or record.handle in self._cleared or record.handle not in self._records:
             return
         images: dict[int, TensorImage] = self._link.call(0, "collect_gradients")
         self._fresh = True
@@ -60,9 +93,12 @@ class Gradients:
         return [(handle, tensor) for handle, tensor in found if tensor is not None]
 
     def _is_fetched(self, handle: int, tensor: torch.Tensor) -> bool:
-        """Whether the present gradient is an older fetched one, or none."""
+        """Whether the present gradient is an older fetched one, unchanged, or none."""
+        return tensor.grad is None or self._is_known(handle, tensor.grad)
+
+    def _is_known(self, handle: int, gradient: torch.Tensor) -> bool:
         known = self._fetched.get(handle)
-        return tensor.grad is None or (known is not None and known[0] is tensor.grad)
+        return known is not None and known[0] is gradient and known[1] == gradient._version
 
     def _store(self, handle: int, tensor: torch.Tensor, image: TensorImage | None) -> None:
         tensor.grad = None if image is None else image.tensor().to(tensor.device)
@@ -77,11 +113,9 @@ class Gradients:
         if tensor is None or record.handle not in self._records:
             return
         with torch._C.DisableTorchFunctionSubclass():
+            self._fetched.pop(record.handle, None)  # what is not known here will be sent
             if tensor.grad is None:
                 self._cleared.add(record.handle)
-                self._fetched.pop(record.handle, None)
-            else:
-                self._fetched[record.handle] = tensor.grad, -1  # no version is -1: it will be sent
 
     def clear(self, obj: Any) -> None:
         """`obj.zero_grad` is about to be called, of a module or an optimizer."""
@@ -92,18 +126,22 @@ class Gradients:
                     self.after_write(record_of(parameter))
 
     def collect(self, writes: Writes) -> None:
-        """Add what the driver cleared or changed since the last step."""
+        """Add what the driver cleared, set, changed or computed since the last step."""
         writes.cleared_gradients = sorted(self._cleared)
         with torch._C.DisableTorchFunctionSubclass():
-            for handle, tensor in self._tensors():
-                known = self._fetched.get(handle)
-                if known is not None and known[0] is tensor.grad and known[0]._version != known[1]:
-                    writes.gradients[handle] = known[0].detach()
+            held = [(handle, tensor.grad) for handle, tensor in self._tensors()]
+            self._sent = {
+                handle: gradient
+                for handle, gradient in held
+                if gradient is not None and not self._is_known(handle, gradient)
+            }
+            writes.gradients = {handle: gradient.detach() for handle, gradient in self._sent.items()}
 
     def settle(self) -> None:
         """What `collect` found is on its way."""
         self._cleared.clear()
-        self._fetched = {handle: (grad, grad._version) for handle, (grad, _) in self._fetched.items()}
+        self._fetched |= {handle: (gradient, gradient._version) for handle, gradient in self._sent.items()}
+        self._sent = {}
 
 
 def _parameters(obj: Any) -> Iterable[torch.Tensor]:

@@ -52,8 +52,9 @@ class MirroredClasses:
         _set_class(obj, self._classes[cls])
 
     def plain(self, obj: Any) -> None:
-        """Undo :meth:`mirror`."""
-        _set_class(obj, self.original(obj))
+        """Undo :meth:`mirror`. An object that it left as it was stays so."""
+        if type(obj) in self._originals:
+            _set_class(obj, self.original(obj))
 
     @contextmanager
     def as_plain(self, obj: Any) -> Iterator[None]:

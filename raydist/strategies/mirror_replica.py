@@ -155,6 +155,7 @@ class MirrorReplica:
         unpickler.load()  # the roots; what they lead to is in the list that follows
         found = unpickler.load()
         self._add(found)
+        self._set_gradients(unpickler.load())
         for handle, _ in found:
             self._settle(handle)
 
@@ -193,7 +194,10 @@ class MirrorReplica:
     def _write_gradients(self, writes: Writes) -> None:
         for handle in writes.cleared_gradients:
             self._table.object_of(handle).grad = None
-        for handle, gradient in writes.gradients.items():
+        self._set_gradients(writes.gradients)
+
+    def _set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)
             parameter.grad = gradient.clone().to(parameter.device)
 

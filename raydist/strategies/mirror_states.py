@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, final
 
@@ -10,6 +11,7 @@ import torch
 from raydist.errors import FailedPreconditionError
 from raydist.strategies.control import Flat, attributes, capture, changed, seal
 from raydist.strategies.control_kinds import content_digest
+from raydist.strategies.mirror_attempt import attempt_all
 from raydist.strategies.mirror_link import ReplicaLink
 from raydist.strategies.mirror_metrics import divide_states, merge_states, restore_states, state_names
 from raydist.strategies.mirror_state import Writes
@@ -65,10 +67,8 @@ class LazyStates:
 
     def refresh(self) -> None:
         """Fetch everything."""
-        for handle in sorted(self._optimizers | self._metrics):
-            obj = self._table.object_of(handle)
-            if obj is not None:
-                self._fetch(obj, handle)
+        living = [(self._table.object_of(handle), handle) for handle in sorted(self._optimizers | self._metrics)]
+        attempt_all([functools.partial(self._fetch, obj, handle) for obj, handle in living if obj is not None])
 
     def _fetch(self, obj: Any, handle: int) -> None:
         if handle in self._fresh:

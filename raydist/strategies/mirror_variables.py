@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import final
@@ -9,6 +10,7 @@ from typing import final
 import torch
 
 from raydist.errors import FailedPreconditionError
+from raydist.strategies.mirror_attempt import attempt_all
 from raydist.strategies.mirror_collect import is_averaged
 from raydist.strategies.mirror_gradients import Gradients
 from raydist.strategies.mirror_link import ReplicaLink
@@ -90,6 +92,7 @@ class Variables:
         if tensor is not None and record.handle in self._records:
             self._touched.add(record.handle)
             record.guard(tensor)
+            self.gradients.watch(record)
 
     def copied(self, copy: torch.Tensor) -> None:
         if self._scope.is_active:
@@ -100,8 +103,8 @@ class Variables:
         with self._lock:
             if self._fresh:
                 return
-            for handle, image in self._link.call(0, "collect_tensors").items():
-                self._store(handle, image.tensor())
+            images: dict[int, TensorImage] = self._link.call(0, "collect_tensors")
+            attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
             if any(is_averaged(tensor) for tensor in self._tensors()):
                 self._refresh_averages()
             self._fresh = True
@@ -174,6 +177,7 @@ class Variables:
     def release(self) -> None:
         """Make every tensor plain again, with the values it has now."""
         self._fresh = True
+        self.gradients.release()
         for record in self._records.values():
             plain_tensor(record)
         self._records.clear()

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.strategies.mirroring import Mirror
+from raydist.errors import FailedPreconditionError
+from tests.strategies.mirroring import Mirror, linear
 
 
 def build() -> tuple[Any, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
@@ -133,3 +134,38 @@ def test_release_without_fetching() -> None:
     mirror.driver.release(fetch=False)
     assert mirror.link.calls == []
     assert type(layer) is nn.Linear
+
+
+def test_release_after_a_generator_was_used() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    generator, plain = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    mirror.run(lambda: layer(torch.rand(2, generator=generator)).sum().backward())
+    torch.rand(2, generator=plain)
+    mirror.driver.release()
+    assert type(layer.weight) is nn.Parameter
+    assert torch.equal(generator.get_state(), plain.get_state())
+
+
+def test_release_when_something_cannot_be_fetched() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        first, second = (torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.5) for _ in range(2))
+
+    def step() -> None:
+        layer(torch.ones(2)).sum().backward()
+        first.step()
+        second.step()
+
+    mirror.run(step)
+    held = first.state[layer.weight]["momentum_buffer"]
+    mirror.run(step)
+    held.mul_(0)  # nobody can tell whether this or the step was meant
+    with pytest.raises(FailedPreconditionError):
+        mirror.driver.release()
+    mirror.link.calls.clear()
+    assert type(layer.weight) is nn.Parameter
+    assert layer.weight.tolist() == [[-2.5, -1.5]]
+    assert second.state[layer.weight]["momentum_buffer"].tolist() == [[2.5, 2.5]]
+    assert not mirror.link.calls

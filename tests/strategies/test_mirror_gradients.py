@@ -116,3 +116,85 @@ def test_backward_on_the_driver_is_its_own(trained: Trained) -> None:
     assert layer.weight.grad.tolist() == [[5.0, 6.0]]
     optimizer.step()
     assert mirror.run(lambda: layer.weight.tolist()) == [[[-4.0, -4.0]]] * 2
+
+
+def test_gradient_set_without_a_look_at_the_old_one(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    assert layer.weight.grad.tolist() == [[4.0, 4.0]]
+    assert gradients(mirror, layer) == [[[4.0, 4.0]]] * 2
+    mirror.run(lambda: layer.weight.grad.mul_(2).sum())  # type: ignore[union-attr]
+    assert layer.weight.grad.tolist() == [[8.0, 8.0]]
+
+
+def test_gradient_set_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert layer.weight.grad.tolist() == [[5.0, 5.0]]
+
+
+def test_backward_on_the_driver_reaches_the_replicas(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    optimizer.zero_grad()
+    layer(torch.tensor([5.0, 6.0])).sum().backward()
+    assert gradients(mirror, layer) == [[[5.0, 6.0]]] * 2
+    assert "collect_gradients" not in mirror.link.calls
+
+
+def test_backward_on_the_driver_accumulates(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    loss = layer(torch.tensor([5.0, 6.0])).sum()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    loss.backward()
+    assert gradients(mirror, layer) == [[[7.0, 8.0]]] * 2
+    layer(torch.tensor([1.0, 2.0])).sum().backward()
+    assert gradients(mirror, layer) == [[[8.0, 10.0]]] * 2
+
+
+def test_backward_on_the_driver_accumulates_onto_what_was_set(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    layer(torch.ones(2)).sum().backward()
+    assert gradients(mirror, layer) == [[[5.0, 5.0]]] * 2
+
+
+def test_backward_on_the_driver_of_a_graph_from_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    loss = layer(torch.tensor([5.0, 6.0])).sum()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    loss.backward()
+    assert gradients(mirror, layer) == [[[6.0, 7.0]]] * 2
+
+
+def test_backward_on_the_driver_after_thawing(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    with mirror.scope():
+        frozen = nn.Linear(2, 1, bias=False).requires_grad_(False)
+    mirror.run(lambda: frozen(torch.ones(2)).sum().item())
+    frozen.requires_grad_(True)
+    mirror.run(lambda: frozen(torch.ones(2)).sum().backward())
+    frozen(torch.ones(2)).sum().backward()
+    assert gradients(mirror, frozen) == [[[2.0, 2.0]]] * 2
+
+
+def test_backward_after_the_release_asks_nobody(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    loss = layer(torch.ones(2)).sum()
+    mirror.driver.release()
+    mirror.link.calls.clear()
+    loss.backward()
+    layer(torch.ones(2)).sum().backward()
+    assert not mirror.link.calls
+    assert not layer.weight._backward_hooks
+
+
+def test_steps_without_gradients_on_the_driver_send_none(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    assert layer.weight.grad is not None
+    for _ in range(2):
+        mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+        assert mirror.bytes_of_last["writes"] == 0
+    assert mirror.link.calls.count("collect_gradients") == 1
