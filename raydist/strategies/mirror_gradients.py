@@ -29,6 +29,7 @@ class Gradients:
         self._records: dict[int, TensorRecord] = {}
         self._fetched: dict[int, tuple[torch.Tensor, int]] = {}
         self._cleared: set[int] = set()
+        self._touched: set[int] = set()  # set, or reached by a backward on the driver
         self._sent: dict[int, torch.Tensor] = {}
         self._hooks: dict[int, RemovableHandle] = {}
         self._fresh = True
@@ -55,7 +56,11 @@ class Gradients:
         with torch._C.DisableTorchFunctionSubclass():
             if tensor.requires_grad:
                 # It runs before autograd adds to `.grad`.
-                self._hooks[record.handle] = tensor.register_hook(lambda _: self.before_read(record))
+                self._hooks[record.handle] = tensor.register_hook(lambda _: self._before_backward(record))
+
+    def _before_backward(self, record: TensorRecord) -> None:
+        self._touched.add(record.handle)
+        self.before_read(record)
 
     def forget(self, handle: int) -> None:
         """The program dropped a parameter."""
@@ -63,6 +68,7 @@ class Gradients:
         self._fetched.pop(handle, None)
         self._sent.pop(handle, None)
         self._cleared.discard(handle)
+        self._touched.discard(handle)
         hook = self._hooks.pop(handle, None)
         if hook is not None:
             hook.remove()
@@ -84,12 +90,12 @@ class Gradients:
         images: dict[int, TensorImage] = self._link.call(0, "collect_gradients")
         self._fresh = True
         with torch._C.DisableTorchFunctionSubclass():
-            for handle, tensor in self._tensors():
+            for handle, tensor in self._tensors(self._records.keys()):
                 if handle not in self._cleared and self._is_fetched(handle, tensor):
                     self._store(handle, tensor, images.get(handle))
 
-    def _tensors(self) -> list[tuple[int, torch.Tensor]]:
-        found = [(handle, record.tensor) for handle, record in self._records.items()]
+    def _tensors(self, handles: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
+        found = [(handle, self._records[handle].tensor) for handle in sorted(handles) if handle in self._records]
         return [(handle, tensor) for handle, tensor in found if tensor is not None]
 
     def _is_fetched(self, handle: int, tensor: torch.Tensor) -> bool:
@@ -113,6 +119,7 @@ class Gradients:
         if tensor is None or record.handle not in self._records:
             return
         with torch._C.DisableTorchFunctionSubclass():
+            self._touched.add(record.handle)
             self._fetched.pop(record.handle, None)  # what is not known here will be sent
             if tensor.grad is None:
                 self._cleared.add(record.handle)
@@ -129,7 +136,7 @@ class Gradients:
         """Add what the driver cleared, set, changed or computed since the last step."""
         writes.cleared_gradients = sorted(self._cleared)
         with torch._C.DisableTorchFunctionSubclass():
-            held = [(handle, tensor.grad) for handle, tensor in self._tensors()]
+            held = [(handle, tensor.grad) for handle, tensor in self._tensors(self._touched | self._fetched.keys())]
             self._sent = {
                 handle: gradient
                 for handle, gradient in held
@@ -140,6 +147,7 @@ class Gradients:
     def settle(self) -> None:
         """What `collect` found is on its way."""
         self._cleared.clear()
+        self._touched.clear()
         self._fetched |= {handle: (gradient, gradient._version) for handle, gradient in self._sent.items()}
         self._sent = {}
 
