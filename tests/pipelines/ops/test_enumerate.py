@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raydist.dataset import Dataset
+from raydist.errors import InvalidArgumentError
 from raydist.pipelines.spec import TensorSpec
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
@@ -28,5 +29,5 @@ def test_an_error_takes_a_number() -> None:
 
 
 def test_start_must_be_a_whole_number() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidArgumentError, match="start must be a whole number, got 1.5"):
         Dataset.range(3).enumerate(1.5)  # type: ignore[arg-type]  # the point of this test

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raydist.dataset import Dataset
+from raydist.errors import InvalidArgumentError
 from raydist.pipelines.spec import TensorSpec
 from raydist.values import INFINITE_CARDINALITY
 
@@ -21,5 +22,5 @@ def test_spec_and_cardinality() -> None:
 
 
 def test_only_whole_numbers() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidArgumentError, match="start must be a whole number, got 0.5"):
         Dataset.counter(0.5)  # type: ignore[arg-type]  # the point of this test
