@@ -9,7 +9,7 @@ from typing import Any, Self, final
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from raydist.dataset import Dataset
+from raydist.dataset.running import Running
 from raydist.pipelines.convert import torch_rows
 from raydist.pipelines.iterator import DatasetIterator
 from raydist.pipelines.op import MACHINERY_ERRORS
@@ -22,7 +22,7 @@ __all__ = ["TorchDataset"]
 class TorchDataset(IterableDataset[Any]):
     """The elements of a dataset; of n workers of a DataLoader each gives every n-th one."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Running) -> None:
         self._dataset = dataset
         seed = dataset.options().seed
         self._seed = draw_seed() if seed is None else seed

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "raydist"
 LAYERS = (
     {"errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
-    {"dataset", "iterators", "readers", "torch_dataset"},
+    {"dataset", "readers", "torch_dataset"},
     {"collectives", "job_environment", "cluster"},
     {"actors"},
     {"distributed_dataset"},

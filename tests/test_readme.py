@@ -55,7 +55,7 @@ def test_every_strategy_and_only_those_are_in_the_table() -> None:
 def test_every_method_of_datasets_is_in_the_table_and_no_other() -> None:
     section = README.partition("## Datasets")[2].partition("## ")[0]
     named = set(re.findall(r"`(\w+)`", section.partition("\n\nNames")[0]))
-    assert named == {name for name in vars(rd.Dataset) if not name.startswith("_")}
+    assert named == {name for name in dir(rd.Dataset) if not name.startswith("_")}
 
 
 def test_time_limits_are_the_defaults() -> None:

@@ -1,0 +1,28 @@
+"""rd.Dataset: the fluent facade of the input engine, one method per operation, one file per kind of method."""
+
+from __future__ import annotations
+
+from typing import final
+
+from raydist.dataset.batching import Batching
+from raydist.dataset.combining import Combining
+from raydist.dataset.elementwise import Elementwise
+from raydist.dataset.files import FileSources
+from raydist.dataset.ordering import Ordering
+from raydist.dataset.sources import Sources
+from raydist.dataset.storing import Storing
+from raydist.pipelines.iterator import DatasetIterator, Optional
+
+__all__ = ["Dataset", "DatasetIterator", "Optional"]
+
+
+@final
+class Dataset(Sources, FileSources, Combining, Elementwise, Batching, Ordering, Storing):
+    """A pipeline of elements: an immutable, picklable graph that runs when it is iterated (tf.data.Dataset).
+
+    Elements are nests (tuple, dict, namedtuple, dataclass) of numbers, arrays, torch tensors, bytes and str. Iterating
+    gives torch tensors; every `iter()` is a new epoch of this object, counted from 0.
+
+    >>> [x.tolist() for x in rd.Dataset.range(5).map(lambda x: x * x).batch(2)]
+    [[0, 1], [4, 9], [16]]
+    """

@@ -1,0 +1,110 @@
+"""Several datasets as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from raydist.dataset.base import DatasetBase, graphs
+from raydist.nest import flatten
+from raydist.pipelines.ops.choose import ChooseOp
+from raydist.pipelines.ops.concatenate import ConcatenateOp
+from raydist.pipelines.ops.zip import ZipOp
+from raydist.pipelines.sources.draws import DrawsOp
+
+__all__ = ["Combining"]
+
+
+class Combining(DatasetBase):
+    """Several datasets as one."""
+
+    @classmethod
+    def zip(cls, *datasets: Any) -> Self:
+        """Element k of every dataset in one tuple; `zip((a, {"b": b}))` takes any nest. Ends with the shortest.
+
+        Raises:
+            TypeError: An argument is not a dataset or a nest of them.
+
+        >>> list(rd.Dataset.zip(rd.Dataset.range(3), rd.Dataset.range(5, 9)).as_numpy_iterator())[-1]
+        (np.int64(2), np.int64(7))
+        """
+        leaves, structure = flatten(datasets[0] if len(datasets) == 1 else datasets)
+        wrong = [leaf for leaf in leaves if not isinstance(leaf, DatasetBase)]
+        if wrong or not leaves:
+            raise TypeError(f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}.")
+        return cls(ZipOp(tuple(leaf._op for leaf in leaves), structure))
+
+    @classmethod
+    def sample_from_datasets(
+        cls,
+        datasets: Sequence[DatasetBase],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool = False,
+    ) -> Self:
+        """Every element from one of `datasets`, drawn at random.
+
+        Args:
+            datasets: At least one, of one structure and dtypes.
+            weights: One number per dataset, in any unit; 0 or less: never drawn. None: all alike.
+            seed: With a seed, the same choices in every process.
+            stop_on_empty_dataset: End when an empty dataset is drawn; False goes on with the others.
+            rerandomize_each_iteration: Other choices in every epoch; False keeps those of the first.
+
+        Raises:
+            InvalidArgumentError: No dataset, another number of weights, or no weight > 0.
+            TypeError: An argument is no dataset.
+            SpecError: Structures or dtypes differ, as in `concatenate`.
+
+        >>> a, b = rd.Dataset.range(0, 5), rd.Dataset.range(10, 15)
+        >>> sorted(int(x) for x in rd.Dataset.sample_from_datasets([a, b], weights=[0.2, 0.8], seed=1))
+        [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+        """
+        ops = graphs(datasets, "sample_from_datasets")
+        draws = DrawsOp.of(weights, len(ops), seed, rerandomize_each_iteration)
+        kept = [number for number, weight in enumerate(draws.weights) if weight > 0]
+        if len(kept) < len(ops):
+            weights = [draws.weights[number] for number in kept]
+            draws = DrawsOp.of(weights, len(kept), seed, rerandomize_each_iteration)
+        chosen = tuple(ops[number] for number in kept)
+        return cls(ChooseOp(chosen, draws, stop_on_empty_dataset, "sample_from_datasets", meets_all=True))
+
+    @classmethod
+    def choose_from_datasets(
+        cls, datasets: Sequence[DatasetBase], choice_dataset: DatasetBase, stop_on_empty_dataset: bool = True
+    ) -> Self:
+        """For each number in `choice_dataset` the next element of the dataset with that number.
+
+        Args:
+            datasets: At least one, of one structure and dtypes.
+            choice_dataset: Single whole numbers below `len(datasets)`; ends the iteration when it ends.
+            stop_on_empty_dataset: End when an empty dataset is chosen; False passes over that choice.
+
+        Raises:
+            InvalidArgumentError: No dataset; a choice that is no number of one (at iteration, in its place).
+            TypeError: An argument is no dataset.
+            SpecError: Structures or dtypes differ, as in `concatenate`.
+
+        >>> parts = [rd.Dataset.range(3), rd.Dataset.range(10, 13)]
+        >>> choices = rd.Dataset.from_tensor_slices([0, 1, 1, 0])
+        >>> [int(x) for x in rd.Dataset.choose_from_datasets(parts, choices)]
+        [0, 10, 11, 1]
+        """
+        ops = graphs(datasets, "choose_from_datasets")
+        (choices,) = graphs([choice_dataset], "choose_from_datasets")
+        return cls(ChooseOp(ops, choices, stop_on_empty_dataset, "choose_from_datasets"))
+
+    def concatenate(self, dataset: DatasetBase) -> Self:
+        """These elements, then those of `dataset`, which must have the same structure and dtypes.
+
+        Raises:
+            TypeError: `dataset` is no dataset.
+            SpecError: Structures or dtypes differ: when `element_spec` is asked for, and in the place of each element.
+
+        >>> [int(x) for x in rd.Dataset.range(2).concatenate(rd.Dataset.range(5, 7))]
+        [0, 1, 5, 6]
+        """
+        if not isinstance(dataset, DatasetBase):
+            raise TypeError(f"concatenate takes a Dataset, got {dataset!r:.100}.")
+        return type(self)(ConcatenateOp(self._op, dataset._op))

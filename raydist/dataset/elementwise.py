@@ -1,0 +1,192 @@
+"""Functions of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from raydist.dataset.running import Running
+from raydist.pipelines.carried import fold
+from raydist.pipelines.convert import torch_rows
+from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.filter import FilterOp
+from raydist.pipelines.ops.interleave import InterleaveOp
+from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.ops.scan import ScanOp
+from raydist.pipelines.ops.take_while import TakeWhileOp
+from raydist.pipelines.ops.unbatch import UnbatchOp
+from raydist.pipelines.outputs import DeclaredOutput
+from raydist.pipelines.rows import block_of_rows
+
+__all__ = ["Elementwise"]
+
+
+class Elementwise(Running):
+    """Functions of elements."""
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        seed: int | None = None,
+        output_spec: Any = None,
+    ) -> Self:
+        """`map_func` of every element.
+
+        Args:
+            map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
+                numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
+                depends on (seed, operation, epoch, index of the element) alone.
+            num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist.
+            deterministic: False allows any order (None: `Options.deterministic` decides). The order is kept all the
+                same: in raydist it is what makes a state exact.
+            seed: Seed of `rng`; None for that of the iteration.
+            output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
+                one call on the first element.
+
+        Raises:
+            InvalidArgumentError: `num_parallel_calls` is 0 or below AUTOTUNE.
+
+        >>> [int(x) for x in rd.Dataset.range(3).map(lambda x: x + 1)]
+        [1, 2, 3]
+        """
+        declared = DeclaredOutput.parse(output_spec)
+        if deterministic is not None and not isinstance(deterministic, bool):
+            raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
+        return type(self)(MapOp(self._op, map_func, num_parallel_calls, seed, declared))
+
+    def filter(self, predicate: Callable[..., Any]) -> Self:
+        """The elements for which `predicate` returns True. It gets what a map function gets, and must return one bool.
+
+        >>> [int(x) for x in rd.Dataset.range(5).filter(lambda x: x % 2 == 0)]
+        [0, 2, 4]
+        """
+        return type(self)(FilterOp(self._op, predicate))
+
+    def map_batches(self, fn: Callable[..., Any], batch_size: int, num_parallel_calls: int | None = None) -> Self:
+        """`fn` of up to `batch_size` consecutive elements at once, as a structure of arrays.
+
+        Every leaf gains a first dimension; `fn` returns leaves that share a first dimension, whose entries are the new
+        elements (more or fewer if it likes). Much faster than `map` where `fn` is vectorised.
+
+        >>> [int(x) for x in rd.Dataset.range(4).map_batches(lambda x: x * 10, batch_size=3)]
+        [0, 10, 20, 30]
+        """
+        return type(self)(UnbatchOp(MapOp(BatchOp(self._op, batch_size), fn, num_parallel_calls)))
+
+    def flat_map(self, map_func: Callable[..., Any]) -> Self:
+        """The elements of the datasets that `map_func` makes of the elements, one dataset after the other.
+
+        Runs in the consumer's thread. The state of an iterator is that of the input and of the open dataset. An error
+        of `map_func` stands in the place of its dataset's elements.
+
+        Args:
+            map_func: Gets what a map function gets and returns a Dataset.
+
+        Raises:
+            SpecError: `map_func` returns something else, or elements differ in structure or dtype (at iteration).
+
+        >>> [int(x) for x in rd.Dataset.range(4).flat_map(lambda n: rd.Dataset.range(n))]
+        [0, 0, 1, 0, 1, 2]
+        """
+        return type(self)(InterleaveOp.flat_map(self._op, map_func))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Self:
+        """The elements of the datasets that `map_func` makes of the elements, several of these read in turn.
+
+        Each of `cycle_length` slots hands out up to `block_length` elements at a visit. A slot whose dataset ends gives
+        its turn away and takes the next input when it is visited again. The order depends on nothing else.
+
+        Args:
+            map_func: Gets what a map function gets and returns a Dataset.
+            cycle_length: Datasets open at a time; None or AUTOTUNE: 4, or `num_parallel_calls` if that is more. (The
+                default of TensorFlow is the number of cores: the order would change with the machine.)
+            block_length: Elements a turn, 1 by default.
+            num_parallel_calls: How many of the open datasets are read ahead, in a thread each; AUTOTUNE: all. None:
+                every dataset is read in the consumer's thread.
+            deterministic: As for `map`: the order is kept all the same.
+
+        Raises:
+            InvalidArgumentError: A length below 1, or `num_parallel_calls` above `cycle_length`.
+            SpecError: `map_func` returns no dataset, or elements differ in structure or dtype (at iteration).
+
+        >>> ds = rd.Dataset.range(1, 4).interleave(lambda x: rd.Dataset.from_tensors(x).repeat(3), cycle_length=2)
+        >>> [int(x) for x in ds]
+        [1, 2, 1, 2, 1, 2, 3, 3, 3]
+        """
+        if deterministic is not None and not isinstance(deterministic, bool):
+            raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
+        return type(self)(InterleaveOp.of(self._op, map_func, cycle_length, block_length, num_parallel_calls))
+
+    def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Self:
+        """The outputs of `scan_func(state, element)`, which returns the next state and an output.
+
+        Runs in order in the consumer's thread. An element on which the function fails is an error in its place and
+        leaves the state as it was. The state of an *iterator* is a count: resuming reads the input and calls the
+        function again from the beginning.
+
+        Args:
+            initial_state: Nest of tensors; every next state must have its structure and dtypes.
+            scan_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
+
+        Raises:
+            SpecError: The function returns no pair, or a state of another type (in the place of the element).
+
+        >>> [int(x) for x in rd.Dataset.range(5).scan(0, lambda total, x: (total + x, total + x))]
+        [0, 1, 3, 6, 10]
+        """
+        return type(self)(ScanOp(self._op, initial_state, scan_func))
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any]) -> Any:
+        """The last state: `reduce_func(state, element)` gives the next one. Reads an epoch, and blocks until its end.
+
+        Args:
+            initial_state: Nest of tensors; every next state must have its structure and dtypes.
+            reduce_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
+
+        Returns:
+            The nest with torch tensors (scalar bytes and str as Python objects), like an element.
+
+        Raises:
+            SpecError: A state has another structure or dtype.
+            Exception: The first error of an element or of the function.
+
+        >>> int(rd.Dataset.range(5).reduce(0, lambda total, x: total + x))
+        10
+        """
+        from torch import from_numpy  # as in __iter__: where the first tensors are handed out
+
+        last = fold(reduce_func, initial_state, self.as_numpy_iterator(), "reduce")
+        return torch_rows(block_of_rows([last]), from_numpy)[0]
+
+    def take_while(self, predicate: Callable[..., Any]) -> Self:
+        """The elements before the first for which `predicate` returns False. It must return one bool.
+
+        An element for which the predicate fails is an error in its place, and what follows is still asked about.
+
+        >>> [int(x) for x in rd.Dataset.range(9).take_while(lambda x: x < 3)]
+        [0, 1, 2]
+        """
+        return type(self)(TakeWhileOp(self._op, predicate))
+
+    def apply(self, transformation: Callable[[Self], Self]) -> Self:
+        """`transformation(self)`, which must be a dataset.
+
+        Raises:
+            TypeError: It is something else.
+
+        >>> [int(x) for x in rd.Dataset.range(3).apply(lambda ds: ds.skip(1))]
+        [1, 2]
+        """
+        result = transformation(self)
+        if not isinstance(result, type(self)):
+            raise TypeError(f"The function given to apply must return a Dataset, got {result!r:.100}.")
+        return result

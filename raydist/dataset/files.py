@@ -1,0 +1,201 @@
+"""Elements that come from files, local or remote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from raydist.dataset.base import DatasetBase
+from raydist.pipelines.sources.csv_files import csv_op
+from raydist.pipelines.sources.json_files import json_op
+from raydist.pipelines.sources.list_files import list_files_op
+from raydist.pipelines.sources.numpy_files import numpy_op
+from raydist.pipelines.sources.parquet import parquet_op
+from raydist.pipelines.sources.saved import load_op
+
+__all__ = ["FileSources"]
+
+
+class FileSources(DatasetBase):
+    """Elements that come from files, local or remote."""
+
+    @classmethod
+    def list_files(cls, pattern: Any, shuffle: bool = True, seed: int | None = None) -> Self:
+        """The names (str) of the files that match a pattern when this is called.
+
+        Args:
+            pattern: A path or URI with `*`, `?` and `[...]`, none of which matches a slash, or a list of them.
+            shuffle: Another order every epoch; False gives sorted names.
+            seed: Seed of the order, as for :meth:`shuffle`.
+
+        Raises:
+            NotFoundError: No file matches.
+            InvalidArgumentError: An empty list, or a URI scheme that fsspec does not know.
+            SpecError: A pattern that is no path.
+
+        Source: tf.data.Dataset.list_files (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("b.txt", "a.txt"):
+        ...     open(os.path.join(folder, name), "w").close()
+        >>> [os.path.basename(name) for name in rd.Dataset.list_files(f"{folder}/*.txt", shuffle=False)]
+        ['a.txt', 'b.txt']
+        """
+        return cls(list_files_op(pattern, shuffle=shuffle, seed=seed))
+
+    @classmethod
+    def from_numpy(cls, source: Any) -> Self:
+        """The rows of a .npy or .npz file, or of arrays in memory.
+
+        A .npy file gives its rows, a .npz file a dict with one row of each of its arrays. Files are mapped into memory:
+        only what is read is loaded, and every process maps the file itself. The arrays of a compressed .npz (made by
+        `np.savez_compressed`) are loaded whole, once in every process that reads them.
+
+        Args:
+            source: A local path that ends in .npy or .npz, or a nest of arrays with equal first dimensions.
+
+        Raises:
+            NotFoundError: There is no such file.
+            DataLossError: The file is truncated or damaged. (Numpy's uncompressed formats have no checksum that could
+                be tested without reading all of the file.)
+            SpecError: The file holds Python objects (pickles are never loaded) or records with fields.
+            InvalidArgumentError: The first dimensions differ, or an array has none.
+
+        >>> import numpy as np
+        >>> [row.tolist() for row in rd.Dataset.from_numpy(np.arange(4).reshape(2, 2))]
+        [[0, 1], [2, 3]]
+        """
+        return cls(numpy_op(source))
+
+    @classmethod
+    def from_parquet(cls, paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Self:
+        """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for the types.
+
+        Row groups are read one by one, and only the columns that are needed. The footers of all files are read at
+        once: they tell the columns and the number of rows. Pages are checked wherever the file has checksums
+        (`write_page_checksum=True` of pyarrow's writer). One error stands for the rows that damage takes, up to the end
+        of the row group, and reading goes on behind it. The footer has no checksum in this format.
+
+        The state of an iterator is the number of a file, of a row group and of its rows. Resuming reads that row group
+        again.
+
+        Args:
+            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Columns to read; None for all.
+            filters: Rows to keep: conditions `[("label", ">=", 3), ...]` that must all hold, a list of such lists of
+                which one must hold, or a `pyarrow.compute.Expression`. Row groups whose statistics rule it out are not
+                read. The number of rows is unknown then.
+
+        Raises:
+            NotFoundError: A file does not exist.
+            DataLossError: A footer is damaged; at iteration: a row group is, or a file has changed.
+            SpecError: Files with different columns, a column of a type that :meth:`from_arrow` does not take; at
+                iteration, in its place: a row with a null.
+            InvalidArgumentError: A directory, an unknown column, or filters that do not fit.
+
+        >>> import os, tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.parquet")
+        >>> pq.write_table(pa.table({"x": [1, 2, 3], "y": ["a", "b", "c"]}), path, write_page_checksum=True)
+        >>> list(rd.Dataset.from_parquet(path, columns=["y"], filters=[("x", ">", 1)]))
+        [{'y': 'b'}, {'y': 'c'}]
+        """
+        return cls(parquet_op(paths, columns, filters))
+
+    @classmethod
+    def from_csv(
+        cls,
+        paths: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        column_types: Mapping[str, Any] | None = None,
+        column_defaults: Mapping[str, Any] | None = None,
+        column_names: Sequence[str] | None = None,
+        delimiter: str = ",",
+        compression_type: str | None = None,
+    ) -> Self:
+        """The rows of CSV files: dicts of their columns.
+
+        One line is one row; blank lines are passed over. Fields may be quoted with `"`, but must end on their line.
+        Types that are not given are learned from the first 1000 lines of the first file: int64, float64, bool or str. A
+        line that does not fit is an error in its place. The state of an iterator is a file number and an offset.
+
+        Args:
+            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Columns to keep, None for all; the others are not converted.
+            column_types: dtypes of columns (numpy, torch or text; `bytes` and `str` too).
+            column_defaults: Values for empty fields. An empty field of another column of numbers is an error.
+            column_names: Names of all columns, for files without a header line.
+            delimiter: What stands between fields.
+            compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+
+        Raises:
+            InvalidArgumentError: A directory, an unknown column, a default that does not fit, no columns.
+            NotFoundError: A file does not exist (the first one at once, others at iteration).
+            DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
+                `offset`).
+            SpecError: At iteration, in its place: an empty field, a file with another header.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.csv")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write("id,name,score\\n1,Ann,0.5\\n2,Bob,\\n")
+        >>> ds = rd.Dataset.from_csv(path, columns=["id", "score"], column_defaults={"score": 0.0})
+        >>> list(ds.as_numpy_iterator())[1]
+        {'id': np.int64(2), 'score': np.float64(0.0)}
+        """
+        return cls(csv_op(paths, columns, column_types, column_defaults, column_names, delimiter, compression_type))
+
+    @classmethod
+    def from_json(
+        cls, paths: Any, columns: Sequence[str] | None = None, *, compression_type: str | None = None
+    ) -> Self:
+        """The objects of files of JSON lines: dicts, with a dict inside for every object.
+
+        One line is one object; blank lines are passed over. Fields and types are learned from the first 1000 lines of
+        the first file: int64, float64, bool, str, and lists of them with shape (None,). A line that does not fit is an
+        error in its place. The state of an iterator is a file number and an offset.
+
+        Args:
+            paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
+            columns: Fields to keep, further ones are allowed; None for all, a further one is an error.
+            compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+
+        Raises:
+            InvalidArgumentError: A directory, an unknown field, an empty first file.
+            NotFoundError: A file does not exist (the first one at once, others at iteration).
+            DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
+                `offset`).
+            SpecError: A field that no tensor can hold; at iteration, in its place: an object without one of the fields.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.jsonl")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write('{"id": 1, "tags": ["a", "b"]}')
+        >>> list(rd.Dataset.from_json(path).as_numpy_iterator())
+        [{'id': np.int64(1), 'tags': array(['a', 'b'], dtype=object)}]
+        """
+        return cls(json_op(paths, columns, compression_type))
+
+    @classmethod
+    def load(cls, path: Any) -> Self:
+        """The elements that :meth:`save` wrote, in their order.
+
+        Every batch is compared with its checksum; one error stands for the elements of a damaged one. The state of an
+        iterator is an offset in the file.
+
+        Args:
+            path: The directory.
+
+        Raises:
+            NotFoundError: There is no saved dataset.
+            DataLossError: Its manifest is damaged; at iteration: its data is.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "numbers")
+        >>> rd.Dataset.range(3).save(path)
+        >>> len(rd.Dataset.load(path))
+        3
+        """
+        return cls(load_op(path))

@@ -1,0 +1,155 @@
+"""Order and number of elements."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from raydist.dataset.base import DatasetBase
+from raydist.errors import FailedPreconditionError
+from raydist.pipelines.arguments import whole_number
+from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
+from raydist.pipelines.ops.enumerate import EnumerateOp
+from raydist.pipelines.ops.gather import GatherOp
+from raydist.pipelines.ops.ignore_errors import IgnoreErrorsOp
+from raydist.pipelines.ops.repeat import RepeatOp
+from raydist.pipelines.ops.shard import ShardOp
+from raydist.pipelines.ops.shuffle import ShuffleOp
+from raydist.pipelines.ops.skip import SkipOp
+from raydist.pipelines.ops.take import TakeOp
+from raydist.pipelines.ops.unique import UniqueOp
+from raydist.pipelines.sources.permutation import PermutationOp
+
+__all__ = ["Ordering"]
+
+
+class Ordering(DatasetBase):
+    """Order and number of elements."""
+
+    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Self:
+        """Random order: each output is drawn from a buffer of `buffer_size` elements, refilled from the input.
+
+        The state of an iterator holds the position alone; restoring it reads the input again up to there.
+
+        Args:
+            buffer_size: >= 1, or UNKNOWN_CARDINALITY for the whole input. As large as the dataset: a perfect shuffle.
+            seed: With a seed, every epoch's order is the same in every process.
+            reshuffle_each_iteration: A new order every epoch; False keeps one order, even without a seed.
+
+        Raises:
+            InvalidArgumentError: `buffer_size` is out of range.
+
+        >>> ds = rd.Dataset.range(10).shuffle(10, seed=1)
+        >>> sorted(int(x) for x in ds) == list(range(10))
+        True
+        """
+        return type(self)(ShuffleOp(self._op, whole_number("buffer_size", buffer_size), seed, reshuffle_each_iteration))
+
+    def global_shuffle(self, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Self:
+        """All elements in random order, without a buffer: every element is read by its index, where it lies.
+
+        A full permutation in constant memory, and a state that is one number. Use it right behind a source whose
+        elements can be read by their index: `range`, `from_tensor_slices`, `from_numpy`.
+
+        Args:
+            seed: With a seed, every epoch's order is the same in every process.
+            reshuffle_each_iteration: A new order every epoch; False keeps that of the first.
+
+        Raises:
+            FailedPreconditionError: The elements cannot be read by their index.
+
+        >>> ds = rd.Dataset.range(1000).global_shuffle(seed=1)
+        >>> sorted(int(x) for x in ds) == list(range(1000))
+        True
+        """
+        access = self._op.random_access()
+        if access is None:
+            raise FailedPreconditionError(
+                f"global_shuffle needs a source whose elements can be read by their index, got {self._op.label}. "
+                "Put it right behind range, from_tensor_slices or from_numpy, or use shuffle(buffer_size)."
+            )
+        order = PermutationOp(len(access), seed, reshuffle_each_iteration)
+        return type(self)(GatherOp(order, self._op))
+
+    def repeat(self, count: int | None = None) -> Self:
+        """`count` passes, each an epoch of what is before; None or a negative count: for ever. An empty dataset ends.
+
+        >>> [int(x) for x in rd.Dataset.range(2).repeat(2)]
+        [0, 1, 0, 1]
+        """
+        return type(self)(RepeatOp(self._op, None if count is None else whole_number("count", count)))
+
+    def take(self, count: int) -> Self:
+        """The first `count` elements; all for a negative count.
+
+        >>> [int(x) for x in rd.Dataset.range(5).take(2)]
+        [0, 1]
+        """
+        return type(self)(TakeOp(self._op, whole_number("count", count)))
+
+    def skip(self, count: int) -> Self:
+        """All but the first `count` elements; none for a negative count.
+
+        >>> [int(x) for x in rd.Dataset.range(5).skip(3)]
+        [3, 4]
+        """
+        return type(self)(SkipOp(self._op, whole_number("count", count)))
+
+    def shard(self, num_shards: int, index: int) -> Self:
+        """Every element whose number leaves the remainder `index` when divided by `num_shards`.
+
+        The shards 0 .. num_shards - 1 of a dataset hold each of its elements once, errors included.
+
+        Raises:
+            InvalidArgumentError: `num_shards` < 1, or `index` is not in 0 .. num_shards - 1.
+
+        >>> [int(x) for x in rd.Dataset.range(8).shard(3, 1)]
+        [1, 4, 7]
+        """
+        return type(self)(ShardOp(self._op, whole_number("num_shards", num_shards), whole_number("index", index)))
+
+    def enumerate(self, start: int = 0) -> Self:
+        """(number, element) pairs; numbers are int64 and count from `start`. An error takes a number too.
+
+        >>> [(int(number), text) for number, text in rd.Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5)]
+        [(5, 'a'), (6, 'b')]
+        """
+        return type(self)(EnumerateOp(self._op, whole_number("start", start)))
+
+    def unique(self) -> Self:
+        """Every value once, at its first place. Elements are single integers, bools, bytes or str.
+
+        Remembers every value. The state of an iterator is a count: resuming reads the input again from the beginning.
+
+        Raises:
+            SpecError: Elements of another kind, in the place of each.
+
+        >>> [int(x) for x in rd.Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique()]
+        [1, 37, 2]
+        """
+        return type(self)(UniqueOp(self._op))
+
+    def ignore_errors(self, log_warning: bool = False) -> Self:
+        """The elements without the errors among them; `log_warning` logs each. Does not save a batch made before.
+
+        >>> [float(x) for x in rd.Dataset.range(3).map(lambda x: 4.0 / int(x - 1)).ignore_errors()]
+        [-4.0, 4.0]
+        """
+        return type(self)(IgnoreErrorsOp(self._op, log_warning))
+
+    def assert_cardinality(self, expected_cardinality: int) -> Self:
+        """Say how many elements there are, where raydist cannot know; checked while they are read.
+
+        An error of an element counts as an element. The wrong number is one error, where the first element is missing
+        or too many, and the end.
+
+        Args:
+            expected_cardinality: A number, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY (nothing is checked).
+
+        Raises:
+            InvalidArgumentError: The number is below UNKNOWN_CARDINALITY.
+            FailedPreconditionError: There are more or fewer (at iteration).
+
+        >>> len(rd.Dataset.range(9).filter(lambda x: x % 2 == 0).assert_cardinality(5))
+        5
+        """
+        return type(self)(AssertCardinalityOp(self._op, whole_number("expected_cardinality", expected_cardinality)))

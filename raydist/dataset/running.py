@@ -1,0 +1,134 @@
+"""Properties of a dataset, and iterating over it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from raydist.dataset.base import DatasetBase
+from raydist.options import Options
+from raydist.pipelines.arrow import arrow_batches
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.convert import numpy_rows, torch_rows
+from raydist.pipelines.explain import explain
+from raydist.pipelines.iterator import DatasetIterator
+from raydist.pipelines.merged import merged_options
+from raydist.pipelines.ops.with_options import WithOptionsOp
+from raydist.pipelines.plan import make_plan
+from raydist.pipelines.seeds import draw_seed
+from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+__all__ = ["Running"]
+
+
+class Running(DatasetBase):
+    """Properties of a dataset, and iterating over it."""
+
+    def with_options(self, options: Options) -> Self:
+        """Set options for the whole pipeline; what is set explicitly wins over what was set before.
+
+        >>> rd.Dataset.range(3).with_options(rd.Options(seed=7)).options().seed
+        7
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"with_options takes rd.Options, got {options!r:.100}.")
+        return type(self)(WithOptionsOp(self._op, options.frozen()))
+
+    def options(self) -> Options:
+        """The options of the pipeline, merged over all inputs; they cannot be changed.
+
+        >>> rd.Dataset.range(3).options().deterministic
+        True
+        """
+        return merged_options(self._op).frozen()
+
+    @property
+    def element_spec(self) -> Any:
+        """Nest of `rd.TensorSpec` of one element. May call a map function once, on the first element."""
+        return self._op.element_spec()
+
+    def cardinality(self) -> int:
+        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Runs nothing.
+
+        >>> ds = rd.Dataset.range(10).batch(4)
+        >>> ds.cardinality(), ds.unbatch().cardinality() == rd.UNKNOWN_CARDINALITY
+        (3, True)
+        """
+        return self._op.cardinality()
+
+    def __len__(self) -> int:
+        count = self.cardinality()
+        if count == INFINITE_CARDINALITY:
+            raise TypeError("The dataset is infinite and has no length. Use take(n) or cardinality().")
+        if count == UNKNOWN_CARDINALITY:
+            raise TypeError("The dataset's length is unknown before it is read. Use cardinality().")
+        return count
+
+    def explain(self) -> str:
+        """The graph as written, as optimised, and where each stage runs, as text.
+
+        >>> print(rd.Dataset.range(3).take(-1).batch(2).explain())
+        as written:
+          batch-2: batch(2)
+            take-1: take(-1)
+              range-0: range(0, 3, 1)
+        as optimised:
+          batch-2: batch(2)
+            range-0: range(0, 3, 1)
+        stages:
+          range-0: in the consumer's process
+          batch-2: in the consumer's process
+        """
+        return explain(make_plan(self._op, self.options()))
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        """A new epoch; elements are nests of torch tensors (scalar bytes and str as Python objects)."""
+        # Torch is imported by the first iteration that hands out tensors: building and pickling pipelines needs none.
+        from torch import from_numpy
+
+        return self._iterate(functools.partial(torch_rows, from_numpy=from_numpy))
+
+    def as_numpy_iterator(self) -> DatasetIterator[Any]:
+        """A new epoch; elements are nests of numpy arrays and scalars, bytes and str.
+
+        >>> list(rd.Dataset.range(2).as_numpy_iterator())
+        [np.int64(0), np.int64(1)]
+        """
+        return self._iterate(numpy_rows)
+
+    def arrow_batches(self) -> DatasetIterator[Any]:
+        """A new epoch; each element (a batch) as a `pyarrow.RecordBatch` with one row per entry of its first dimension.
+
+        Raises:
+            InvalidArgumentError: The leaves of an element have no common first dimension (at iteration): use `batch`.
+
+        >>> [batch.num_rows for batch in rd.Dataset.range(5).batch(2).arrow_batches()]
+        [2, 2, 1]
+        """
+        return self._iterate(arrow_batches)
+
+    def to_torch(self) -> Any:
+        """This dataset as a `torch.utils.data.IterableDataset`, for a plain `DataLoader`.
+
+        With n workers each gives every n-th element, so that nothing comes twice. But each runs the whole pipeline to
+        find them: prefer `num_workers=0` and raydist's own parallelism. Every pass is a new epoch; with workers its
+        order follows torch's seed (`torch.manual_seed`) too.
+
+        >>> from torch.utils.data import DataLoader
+        >>> [x.tolist() for x in DataLoader(rd.Dataset.range(5).to_torch(), batch_size=2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        # The class inherits from one of torch's: building and pickling pipelines needs no torch.
+        from raydist.torch_dataset import TorchDataset
+
+        return TorchDataset(self)
+
+    def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
+        options = self.options()
+        seed = options.seed
+        if seed is None:
+            if self._drawn_seed is None:
+                self._drawn_seed = draw_seed()
+            seed = self._drawn_seed
+        return DatasetIterator(self._op, options=options, seed=seed, epoch=next(self._epochs), convert=convert)

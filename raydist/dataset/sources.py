@@ -1,0 +1,156 @@
+"""Elements that come from memory, functions and other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from raydist.dataset.base import DatasetBase
+from raydist.pipelines.arguments import whole_number
+from raydist.pipelines.sources.arrow_table import ArrowTableOp
+from raydist.pipelines.sources.counter import CounterOp
+from raydist.pipelines.sources.generator import GeneratorOp
+from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.random_numbers import RandomOp
+from raydist.pipelines.sources.range import RangeOp
+from raydist.pipelines.sources.torch_datasets import torch_op
+from raydist.pipelines.spec import as_dtype
+
+__all__ = ["Sources"]
+
+
+class Sources(DatasetBase):
+    """Elements that come from memory, functions and other libraries."""
+
+    @classmethod
+    def range(cls, *args: int, output_type: Any = np.int64) -> Self:
+        """The numbers of `range([start,] stop[, step])`, int64 unless `output_type` says otherwise.
+
+        Raises:
+            InvalidArgumentError: No or more than three arguments, or a step of 0.
+
+        >>> [int(x) for x in rd.Dataset.range(1, 7, 2)]
+        [1, 3, 5]
+        """
+        numbers = tuple(whole_number("Each of start, stop and step", arg) for arg in args)
+        return cls(RangeOp.of(numbers, as_dtype(output_type)))
+
+    @classmethod
+    def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64) -> Self:
+        """`start`, `start + step`, ... without an end.
+
+        >>> [int(x) for x in rd.Dataset.counter(start=2, step=3).take(3)]
+        [2, 5, 8]
+        """
+        return cls(CounterOp(whole_number("start", start), whole_number("step", step), as_dtype(dtype)))
+
+    @classmethod
+    def random(cls, seed: int | None = None, rerandomize_each_iteration: bool = False) -> Self:
+        """Random int64 numbers in [0, 2^32) without an end.
+
+        Args:
+            seed: With a seed, the same numbers in every process.
+            rerandomize_each_iteration: Other numbers in every epoch; False keeps those of the first.
+
+        >>> len({int(x) for x in rd.Dataset.random(seed=4).take(10)})
+        10
+        """
+        return cls(RandomOp(seed, rerandomize_each_iteration))
+
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any) -> Self:
+        """One element per entry of the first dimension of every leaf of `tensors`. Arrays are not copied.
+
+        Raises:
+            InvalidArgumentError: A leaf is a scalar, or first dimensions differ.
+
+        >>> list(rd.Dataset.from_tensor_slices({"x": [1, 2], "y": [b"a", b"b"]}).as_numpy_iterator())[1]
+        {'x': np.int64(2), 'y': b'b'}
+        """
+        return cls(MemoryOp.of_slices(tensors))
+
+    @classmethod
+    def from_tensors(cls, tensors: Any) -> Self:
+        """One element: `tensors`.
+
+        >>> [x.tolist() for x in rd.Dataset.from_tensors([1, 2])]
+        [[1, 2]]
+        """
+        return cls(MemoryOp.of_tensors(tensors))
+
+    @classmethod
+    def from_generator(cls, generator: Callable[..., Any], output_signature: Any = None, args: Any = ()) -> Self:
+        """The values that `generator(*args)` yields. Called afresh for every iteration and every pass of a repeat.
+
+        An exception in the generator comes out with its type, after the values before it, and ends the iteration.
+        The state of an iterator is a count: resuming calls the generator again and drops that many values, so that it
+        costs the time of making them, and needs a generator that yields the same values again.
+
+        Args:
+            generator: Returns an iterator: a generator function, or any function or class that returns an iterable.
+            output_signature: Nest of `rd.TensorSpec` of one element, None for dimensions that vary. Values are
+                converted to its dtypes where nothing is lost (integers that fit, any number to a float).
+            args: Arguments for `generator`, handed over as numpy arrays and scalars, bytes and str. Bind other objects
+                with `functools.partial`.
+
+        Raises:
+            SpecError: No signature, or nothing that can be called; a value of another structure, dtype or shape (at
+                iteration, in the place of that value).
+
+        Source: tf.data.Dataset.from_generator (TensorFlow 2.x API).
+
+        >>> import raydist as rd
+        >>> ds = rd.Dataset.from_generator(range, output_signature=rd.TensorSpec((), "int64"), args=(3,))
+        >>> [int(x) for x in ds]
+        [0, 1, 2]
+        """
+        return cls(GeneratorOp.of(generator, output_signature, args))
+
+    @classmethod
+    def from_arrow(cls, source: Any) -> Self:
+        """The rows of an Arrow table: dicts of its columns, with a dict inside for every struct.
+
+        Numbers keep their types, strings are str and binary values bytes. `fixed_shape_tensor` and fixed-size lists are
+        tensors of that shape, other lists tensors of shape (None, ...). Numbers are not copied before they are handed
+        out. A reader, which can be read only once, is read into memory whole.
+
+        Args:
+            source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library that has
+                Arrow's C stream interface.
+
+        Raises:
+            InvalidArgumentError: There are nulls.
+            SpecError: A column of another type (dates, decimals, maps, ...), or no table.
+
+        >>> import pyarrow as pa
+        >>> list(rd.Dataset.from_arrow(pa.table({"x": [1, 2], "y": ["a", "b"]})).as_numpy_iterator())[1]
+        {'x': np.int64(2), 'y': 'b'}
+        """
+        return cls(ArrowTableOp.of(source))
+
+    @classmethod
+    def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:
+        """The samples of a `torch.utils.data.Dataset`, or of anything with its methods.
+
+        A map-style dataset (`__getitem__` and `__len__`) is read by index: resuming and sharding cost nothing. An
+        iterable-style one (`__iter__`) is iterated afresh for every pass, its samples copied; resuming iterates it
+        again and drops what was handed out. An error of a sample stands in its place; that of an iterator ends the
+        iteration.
+        Random numbers that a dataset draws by itself are not raydist's: draw them in a `map` with `rng` instead.
+
+        Args:
+            dataset: The dataset. Its samples are nests of what an element may hold.
+            output_signature: Nest of `rd.TensorSpec` of one sample. Without it `element_spec` is that of the first
+                sample, and all samples of an iterable-style dataset must have its shapes.
+            num_parallel_calls: Samples of a map-style dataset read at a time, as for :meth:`map`; more than 1 only
+                where it may be read by several threads or processes.
+
+        Raises:
+            SpecError: It is no dataset; a sample that does not fit (at iteration, in its place).
+
+        >>> [int(x) for x in rd.Dataset.from_torch([3, 1, 2]).map(lambda x: x + 1)]
+        [4, 2, 3]
+        """
+        return cls(torch_op(dataset, output_signature, num_parallel_calls))
