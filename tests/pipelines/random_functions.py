@@ -1,0 +1,160 @@
+"""Functions for random pipelines. They have names, so that a pipeline's repr shows them and any process finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raydist.dataset import Dataset
+from raydist.pipelines.spec import TensorSpec
+
+NUMBER_SPEC = TensorSpec((), np.int64)
+ROWS_SPEC = TensorSpec((None,), np.int64)
+
+
+def numbers(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int64)
+
+
+def table(rows: int) -> pa.Table:
+    names = pa.array([f"n{row % 3}" for row in range(rows)], pa.string())
+    return pa.table({"id": np.arange(rows), "name": names, "weight": np.arange(rows, dtype=np.float32)})
+
+
+def count_up(stop: Any) -> Iterator[int]:
+    yield from range(int(stop))
+
+
+# Of a number.
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def remainder(x: Any) -> Any:
+    return x % 11
+
+
+def fail_some(x: Any) -> Any:
+    if x % 5 == 3:
+        raise ValueError("bad element")
+    return x + 1
+
+
+def jitter(x: Any, *, rng: np.random.Generator) -> Any:
+    return x + rng.integers(0, 3)
+
+
+def no_thirds(x: Any) -> bool:
+    return bool(x % 3 != 0)
+
+
+def fail_or_below_nine(x: Any) -> bool:
+    return bool(fail_some(x) < 9)
+
+
+def below_nine(x: Any) -> bool:
+    return bool(x < 9)
+
+
+def pair_of(x: Any) -> Any:
+    return x, np.float32(x) / 2
+
+
+def record_of(x: Any) -> Any:
+    return {"id": x, "name": f"n{x % 3}", "weight": np.float32(x)}
+
+
+def row_of(x: Any) -> Any:
+    return np.arange(x % 4)
+
+
+def text_of(x: Any) -> str:
+    return "t" * int(x % 6)
+
+
+def running_sum(total: Any, x: Any) -> Any:
+    return total + x, total + x
+
+
+def copies(x: Any) -> Dataset:
+    return Dataset.from_tensors(x).repeat(int(x % 3))
+
+
+def jittered_range(x: Any) -> Dataset:
+    return Dataset.range(int(x % 5)).map(jitter).shuffle(2)
+
+
+def failing_range(x: Any) -> Dataset:
+    return Dataset.range(int(fail_some(x) % 6)).map(fail_some)
+
+
+# Of a pair of numbers.
+
+
+def change_signs(x: Any, y: Any) -> Any:
+    return -x, -y
+
+
+def first_of_two(x: Any, y: Any) -> Any:
+    return x
+
+
+def is_small_pair(x: Any, y: Any) -> bool:
+    return bool(x < 9)
+
+
+def batched_pairs(x: Dataset, y: Dataset) -> Dataset:
+    return Dataset.zip(x, y).batch(2)
+
+
+# Of a row of numbers.
+
+
+def total(row: Any) -> Any:
+    return row.sum()
+
+
+def is_long(row: Any) -> bool:
+    return len(row) > 1
+
+
+# Of text.
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
+def is_not_empty(text: str) -> bool:
+    return text != ""
+
+
+# Of a record.
+
+
+def identifier(record: Any) -> Any:
+    return record["id"]
+
+
+def without_name(record: Any) -> Any:
+    return record["id"], record["weight"]
+
+
+def is_light(record: Any) -> bool:
+    return bool(record["weight"] < 5)
+
+
+# Of any element, one part of which is looked at.
+
+
+def itself(window: Dataset) -> Dataset:
+    return window
+
+
+def three_at_a_time(window: Dataset) -> Dataset:
+    return window.batch(3)

@@ -1,0 +1,306 @@
+"""Random pipelines from all operations over small sources, for property tests.
+
+`pipelines()` is a hypothesis strategy. What it draws is a description: `pipeline.build()` makes the dataset, anew at
+every call, and its repr is the Python code of it, which runs where the names of `random_functions` are known:
+
+    Dataset.range(7).map(fail_some, num_parallel_calls=2).shuffle(3).batch(2)
+
+All of them end, and depend on the seed of the iteration alone: what is built twice has the same elements. Some of these
+are errors.
+
+A step accepts some *kinds* of elements and makes some kind; `STEPS` holds them. To add an operation, add a line there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from hypothesis import strategies as st
+
+from raydist.dataset import Dataset
+from raydist.options import Options
+from raydist.values import UNKNOWN_CARDINALITY
+from tests.pipelines import random_functions as fn
+
+__all__ = ["Pipeline", "Shown", "evaluate", "pipelines"]
+
+NUMBER, PAIR, ROW, TEXT, RECORD, OTHER = KINDS = ("number", "pair", "row", "text", "record", "other")
+"""int64; two numbers; 1-d int64 of any length; str; a dict of id, name and weight; anything."""
+
+
+@final
+@dataclass(frozen=True)
+class Shown:
+    """An argument whose own repr is no code."""
+
+    text: str
+    value: Any
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@final
+@dataclass(frozen=True, repr=False, eq=False)
+class Pipeline:
+    """One method call and what it is called on: `input.method(*args, **keywords)`; without input, on the class.
+
+    Where one pipeline stands at several places, one dataset object does.
+    """
+
+    method: str
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+    kind: str
+    input: Pipeline | None = None
+
+    def build(self) -> Dataset:
+        """The dataset, made anew."""
+        return self._build({})
+
+    def _build(self, built: dict[int, Dataset]) -> Dataset:
+        if id(self) not in built:
+            owner: Any = Dataset if self.input is None else self.input._build(built)
+            args = [_argument(arg, built) for arg in self.args]
+            keywords = {name: _argument(value, built) for name, value in self.keywords.items()}
+            built[id(self)] = getattr(owner, self.method)(*args, **keywords)
+        return built[id(self)]
+
+    def __repr__(self) -> str:
+        owner = "Dataset" if self.input is None else repr(self.input)
+        shown = [_text(arg) for arg in self.args]
+        shown += [f"{name}={_text(value)}" for name, value in self.keywords.items()]
+        return f"{owner}.{self.method}({', '.join(shown)})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # hypothesis would show the fields
+
+    def then(self, method: str, *args: Any, kind: str | None = None, **keywords: Any) -> Pipeline:
+        """This pipeline with one more operation; the kind of elements stays unless another is given."""
+        return Pipeline(method, args, keywords, kind or self.kind, self)
+
+
+def evaluate(text: str) -> Dataset:
+    """The dataset of a pipeline's repr."""
+    dataset = eval(text, {"Dataset": Dataset, "Options": Options, **vars(fn)})
+    assert isinstance(dataset, Dataset)
+    return dataset
+
+
+def _argument(value: Any, built: dict[int, Dataset]) -> Any:
+    if isinstance(value, Pipeline):
+        return value._build(built)
+    if isinstance(value, Shown):
+        return value.value
+    return [_argument(part, built) for part in value] if isinstance(value, list) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return value.__name__ if callable(value) else repr(value)
+
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+def _on_class(method: str, *args: Any, kind: str = NUMBER, **keywords: Any) -> Pipeline:
+    return Pipeline(method, args, keywords, kind)
+
+
+def _slices(draw: Draw) -> Pipeline:
+    values = draw(st.lists(st.integers(-4, 12), max_size=12))
+    text = f"numbers({', '.join(map(str, values))})"
+    return _on_class("from_tensor_slices", Shown(text, fn.numbers(*values)))
+
+
+def _words(draw: Draw) -> Pipeline:
+    return _on_class("from_tensor_slices", draw(st.lists(st.text("ab", max_size=3), min_size=1, max_size=6)), kind=TEXT)
+
+
+def _table(draw: Draw) -> Pipeline:
+    rows = draw(st.integers(0, 8))
+    return _on_class("from_arrow", Shown(f"table({rows})", fn.table(rows)), kind=RECORD)
+
+
+def _generator(draw: Draw) -> Pipeline:
+    signature = Shown("NUMBER_SPEC", fn.NUMBER_SPEC)
+    return _on_class("from_generator", fn.count_up, signature, (draw(st.integers(0, 9)),))
+
+
+def _random_numbers(draw: Draw) -> Pipeline:
+    numbers = _on_class("random", draw(st.sampled_from([None, 3])), rerandomize_each_iteration=draw(st.booleans()))
+    return numbers.then("take", draw(st.integers(0, 9))).then("map", fn.remainder)
+
+
+def _counted(draw: Draw) -> Pipeline:
+    numbers = _on_class("counter", draw(st.integers(-3, 3)), draw(st.integers(1, 3)))
+    return numbers.then("take", draw(st.integers(0, 15)))
+
+
+SOURCES: tuple[Callable[[Draw], Pipeline], ...] = (
+    lambda draw: _on_class("range", draw(st.integers(0, 20))),
+    lambda draw: _on_class("range", draw(st.integers(-3, 9)), draw(st.integers(-3, 9)), draw(st.sampled_from([1, -2]))),
+    lambda draw: _on_class("from_tensors", draw(st.integers(0, 9))),
+    lambda draw: _on_class("from_torch", draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))),
+    lambda draw: _on_class("range", draw(st.integers(1, 6))).then("repeat").then("take", draw(st.integers(0, 20))),
+    lambda draw: _on_class("range", draw(st.integers(0, 20))).then("global_shuffle", draw(st.sampled_from([None, 2]))),
+    _slices,
+    _words,
+    _table,
+    _generator,
+    _random_numbers,
+    _counted,
+)
+
+
+def _map(draw: Draw, ds: Pipeline, *choices: tuple[Callable[..., Any], str]) -> Pipeline:
+    function, kind = draw(st.sampled_from(choices))
+    calls = draw(st.sampled_from([None, None, None, 1, 2]))
+    keywords = {} if calls is None else {"num_parallel_calls": calls}
+    return ds.then("map", function, kind=kind, **keywords)
+
+
+def _map_number(draw: Draw, ds: Pipeline) -> Pipeline:
+    changes = ((fn.double, NUMBER), (fn.fail_some, NUMBER), (fn.jitter, NUMBER), (fn.remainder, NUMBER))
+    return _map(draw, ds, *changes, (fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.record_of, RECORD))
+
+
+def _filter(draw: Draw, ds: Pipeline, *choices: Callable[..., bool]) -> Pipeline:
+    return ds.then(draw(st.sampled_from(["filter", "filter", "take_while"])), draw(st.sampled_from(choices)))
+
+
+def _nested(draw: Draw, ds: Pipeline) -> Pipeline:
+    function = draw(st.sampled_from([fn.copies, fn.jittered_range, fn.failing_range]))
+    if draw(st.booleans()):
+        return ds.then("flat_map", function)
+    calls = draw(st.sampled_from([None, None, 1]))
+    keywords = {} if calls is None else {"num_parallel_calls": calls}
+    return ds.then("interleave", function, draw(st.integers(1, 4)), draw(st.integers(1, 3)), **keywords)
+
+
+def _window(draw: Draw, ds: Pipeline) -> Pipeline:
+    sizes = [draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.booleans())]
+    windows = ds.then("window", *sizes)
+    if ds.kind == PAIR:
+        return windows.then("flat_map", fn.batched_pairs, kind=OTHER)
+    if draw(st.booleans()):
+        return windows.then("flat_map", fn.itself)
+    return windows.then("flat_map", fn.three_at_a_time, kind=ROW if ds.kind == NUMBER else OTHER)
+
+
+def _with_itself(draw: Draw, ds: Pipeline) -> Pipeline:
+    """One dataset object at two places."""
+    if draw(st.booleans()):
+        return ds.then("concatenate", ds)
+    other = ds.then("map", fn.jitter) if ds.kind == NUMBER else ds.then("shuffle", 3)
+    return Pipeline("zip", (ds, other), {}, PAIR if ds.kind == NUMBER else OTHER)
+
+
+def _with_another(draw: Draw, ds: Pipeline) -> Pipeline:
+    other = draw(pipelines(max_steps=2, kind=ds.kind))
+    way = draw(st.sampled_from(["concatenate", "zip", "sample_from_datasets", "choose_from_datasets"]))
+    if way == "concatenate":
+        return ds.then("concatenate", other)
+    if way == "zip":
+        return Pipeline("zip", (ds, other), {}, OTHER)
+    if way == "sample_from_datasets":
+        return Pipeline(way, ([ds, other], [0.7, 0.3]), {}, ds.kind)
+    choices = _on_class("from_tensor_slices", draw(st.lists(st.integers(0, 1), min_size=1, max_size=12)))
+    return Pipeline(way, ([ds, other], choices, draw(st.booleans())), {}, ds.kind)
+
+
+def _shuffle(draw: Draw, ds: Pipeline) -> Pipeline:
+    size = draw(st.one_of(st.integers(1, 9), st.just(UNKNOWN_CARDINALITY)))
+    seed, again = draw(st.sampled_from([(None, True), (3, True), (3, False)]))
+    return ds.then("shuffle", size, seed, again)
+
+
+def _shard(draw: Draw, ds: Pipeline) -> Pipeline:
+    count = draw(st.integers(1, 4))
+    return ds.then("shard", count, draw(st.integers(0, count - 1)))
+
+
+def _options(draw: Draw, ds: Pipeline) -> Pipeline:
+    return ds.then("with_options", Options(seed=draw(st.integers(0, 3))))
+
+
+def _batched(draw: Draw, ds: Pipeline) -> Pipeline:
+    batches = ds.then("batch", draw(st.integers(1, 5)), draw(st.booleans()))
+    way = draw(st.sampled_from(["unbatch", "rebatch", "neither"]))
+    if way == "rebatch":
+        batches = batches.then("rebatch", draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
+    if way == "unbatch":
+        return batches.then("unbatch")
+    return Pipeline(batches.method, batches.args, {}, ROW if ds.kind == NUMBER else OTHER, batches.input)
+
+
+def _rows(draw: Draw, ds: Pipeline) -> Pipeline:
+    return ds.then("map", fn.row_of, output_spec=Shown("ROWS_SPEC", fn.ROWS_SPEC), kind=ROW)
+
+
+Step = Callable[[Draw, Pipeline], Pipeline]
+
+STEPS: tuple[tuple[tuple[str, ...], Step], ...] = (
+    ((NUMBER,), _map_number),
+    ((NUMBER,), _rows),
+    ((NUMBER,), lambda draw, ds: _filter(draw, ds, fn.no_thirds, fn.below_nine, fn.fail_or_below_nine)),
+    ((NUMBER,), lambda draw, ds: ds.then("map_batches", fn.double, draw(st.integers(1, 5)))),
+    ((NUMBER,), lambda draw, ds: ds.then("scan", 0, fn.running_sum)),
+    ((NUMBER,), _nested),
+    ((NUMBER, TEXT), lambda draw, ds: ds.then("unique")),
+    ((PAIR,), lambda draw, ds: _map(draw, ds, (fn.change_signs, PAIR), (fn.first_of_two, NUMBER))),
+    ((PAIR,), lambda draw, ds: _filter(draw, ds, fn.is_small_pair)),
+    ((ROW,), lambda draw, ds: _map(draw, ds, (fn.double, ROW), (fn.total, NUMBER))),
+    ((ROW,), lambda draw, ds: _filter(draw, ds, fn.is_long)),
+    ((ROW,), lambda draw, ds: ds.then("padded_batch", draw(st.integers(1, 4)), kind=OTHER)),
+    ((TEXT,), lambda draw, ds: _map(draw, ds, (fn.length, NUMBER))),
+    ((TEXT,), lambda draw, ds: _filter(draw, ds, fn.is_not_empty)),
+    ((RECORD,), lambda draw, ds: _map(draw, ds, (fn.identifier, NUMBER), (fn.without_name, PAIR))),
+    ((RECORD,), lambda draw, ds: _filter(draw, ds, fn.is_light)),
+    ((NUMBER, TEXT, PAIR, ROW), _window),
+    (KINDS, _with_itself),
+    (KINDS[:-1], _with_another),
+    (KINDS, _shuffle),
+    (KINDS, _shard),
+    (KINDS, _options),
+    (KINDS, _batched),
+    (KINDS, lambda draw, ds: ds.then("take", draw(st.integers(-1, 12)))),
+    (KINDS, lambda draw, ds: ds.then("skip", draw(st.integers(-1, 6)))),
+    (KINDS, lambda draw, ds: ds.then("repeat", draw(st.integers(0, 3)))),
+    (KINDS, lambda draw, ds: ds.then("cache")),
+    (KINDS, lambda draw, ds: ds.then("prefetch", draw(st.sampled_from([None, 0, 1, 3])))),
+    (KINDS, lambda draw, ds: ds.then("enumerate", draw(st.integers(0, 3)), kind=OTHER)),
+    (KINDS, lambda draw, ds: ds.then("ignore_errors")),
+    (KINDS, lambda draw, ds: ds.then("assert_cardinality", draw(st.sampled_from([UNKNOWN_CARDINALITY, 3])))),
+)
+
+
+@st.composite
+def pipelines(draw: Draw, max_steps: int = 5, kind: str | None = None) -> Pipeline:
+    """Pipelines of a source and up to `max_steps` operations (some of which come in pairs).
+
+    Args:
+        draw: Given by hypothesis.
+        max_steps: The most operations.
+        kind: What elements must be; None for anything. A pipeline that ends otherwise is replaced by a plain one.
+    """
+    pipeline: Pipeline = draw(st.sampled_from(SOURCES))(draw)
+    for _ in range(draw(st.integers(0, max_steps))):
+        steps = [step for kinds, step in STEPS if pipeline.kind in kinds]
+        pipeline = draw(st.sampled_from(steps))(draw, pipeline)
+    if kind in (None, pipeline.kind):
+        return pipeline
+    make: Callable[[Draw], Pipeline] = draw(st.sampled_from(_PLAIN[kind or NUMBER]))
+    return make(draw)
+
+
+_PLAIN: dict[str, tuple[Callable[[Draw], Pipeline], ...]] = {
+    NUMBER: (SOURCES[0], _slices, _generator, _random_numbers),
+    PAIR: (lambda draw: SOURCES[0](draw).then("map", fn.pair_of, kind=PAIR),),
+    ROW: (lambda draw: _rows(draw, _slices(draw)),),
+    TEXT: (_words, lambda draw: SOURCES[0](draw).then("map", fn.text_of, kind=TEXT)),
+    RECORD: (_table, lambda draw: SOURCES[0](draw).then("map", fn.record_of, kind=RECORD)),
+}
