@@ -69,7 +69,7 @@ class InputWorker:
             else item
             for item in result.items
         )
-        return replace(result, items=items)
+        return replace(result, items=items, worker=self._name)
 
 
 def unpack_result(result: WorkerResult) -> StageResult:

@@ -20,6 +20,7 @@ from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumen
 from raydist.options import Options, Timeouts
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec
+from raydist.pipelines.meters import Place
 
 __all__ = ["ActorExecutor", "open_pool"]
 
@@ -117,6 +118,8 @@ class ActorExecutor(Executor):
         node_id: Ray node to run on; None for any.
     """
 
+    place: Place = "actors"
+
     def __init__(
         self,
         num_workers: int,
@@ -127,7 +130,7 @@ class ActorExecutor(Executor):
         node_id: str | None = None,
     ) -> None:
         self.window = num_workers * _BLOCKS_PER_WORKER
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
         self._resources = dict(resources or {})
@@ -152,8 +155,7 @@ class ActorExecutor(Executor):
 
     def _start(self) -> None:
         self._workers = [
-            _Worker(f"{self._name}-worker-{index}", self._resources, self._node_id)
-            for index in range(self._num_workers)
+            _Worker(f"{self._name}-worker-{index}", self._resources, self._node_id) for index in range(self.num_workers)
         ]
 
     def _pickle(self, spec: StageSpec) -> tuple[bytes, bytes]:
@@ -209,7 +211,7 @@ class ActorExecutor(Executor):
 
     def serves(self, num_workers: int, resources: Mapping[str, float], timeouts: Timeouts) -> bool:
         """Whether this is a pool as asked for."""
-        return (self._num_workers, self._resources, self._timeouts) == (num_workers, dict(resources), timeouts)
+        return (self.num_workers, self._resources, self._timeouts) == (num_workers, dict(resources), timeouts)
 
     def is_idle(self, timeout_s: float) -> bool:
         """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""

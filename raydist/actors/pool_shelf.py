@@ -51,6 +51,8 @@ class SharedExecutor(Executor):
     def __init__(self, pool: Executor) -> None:
         self._pool = pool
         self.window = pool.window
+        self.place = pool.place
+        self.num_workers = pool.num_workers
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         return self._pool.submit(spec, block, starts)

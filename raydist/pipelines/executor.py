@@ -6,6 +6,8 @@ it does so at once, on threads or on a pool of actors changes no element and no 
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from typing import final
 
 from raydist.errors import SpecError
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.meters import Place
 from raydist.pipelines.op import ElementError, Item, Kernel
 
 __all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "reject_others", "run_stage"]
@@ -41,11 +44,19 @@ class StageResult:
         items: Elements and errors in order.
         inputs: Items that entered each kernel.
         signatures: Structure and dtypes of what each kernel made; "" where it made nothing.
+        begun_at: When the work began, in seconds since 1970.
+        busy_s: Seconds that it took.
+        cpu_s: CPU seconds that its thread used for it.
+        worker: Which thread or actor did it.
     """
 
     items: tuple[Item, ...]
     inputs: tuple[int, ...]
     signatures: tuple[str, ...]
+    begun_at: float = 0.0
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    worker: str = ""
 
 
 def run_stage(
@@ -60,6 +71,7 @@ def run_stage(
         signatures: For each kernel, what its results must be, "" for anything; None to take each one's first result as
             the measure. Other elements become errors.
     """
+    begun_at, begin, begin_cpu = time.time(), time.perf_counter(), time.thread_time()
     items: Sequence[Item] = (block,)
     inputs, found = [], []
     for number, (kernel, start) in enumerate(zip(spec.kernels, starts, strict=True)):
@@ -68,7 +80,15 @@ def run_stage(
         items = reject_others(items, signature, kernel.label)
         inputs.append(entered)
         found.append(signature)
-    return StageResult(tuple(items), tuple(inputs), tuple(found))
+    return StageResult(
+        tuple(items),
+        tuple(inputs),
+        tuple(found),
+        begun_at=begun_at,
+        busy_s=time.perf_counter() - begin,
+        cpu_s=time.thread_time() - begin_cpu,
+        worker=threading.current_thread().name,
+    )
 
 
 def _first_signature(items: Sequence[Item]) -> str:
@@ -131,9 +151,13 @@ class Executor(ABC):
 
     Attributes:
         window: Blocks worth having in flight; 1 for work that is done at once.
+        place: Where the work is done; "inline" is the caller's thread.
+        num_workers: How many blocks are worked on at a time.
     """
 
     window: int
+    place: Place = "inline"
+    num_workers: int = 1
 
     @abstractmethod
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:

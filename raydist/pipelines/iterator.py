@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self, TypeVar, final
 
@@ -10,6 +11,7 @@ from raydist.options import Options
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.demand import Demand
 from raydist.pipelines.executor import Executor
+from raydist.pipelines.meters import Meters
 from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, OpIterator, State
 from raydist.pipelines.placement import open_executor
 from raydist.pipelines.plan import Plan, make_plan, start
@@ -86,6 +88,8 @@ class DatasetIterator(Generic[T]):
         self._epoch = epoch
         self._convert = convert
         self._plan: Plan = make_plan(op, options)
+        self.meters = Meters()
+        """What every stage has done since the iteration began."""
         self._executor: Executor | None = None
         self._source: OpIterator | None = None
         self._demand = Demand()
@@ -109,6 +113,13 @@ class DatasetIterator(Generic[T]):
         return self._rows[at]
 
     def _refill(self) -> None:
+        self.meters.consumer_asks()
+        try:
+            self._fill()
+        finally:
+            self.meters.consumer_goes()
+
+    def _fill(self) -> None:
         self._rows, self._at = _NO_ROWS, 0
         block = self._read(1 << 62)
         while self._to_skip:
@@ -118,7 +129,9 @@ class DatasetIterator(Generic[T]):
             if skipped == block.num_rows:
                 self._at = 0
                 block = self._read(1 << 62)
+        begin = time.perf_counter()
         self._rows = self._convert(block)
+        self.meters.convert_s += time.perf_counter() - begin
 
     def _read(self, limit: int) -> Block:
         """The next block of the engine, and its state before that."""
@@ -145,7 +158,9 @@ class DatasetIterator(Generic[T]):
             raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
         if self._source is None:
             self._executor = self._make_executor(self._options)
-            self._source = start(self._plan, seed=self._seed, epoch=self._epoch, executor=self._executor)
+            self._source = start(
+                self._plan, seed=self._seed, epoch=self._epoch, executor=self._executor, meters=self.meters
+            )
             if self._resume_at is not None:
                 self._source.load_state_dict(self._resume_at)
                 self._resume_at = None

@@ -13,6 +13,7 @@ from raydist.pipelines.blocks import Block, private_column
 from raydist.pipelines.executor import InlineExecutor
 from raydist.pipelines.functions import describe
 from raydist.pipelines.merged import merged_options
+from raydist.pipelines.meters import Meters
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.plan import build, make_plan, open_iterator
@@ -51,7 +52,10 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
     plan = make_plan(op, ctx.options)
     names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
     executor = InlineExecutor()
-    return build(plan.optimised, IterContext(ctx.seed, (*ctx.epoch, index), ctx.options, executor, names, build, plan))
+    # What it does counts as work of the operation around it.
+    unmetered = Meters(enabled=False)
+    inner = IterContext(ctx.seed, (*ctx.epoch, index), ctx.options, executor, names, build, plan, unmetered)
+    return build(plan.optimised, inner)
 
 
 def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:

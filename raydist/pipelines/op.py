@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.pipelines.meters import Kind, Meter, Meters
 from raydist.pipelines.seeds import RandomKey
 
 if TYPE_CHECKING:
@@ -226,6 +227,7 @@ class IterContext:
         operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
         builder: Turns an op into an iterator, fusing neighbouring kernels (`plan.py`).
         plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
+        meters: Count and time what every stage does.
     """
 
     seed: int
@@ -235,6 +237,7 @@ class IterContext:
     operation_names: dict[int, str] = field(repr=False)
     builder: Callable[[DatasetOp, IterContext], OpIterator] = field(repr=False)
     plan: object = field(repr=False, default=None)
+    meters: Meters = field(repr=False, default_factory=Meters)
 
     def build(self, op: DatasetOp) -> OpIterator:
         """An iterator over `op`."""
@@ -243,6 +246,13 @@ class IterContext:
     def inner_epoch(self, pass_index: int) -> IterContext:
         """The context of pass `pass_index` of what is inside a `repeat`."""
         return replace(self, epoch=(*self.epoch, pass_index))
+
+    def meter(self, op: DatasetOp) -> Meter:
+        """The meter of an operation that is a stage of its own."""
+        kind: Kind = "source" if not op.inputs else "stage" if op.preserves_order else "exchange"
+        inputs = [id(source) for source in op.inputs]
+        name = self.operation_names[id(op)]
+        return self.meters.meter(name, label=op.label, kind=kind, inputs=inputs, owner=(id(op),))
 
     def key(self, op: DatasetOp, seed: int | None = None, *, every_epoch: bool = True) -> RandomKey:
         """The random stream of `op`. An explicit `seed` names it alone: two operations of one kind and seed agree."""

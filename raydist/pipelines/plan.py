@@ -9,6 +9,8 @@ from typing import final
 
 from raydist.options import Options
 from raydist.pipelines.executor import Executor, InlineExecutor, StageSpec
+from raydist.pipelines.metered import MeteredIterator
+from raydist.pipelines.meters import Meter, Meters
 from raydist.pipelines.op import DatasetOp, ElementwiseOp, IterContext, Kernel, OpIterator
 from raydist.pipelines.optimize import optimize
 from raydist.pipelines.stage import StageIterator
@@ -71,7 +73,7 @@ def make_plan(op: DatasetOp, options: Options) -> Plan:
     return Plan(op, optimize(op, names, options), names, options)
 
 
-def start(plan: Plan, *, seed: int, epoch: int, executor: Executor) -> OpIterator:
+def start(plan: Plan, *, seed: int, epoch: int, executor: Executor, meters: Meters | None = None) -> OpIterator:
     """One pass over a plan.
 
     Args:
@@ -79,8 +81,9 @@ def start(plan: Plan, *, seed: int, epoch: int, executor: Executor) -> OpIterato
         seed: Root of every random choice that has no seed of its own.
         epoch: Which epoch of the dataset this is, from 0.
         executor: Where stages run whose parallelism was left to raydist. The caller closes it.
+        meters: Count and time what every stage does.
     """
-    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan)
+    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan, meters or Meters())
     return ctx.build(plan.optimised)
 
 
@@ -92,12 +95,22 @@ def open_iterator(op: DatasetOp, *, seed: int, epoch: int, options: Options, exe
 def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
     """An iterator over `op`: its own, or stages for a chain of elementwise operations."""
     if not isinstance(op, ElementwiseOp):
-        return op.make_iterator(ctx)
+        iterator = op.make_iterator(ctx)
+        return _metered(iterator, ctx.meter(op), op, ctx)
     chain, base = _chain(op)
     iterator = ctx.build(base)
     for stage in fuse(chain, ctx):
-        iterator = _stage_iterator(stage, iterator, ctx)
+        iterator = _stage_iterator(stage, iterator, base, ctx)
+        base = stage[-1][0]
     return iterator
+
+
+def _metered(iterator: OpIterator, meter: Meter, op: DatasetOp, ctx: IterContext) -> OpIterator:
+    """`iterator`, which makes the elements of `op`, with its meter."""
+    if not ctx.meters.enabled:
+        return iterator
+    ctx.meters.tops[id(op)] = meter.name
+    return MeteredIterator(iterator, meter, ctx.meters)
 
 
 def _chain(op: DatasetOp) -> tuple[list[ElementwiseOp], DatasetOp]:
@@ -139,14 +152,20 @@ def _may_fuse(kernel: Kernel, options: Options) -> bool:
 
 
 def _stage_iterator(
-    stage: Sequence[tuple[ElementwiseOp, Kernel]], source: OpIterator, ctx: IterContext
-) -> StageIterator:
+    stage: Sequence[tuple[ElementwiseOp, Kernel]], source: OpIterator, base: DatasetOp, ctx: IterContext
+) -> OpIterator:
     names = "+".join(ctx.operation_names[id(op)] for op, _ in stage)
     spec = StageSpec(f"{names}@{'.'.join(map(str, ctx.epoch))}", tuple(kernel for _, kernel in stage))
     parallelism = stage[0][0].parallelism
     executor = _executor(parallelism, ctx)
     window = executor.window if parallelism is None else min(parallelism, executor.window)
-    return StageIterator(source, spec, executor, window=window, owned=executor is not ctx.executor)
+    label = " + ".join(op.label for op, _ in stage)
+    owner = tuple(id(op) for op, _ in stage)
+    meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
+    meter.place, meter.parallelism = executor.place, executor.num_workers
+    owned = executor is not ctx.executor
+    iterator = StageIterator(source, spec, executor, window=window, owned=owned, meter=meter)
+    return _metered(iterator, meter, stage[-1][0], ctx)
 
 
 def _executor(parallelism: int | None, ctx: IterContext) -> Executor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import final
 
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec, run_stage
+from raydist.pipelines.meters import Meter
 from raydist.pipelines.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
 from raydist.pipelines.resume import Outbox
 
@@ -46,12 +48,15 @@ class StageIterator(OpIterator):
     Its state is the input's, the index at which each kernel goes on, and the items handed out since.
     """
 
-    def __init__(self, source: OpIterator, spec: StageSpec, executor: Executor, *, window: int, owned: bool) -> None:
+    def __init__(
+        self, source: OpIterator, spec: StageSpec, executor: Executor, *, window: int, owned: bool, meter: Meter
+    ) -> None:
         self._source = source
         self._spec = spec
         self._executor = executor
         self._window = window
         self._owned = owned
+        self._meter = meter
         self._flights: deque[_Flight | _Passing] = deque()
         self._next_starts = self._starts = (0,) * len(spec.kernels)
         self._signatures = ("",) * len(spec.kernels)  # what each kernel made first: all else is an error
@@ -79,6 +84,7 @@ class StageIterator(OpIterator):
 
     def _submit(self, limit: int) -> None:
         rows = max(1, min(-(-limit // self._window), self._rows))
+        self._meter.buffer_limit = rows * self._window
         while not self._ended and len(self._flights) < self._window:
             try:
                 block = self._source.next_block(rows)
@@ -90,6 +96,7 @@ class StageIterator(OpIterator):
                 self._flights.append(_Passing(ElementError(error), self._source.state_dict()))
                 self._shift(1)
             else:
+                self._meter.buffered += block.num_rows
                 work = self._executor.submit(self._spec, block, self._next_starts)
                 self._flights.append(_Flight(block, work, self._next_starts, self._source.state_dict()))
                 self._shift(block.num_rows)
@@ -103,12 +110,22 @@ class StageIterator(OpIterator):
         if isinstance(flight, _Passing):
             items, entered = (flight.error,), (1,) * len(self._starts)
         else:
-            result = self._result(flight)
+            result = self._await(flight)
             self._explain_errors(result.items, flight.starts)
             self._watch_size(result)
             items, entered = result.items, result.inputs
         self._starts = tuple(start + count for start, count in zip(self._starts, entered, strict=True))
         outbox.put(items, self._border(flight.input_state))
+
+    def _await(self, flight: _Flight) -> StageResult:
+        meter, here = self._meter, self._executor.place == "inline"
+        begin = time.perf_counter()
+        result = self._result(flight)
+        if not here:
+            meter.awaited_s += time.perf_counter() - begin
+        meter.worked(result.busy_s, result.cpu_s, here=here)
+        meter.buffered -= flight.block.num_rows
+        return result
 
     def _result(self, flight: _Flight) -> StageResult:
         """The result of a block; one that could not be worked on at all is as many errors as it has elements."""
@@ -153,6 +170,7 @@ class StageIterator(OpIterator):
 
     def close(self) -> None:
         self._flights.clear()
+        self._meter.buffered = 0
         if self._owned:
             self._executor.close()
         self._source.close()

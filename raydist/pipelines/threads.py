@@ -11,6 +11,7 @@ from raydist.errors import CancelledError, DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec, run_stage
+from raydist.pipelines.meters import Place
 
 __all__ = ["ThreadExecutor"]
 
@@ -76,9 +77,11 @@ def _stop(tasks: _Tasks, num_threads: int) -> None:
 class ThreadExecutor(Executor):
     """`num_threads` threads, started with the first block and ended by `close()` or when nobody holds the executor."""
 
+    place: Place = "threads"
+
     def __init__(self, num_threads: int, timeouts: Timeouts | None = None) -> None:
         limits = timeouts or Timeouts()
-        self.window = num_threads
+        self.window = self.num_workers = num_threads
         self._limit_s = limits.element_s
         self._close_s = limits.close_s
         self._tasks: _Tasks = queue.SimpleQueue()

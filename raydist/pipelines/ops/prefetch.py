@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.demand import Demand
+from raydist.pipelines.meters import Meter
 from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.resume import Outbox
 from raydist.values import AUTOTUNE
@@ -63,14 +65,17 @@ class PrefetchOp(DatasetOp):
         autotune = ctx.options.autotune
         size = _FIRST_BUFFER if self.is_tuned else (self.buffer_size or 0)
         growing = self.is_tuned and autotune.enabled
-        return _PrefetchIterator(_Buffer(source, size, growing, autotune.ram_budget), ctx.operation_names[id(self)])
+        meter = ctx.meter(self)
+        meter.kind = "prefetch"
+        buffer = _Buffer(source, size, growing, autotune.ram_budget, meter)
+        return _PrefetchIterator(buffer, meter, ctx.operation_names[id(self)])
 
 
 @final
 class _Buffer:
     """What the two threads share. The background thread owns the source and closes it when it ends."""
 
-    def __init__(self, source: OpIterator, size: int, growing: bool, ram_budget: int | None) -> None:
+    def __init__(self, source: OpIterator, size: int, growing: bool, ram_budget: int | None, meter: Meter) -> None:
         self.source = source
         self.changed = threading.Condition()
         self.stopped = False
@@ -81,6 +86,7 @@ class _Buffer:
         self._bytes = 0
         self._size = size
         self._growing = growing
+        self._meter = meter
         self._ram_budget = ram_budget or float("inf")
 
     def room(self) -> int:
@@ -97,6 +103,7 @@ class _Buffer:
             self._ready.append((item, after))
             self._elements += _rows(item)
             self._bytes += _bytes(item)
+            self._show_fill()
             self.changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -126,8 +133,13 @@ class _Buffer:
             item, after = self._ready.popleft()
             self._elements -= _rows(item)
             self._bytes -= _bytes(item)
+            self._show_fill()
             self.changed.notify_all()
             return item, after
+
+    def _show_fill(self) -> None:
+        meter = self._meter
+        meter.buffered, meter.buffered_bytes, meter.buffer_limit = self._elements, self._bytes, self._size
 
     def stop(self) -> None:
         with self.changed:
@@ -169,8 +181,9 @@ def _produce(buffer: _Buffer) -> None:
 class _PrefetchIterator(OpIterator):
     """Its state is that of the elements handed out, not of those made."""
 
-    def __init__(self, buffer: _Buffer, name: str) -> None:
+    def __init__(self, buffer: _Buffer, meter: Meter, name: str) -> None:
         self._buffer = buffer
+        self._meter = meter
         self._name = name
         self._outbox: Outbox | None = None
         self._thread: threading.Thread | None = None
@@ -182,7 +195,9 @@ class _PrefetchIterator(OpIterator):
         if self._thread is None:
             self._start()
         while not outbox:
+            begin = time.perf_counter()
             ready = self._buffer.get(self._limits.input_s)
+            self._meter.awaited_s += time.perf_counter() - begin
             if ready is None:
                 raise StopIteration
             outbox.put([ready[0]], ready[1])
