@@ -22,6 +22,7 @@ LEAK_GRACE_S = 10.0
 
 # Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools.
 LIBRARY_THREADS = ("ray", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry")
+LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
 LIBRARY_VARIABLES = ("RAY_", "PYTEST_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "TRITON_", "GRPC_")
 
 hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
@@ -64,7 +65,8 @@ def live_actors() -> set[str]:
     from ray._private.state import state
 
     table: dict[str, Any] = state.actor_table(None)
-    return {f"{actor['ActorClassName']} {key}" for key, actor in table.items() if actor["State"] != "DEAD"}
+    alive = {key: actor["ActorClassName"] for key, actor in table.items() if actor["State"] != "DEAD"}
+    return {f"{name} {key}" for key, name in alive.items() if name not in LIBRARY_ACTORS}
 
 
 def _process_group() -> set[str]:

@@ -7,6 +7,7 @@ from typing import final
 from raydist.dataset.batching import Batching
 from raydist.dataset.combining import Combining
 from raydist.dataset.elementwise import Elementwise
+from raydist.dataset.exporting import Exporting
 from raydist.dataset.files import FileSources
 from raydist.dataset.ordering import Ordering
 from raydist.dataset.sources import Sources
@@ -17,7 +18,7 @@ __all__ = ["Dataset", "DatasetIterator", "Optional"]
 
 
 @final
-class Dataset(Sources, FileSources, Combining, Elementwise, Batching, Ordering, Storing):
+class Dataset(Sources, FileSources, Combining, Elementwise, Batching, Ordering, Storing, Exporting):
     """A pipeline of elements: an immutable, picklable graph that runs when it is iterated (tf.data.Dataset).
 
     Elements are nests (tuple, dict, namedtuple, dataclass) of numbers, arrays, torch tensors, bytes and str. Iterating

@@ -108,27 +108,15 @@ class Running(DatasetBase):
         """
         return self._iterate(arrow_batches)
 
-    def to_torch(self) -> Any:
-        """This dataset as a `torch.utils.data.IterableDataset`, for a plain `DataLoader`.
-
-        With n workers each gives every n-th element, so that nothing comes twice. But each runs the whole pipeline to
-        find them: prefer `num_workers=0` and raydist's own parallelism. Every pass is a new epoch; with workers its
-        order follows torch's seed (`torch.manual_seed`) too.
-
-        >>> from torch.utils.data import DataLoader
-        >>> [x.tolist() for x in DataLoader(rd.Dataset.range(5).to_torch(), batch_size=2)]
-        [[0, 1], [2, 3], [4]]
-        """
-        # The class inherits from one of torch's: building and pickling pipelines needs no torch.
-        from raydist.torch_dataset import TorchDataset
-
-        return TorchDataset(self)
-
     def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
-        options = self.options()
-        seed = options.seed
-        if seed is None:
-            if self._drawn_seed is None:
-                self._drawn_seed = draw_seed()
-            seed = self._drawn_seed
-        return DatasetIterator(self._op, options=options, seed=seed, epoch=next(self._epochs), convert=convert)
+        seed, epoch = self._root_seed(), next(self._epochs)
+        return DatasetIterator(self._op, options=self.options(), seed=seed, epoch=epoch, convert=convert)
+
+    def _root_seed(self) -> int:
+        """That of the options, else one drawn for this object when it is iterated first."""
+        seed = self.options().seed
+        if seed is not None:
+            return seed
+        if self._drawn_seed is None:
+            self._drawn_seed = draw_seed()
+        return self._drawn_seed

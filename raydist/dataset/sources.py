@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,9 @@ from raydist.pipelines.sources.torch_datasets import torch_op
 from raydist.pipelines.spec import as_dtype
 
 __all__ = ["Sources"]
+
+# This layer may not import Ray: it names the module that does.
+_RAY_DATA = "raydist.actors.ray_data_source"
 
 
 class Sources(DatasetBase):
@@ -154,3 +158,25 @@ class Sources(DatasetBase):
         [4, 2, 3]
         """
         return cls(torch_op(dataset, output_signature, num_parallel_calls))
+
+    @classmethod
+    def from_ray(cls, dataset: Any) -> Self:
+        """The rows of a `ray.data.Dataset`: dicts of its columns, see :meth:`from_arrow` for the types.
+
+        Ray executes the dataset once for every pass, block by block in their order, while a thread here reads ahead.
+        The state of an iterator is a count: resuming executes it again and drops that many rows, so that its own
+        operations must give the same rows again (a `random_shuffle` needs a seed, or `materialize()` before it).
+
+        Args:
+            dataset: The dataset; tensors of one shape are leaves of that shape.
+
+        Raises:
+            SpecError: It is no Ray dataset, or a column has a type that no tensor can hold.
+            InvalidArgumentError: A null (at iteration, in its place).
+            ray.exceptions.RayTaskError: A function of the Ray dataset failed (at iteration); it ends the pass.
+
+        >>> import ray.data  # doctest: +SKIP
+        >>> [int(row["id"]) for row in rd.Dataset.from_ray(ray.data.range(3))]  # doctest: +SKIP
+        [0, 1, 2]
+        """
+        return cls(import_module(_RAY_DATA).ray_data_op(dataset))

@@ -1,0 +1,81 @@
+"""Dataset.to_ray: a pipeline as a source of Ray Data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import ray.data
+from ray.data.block import Block as RayBlock
+from ray.data.block import BlockAccessor, BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from raydist.cluster import connect
+from raydist.options import Options
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.iterator import DatasetIterator
+from raydist.pipelines.op import DatasetOp
+
+__all__ = ["PipelineDatasource", "ray_dataset"]
+
+_NAME = "item"  # Ray's own name for a column of rows that are no dicts
+
+
+def ray_dataset(op: DatasetOp, options: Options, seed: int, epoch: int) -> Any:
+    """The `ray.data.Dataset` of one epoch of a pipeline. Joins or starts Ray; reads nothing yet."""
+    connect()
+    source = PipelineDatasource(op, options, seed, epoch)
+    return ray.data.read_datasource(source, override_num_blocks=1)
+
+
+@final
+class PipelineDatasource(Datasource):
+    """One epoch of a pipeline, run by one task of Ray Data, so that the order stays.
+
+    Args:
+        op: The pipeline as written.
+        options: Its merged options.
+        seed: Root seed.
+        epoch: Which epoch every execution reads.
+    """
+
+    def __init__(self, op: DatasetOp, options: Options, seed: int, epoch: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Ray's is not annotated
+        self._op = op
+        self._options = options
+        self._seed = seed
+        self._epoch = epoch
+
+    def get_name(self) -> str:
+        return "Raydist"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ReadTask]:
+        rows = self._op.cardinality()
+        metadata = BlockMetadata(num_rows=max(0, rows) or None, size_bytes=None, exec_stats=None)
+        return [ReadTask(self._blocks, metadata, per_task_row_limit=per_task_row_limit)]
+
+    def _blocks(self) -> Iterator[RayBlock]:
+        """Runs in a worker of Ray."""
+        blocks: DatasetIterator[Block] = DatasetIterator(
+            self._op, options=self._options, seed=self._seed, epoch=self._epoch, convert=lambda block: [block]
+        )
+        try:
+            for block in blocks:
+                yield BlockAccessor.batch_to_block(_columns(block))
+        finally:
+            blocks.close()
+
+
+def _columns(block: Block) -> dict[str, Any]:
+    """Columns by the paths of their leaves; tuples and single values are named as Ray names rows that are no dicts."""
+    paths = block.structure.paths()
+    return {_column_name(path): column for path, column in zip(paths, block.columns, strict=True)}
+
+
+def _column_name(path: str) -> str:
+    return _NAME if not path else f"{_NAME}_{path}" if path[0].isdigit() else path
