@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
@@ -53,7 +54,7 @@ class Block:
     @property
     def signature(self) -> str:
         """Structure and dtypes as text: what neighbouring elements must share."""
-        return f"{self.structure} of {', '.join(_dtype_name(spec) for spec in self.specs)}"
+        return _signature(self.structure, tuple([spec.dtype for spec in self.specs]))
 
     def slice(self, start: int, stop: int) -> Block:
         """Elements `start` .. `stop`, without a copy."""
@@ -80,8 +81,10 @@ class Block:
         return [self.row(i) for i in range(self.num_rows)]
 
 
-def _dtype_name(spec: TensorSpec) -> str:
-    return {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)
+@lru_cache(maxsize=256)  # asked for every block, and the name of a dtype alone takes numpy 5 us
+def _signature(structure: Structure, dtypes: tuple[np.dtype[Any], ...]) -> str:
+    names = [{"S": "bytes", "U": "str"}.get(dtype.kind, dtype.name) for dtype in dtypes]
+    return f"{structure} of {', '.join(names)}"
 
 
 def _column_bytes(column: Column) -> int:

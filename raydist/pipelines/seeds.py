@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -19,7 +20,8 @@ import numpy as np
 __all__ = ["RandomKey", "draw_seed", "trim_epoch"]
 
 _DRAWS_PER_COUNTER = 4  # Philox 4x64 makes four 64-bit words from one counter value
-_ELEMENT_STRIDE = 1 << 128  # counter values between two elements: an element may draw as much as it likes
+_WORD = (1 << 64) - 1  # two elements are 2^128 counter values apart: an element may draw as much as it likes
+_UNSHARED = 2  # references to what only one local variable holds: that, and the argument of getrefcount
 
 
 def draw_seed() -> int:
@@ -68,10 +70,21 @@ class RandomKey:
         return next(self.generators(index))
 
     def generators(self, start: int) -> Iterator[np.random.Generator]:
-        """The generators of elements `start`, `start + 1`, ..."""
+        """The generators of elements `start`, `start + 1`, ...
+
+        One object serves for all of them, set back from element to element (2.5 us instead of 47 for a new one), as
+        long as nobody keeps it: an element's generator stays that element's.
+        """
         key = self._philox_key()
+        bits, generator = _new_generator(key)
+        counter = np.zeros(_DRAWS_PER_COUNTER, np.uint64)
+        state = bits.state | {"state": {"counter": counter, "key": key}}
         for index in itertools.count(start):
-            yield np.random.Generator(np.random.Philox(key=key, counter=index * _ELEMENT_STRIDE))
+            if sys.getrefcount(generator) > _UNSHARED or sys.getrefcount(bits) > _UNSHARED + 1:
+                bits, generator = _new_generator(key)
+            counter[2:] = index & _WORD, index >> 64  # the counter is index * 2^128
+            bits.state = state
+            yield generator
 
     def words(self, start: int, count: int) -> np.ndarray:
         """Words `start` .. `start + count` of this stream of uint64, in any order of calls.
@@ -91,3 +104,8 @@ class RandomKey:
         """
         words = self.words(start, count)
         return (words % np.uint64(bound)).astype(np.int64)
+
+
+def _new_generator(key: np.ndarray) -> tuple[np.random.Philox, np.random.Generator]:
+    bits = np.random.Philox(key=key)
+    return bits, np.random.Generator(bits)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from raydist.pipelines.seeds import RandomKey, draw_seed, trim_epoch
 
@@ -21,6 +22,32 @@ def test_generators_are_numbered() -> None:
     numbered = KEY.generators(5)
     assert next(numbered).random() == KEY.generator(5).random()
     assert next(numbered).random() == KEY.generator(6).random()
+
+
+@pytest.mark.parametrize("index", [0, 1, 2**33, 2**63 - 1])
+def test_an_elements_generator_is_philox_at_its_counter(index: int) -> None:
+    bits = KEY.generator(index).bit_generator.state["state"]
+    assert bits["counter"].tolist() == [0, 0, index, 0]
+    fresh = np.random.Generator(np.random.Philox(key=bits["key"], counter=index << 128))
+    assert KEY.generator(index).normal(size=9).tolist() == fresh.normal(size=9).tolist()
+
+
+def test_what_an_element_drew_leaves_nothing_for_the_next() -> None:
+    numbered = KEY.generators(0)
+    for index in range(4):
+        generator = next(numbered)
+        assert generator.random() == KEY.generator(index).random()
+        generator.integers(0, 9, dtype=np.int32)  # keeps half a word
+        del generator
+
+
+def test_a_kept_generator_stays_that_of_its_element() -> None:
+    numbered = KEY.generators(0)
+    kept = [next(numbered) for _ in range(3)]
+    draw = next(numbered).random
+    next(numbered)
+    assert [generator.random() for generator in kept] == [KEY.generator(index).random() for index in range(3)]
+    assert draw() == KEY.generator(3).random()
 
 
 def test_integers_are_in_range_and_even() -> None:
