@@ -5,6 +5,7 @@ Types are looked at once per column, not once per value: `set(map(type, values))
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from raydist.pipelines.op import ElementError, Item
 from raydist.pipelines.spec import BYTES, STR, TensorSpec, spec_of_value
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
+
+
+_DTYPE = operator.attrgetter("dtype")
 
 
 class _MixedError(Exception):
@@ -130,11 +134,12 @@ def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, Tenso
             return _python_column(values, dtype)
         if kind is bytes or kind is str:
             return object_column(values), TensorSpec((), BYTES if kind is bytes else STR)
-        if kind is not np.ndarray:
-            number = getattr(kind, "dtype", None)
-            if issubclass(kind, np.number | np.bool_) and number is not None:
-                column = np.array(values)
-                return column, TensorSpec((), column.dtype)
+        if kind is np.ndarray:
+            return _stack_arrays(values)
+        number = getattr(kind, "dtype", None)
+        if issubclass(kind, np.number | np.bool_) and number is not None:
+            column = np.array(values)
+            return column, TensorSpec((), column.dtype)
     return _stack_any([as_leaf(value) for value in values])
 
 
@@ -143,6 +148,17 @@ def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column,
         return np.array(values, dtype=dtype), TensorSpec((), dtype)
     except OverflowError:
         raise InvalidArgumentError("A Python int must fit into int64. Use a float or text.") from None
+
+
+def _stack_arrays(values: Sequence[Any]) -> tuple[Column, TensorSpec]:
+    """Numbers of one dtype and shape, the common case, without a Python call per array."""
+    first = values[0]
+    if first.dtype.kind in "biufc" and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
+        try:
+            return np.array(values), TensorSpec(first.shape, first.dtype)
+        except ValueError:  # they differ in shape
+            pass
+    return _stack_any([as_leaf(value) for value in values])
 
 
 def _stack_any(leaves: list[Any]) -> tuple[Column, TensorSpec]:
