@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raydist import image as image
+    from raydist import text as text
     from raydist.dataset import Dataset as Dataset
     from raydist.distributed_dataset import DistributedDataset as DistributedDataset
     from raydist.distributed_dataset import DistributedIterator as DistributedIterator
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
     from raydist.options import RunOptions as RunOptions
     from raydist.options import ThreadingOptions as ThreadingOptions
     from raydist.options import Timeouts as Timeouts
+    from raydist.pipelines.formats.composite_features import FixedLenSequenceFeature as FixedLenSequenceFeature
+    from raydist.pipelines.formats.composite_features import RaggedFeature as RaggedFeature
+    from raydist.pipelines.formats.composite_features import RaggedTensorValue as RaggedTensorValue
+    from raydist.pipelines.formats.composite_features import SparseFeature as SparseFeature
+    from raydist.pipelines.formats.composite_features import SparseTensorValue as SparseTensorValue
     from raydist.pipelines.formats.example import parse_example as parse_example
     from raydist.pipelines.formats.example import parse_single_example as parse_single_example
     from raydist.pipelines.formats.features import FixedLenFeature as FixedLenFeature
@@ -90,6 +97,7 @@ _MODULE_OF = {
     "EarlyStopping": "raydist.training.early_stopping",
     "FailedPreconditionError": "raydist.errors",
     "FixedLenFeature": "raydist.pipelines.formats.features",
+    "FixedLenSequenceFeature": "raydist.pipelines.formats.composite_features",
     "FixedLengthRecordDataset": "raydist.readers",
     "History": "raydist.training.callbacks",
     "INFINITE_CARDINALITY": "raydist.values",
@@ -106,10 +114,14 @@ _MODULE_OF = {
     "Options": "raydist.options",
     "OutOfRangeError": "raydist.errors",
     "PerReplica": "raydist.values",
+    "RaggedFeature": "raydist.pipelines.formats.composite_features",
+    "RaggedTensorValue": "raydist.pipelines.formats.composite_features",
     "RaydistError": "raydist.errors",
     "ReduceOp": "raydist.values",
     "ReplicaContext": "raydist.strategies.context",
     "RunOptions": "raydist.options",
+    "SparseFeature": "raydist.pipelines.formats.composite_features",
+    "SparseTensorValue": "raydist.pipelines.formats.composite_features",
     "SpecError": "raydist.errors",
     "Strategy": "raydist.strategies.base",
     "TFRecordDataset": "raydist.readers",
@@ -128,9 +140,11 @@ _MODULE_OF = {
     "get_replica_context": "raydist.strategies.context",
     "get_strategy": "raydist.strategies.context",
     "has_strategy": "raydist.strategies.context",
+    "image": "raydist",
     "in_cross_replica_context": "raydist.strategies.context",
     "parse_example": "raydist.pipelines.formats.example",
     "parse_single_example": "raydist.pipelines.formats.example",
+    "text": "raydist",
 }
 
 __all__ = sorted([*_MODULE_OF, "__version__"])
@@ -141,7 +155,8 @@ if not TYPE_CHECKING:  # type checkers know the names above, and should report a
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'raydist' has no attribute {name!r}.")
-        value = getattr(import_module(_MODULE_OF[name]), name)
+        home = _MODULE_OF[name]
+        value = import_module(f"raydist.{name}") if home == "raydist" else getattr(import_module(home), name)
         globals()[name] = value  # the next access finds it without coming here
         return value
 

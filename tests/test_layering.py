@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "raydist"
 LAYERS = (
     {"errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
+    {"image", "text"},
     {"dataset", "readers", "torch_dataset"},
     {"collectives", "job_environment", "cluster"},
     {"actors"},
@@ -23,7 +24,8 @@ LAYERS = (
     {"__init__"},
 )
 RAY_ALLOWED = ("actors", "cluster", "collectives.ray_backend")
-TORCH_FORBIDDEN = ("errors", "nest", "values", "settings", "options", "pipelines", "dataset", "readers", "__init__")
+BELOW_DATASETS = ("errors", "nest", "values", "settings", "options", "pipelines", "image", "text")
+TORCH_FORBIDDEN = (*BELOW_DATASETS, "dataset", "readers", "__init__")
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -1,0 +1,49 @@
+"""What an image is to the functions that work on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError, SpecError
+
+__all__ = ["Image", "require_colours", "require_image", "require_size"]
+
+Image = np.ndarray[Any, np.dtype[Any]]
+
+
+def require_image(image: Any, what: str) -> Image:
+    """`image`, of shape (height, width, channels), or a batch of such; for a function called `what`.
+
+    Raises:
+        SpecError: It is something else.
+    """
+    if isinstance(image, np.ndarray) and image.ndim in (3, 4) and image.dtype != object:
+        return image
+    got = f"shape {image.shape}, dtype {image.dtype}" if isinstance(image, np.ndarray) else f"{image!r:.80}"
+    hint = "Decode it first." if isinstance(image, bytes) else "Add the missing axis, e.g. image[..., np.newaxis]."
+    raise SpecError(f"{what} needs an array (height, width, channels), or a batch of such, got {got}. {hint}")
+
+
+def require_colours(image: Any, what: str) -> Image:
+    """`image`, whose values are uint8 or float32; otherwise as :func:`require_image`."""
+    array = require_image(image, what)
+    if array.dtype not in (np.uint8, np.float32):
+        raise SpecError(f"{what} needs uint8 or float32, got {array.dtype}. Convert it, e.g. image.astype(np.float32).")
+    return array
+
+
+def require_size(size: Any, what: str) -> tuple[int, int]:
+    """`size` as (height, width), both >= 1.
+
+    >>> require_size((2, 3), "resize")
+    (2, 3)
+    """
+    try:
+        height, width = (int(length) for length in size)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"size of {what} must be (height, width), got {size!r}.") from None
+    if height < 1 or width < 1:
+        raise InvalidArgumentError(f"size of {what} must be at least (1, 1), got {(height, width)}.")
+    return height, width

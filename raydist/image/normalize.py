@@ -1,0 +1,68 @@
+"""From pixels to what a model takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.image.affine import affine
+from raydist.image.arrays import Image, require_colours, require_image
+
+__all__ = ["channels_first", "normalize"]
+
+
+def normalize(image: Image, mean: Any, std: Any) -> Image:
+    """(image - mean) / std for each channel, as float32.
+
+    Values of uint8 are taken as fractions of 255, so that means and deviations are those of torchvision's models.
+
+    Args:
+        image: An image or a batch, uint8 or float32.
+        mean: A number, or one a channel.
+        std: The same; not 0.
+
+    Raises:
+        InvalidArgumentError: `mean` or `std` has neither one number nor one a channel, or a deviation is 0.
+        SpecError: The image has another shape or dtype.
+
+    Source: torchvision.transforms.Normalize after ToTensor; the layout stays (..., height, width, channels).
+
+    >>> rd.image.normalize(np.array([[[0, 255]]], np.uint8), mean=(0.5, 0.5), std=(0.5, 0.25)).tolist()
+    [[[-1.0, 2.0]]]
+    """
+    image = require_colours(image, "normalize")
+    means, deviations = (_per_channel(name, v, image.shape[-1]) for name, v in (("mean", mean), ("std", std)))
+    if not deviations.all():
+        raise InvalidArgumentError(f"std must not be 0, got {std!r}.")
+    scale = 1 / deviations / (255 if image.dtype == np.uint8 else 1)
+    return _each(image, scale, -means / deviations)
+
+
+def _per_channel(name: str, values: Any, channels: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    numbers = np.asarray(values, np.float64)
+    if numbers.shape not in ((), (channels,)):
+        raise InvalidArgumentError(
+            f"{name} must be a number or {channels} of them, one for each channel of the image, got {values!r}."
+        )
+    return np.broadcast_to(numbers, channels)
+
+
+def _each(image: Image, scale: Image, offset: Image) -> Image:
+    if image.ndim == 3:
+        return affine(image, scale, offset)
+    result: Image = np.empty(image.shape, np.float32)
+    for index, one in enumerate(image):  # an image fits into the processor's cache, a batch does not
+        result[index] = affine(one, scale, offset)
+    return result
+
+
+def channels_first(image: Image) -> Image:
+    """(..., channels, height, width), as torch's layers take images; a copy.
+
+    >>> rd.image.channels_first(np.zeros((4, 5, 3), np.uint8)).shape
+    (3, 4, 5)
+    """
+    image = require_image(image, "channels_first")
+    return np.ascontiguousarray(np.moveaxis(image, -1, -3))

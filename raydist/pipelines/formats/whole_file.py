@@ -1,0 +1,36 @@
+"""Everything in a file at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raydist.pipelines.formats.files import file_errors, open_file, path_text
+
+__all__ = ["read_file"]
+
+_READ_BYTES = 1 << 20  # at a time, where the size is not known
+
+
+def read_file(path: Any) -> bytes:
+    """Everything in a file, given by a path or a URI. Waits for the disk or the server.
+
+    Raises:
+        NotFoundError: There is no such file.
+        InvalidArgumentError: It is no plain file, or the URI's scheme is unknown.
+        FailedPreconditionError: It may not be read.
+
+    Source: tf.io.read_file.
+
+    >>> read_file(__file__)[:1]
+    b'"'
+    """
+    name = path_text(path)
+    opened = open_file(name)
+    parts = []
+    try:
+        with file_errors(name):
+            while part := opened.file.read(opened.size or _READ_BYTES):
+                parts.append(part)
+    finally:
+        opened.file.close()
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,0 +1,184 @@
+"""Tokens to the ids of a vocabulary, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, Self, final
+
+import numpy as np
+import pyarrow as pa
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.formats.files import create_file, path_text
+from raydist.pipelines.formats.whole_file import read_file
+from raydist.text.convert import is_list, to_arrow
+from raydist.text.hashing import bucket_of, by_distinct_text
+from raydist.text.step import TextStep
+
+__all__ = ["Vocabulary"]
+
+_PAD, _UNKNOWN = "", "[UNK]"
+_COUNTED_AT_ONCE = 1024
+
+
+@final
+@dataclass(frozen=True)
+class Vocabulary(TextStep):
+    """The id of every string or token, as int64.
+
+    0 is never given: it is for padding. Then come `num_oov_buckets` ids for strings that are no terms, each string
+    having its own one by its hash (that of :class:`HashBuckets`); then the terms in their order.
+
+    Attributes:
+        terms: The known strings, each once.
+        num_oov_buckets: Ids for unknown strings; without any, an unknown string is an InvalidArgumentError.
+
+    Raises:
+        InvalidArgumentError: A term stands there twice, or `num_oov_buckets` is negative.
+
+    Source: tf.keras.layers.StringLookup(mask_token="").
+
+    >>> vocabulary = rd.text.Vocabulary(("cat", "dog"))
+    >>> vocabulary(["dog", "cow", "cat"]).tolist(), vocabulary.size
+    ([3, 1, 2], 4)
+    """
+
+    terms: tuple[str, ...]
+    num_oov_buckets: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "terms", tuple(self.terms))
+        if not isinstance(self.num_oov_buckets, int) or self.num_oov_buckets < 0:
+            raise InvalidArgumentError(f"num_oov_buckets must be an int >= 0, got {self.num_oov_buckets!r}.")
+        if not all(isinstance(term, str) for term in self.terms):
+            wrong = next(term for term in self.terms if not isinstance(term, str))
+            raise InvalidArgumentError(f"The terms of a vocabulary must be str, got {wrong!r:.80}.")
+        if len(self._ids) < len(self.terms):
+            ((twice, count),) = Counter(self.terms).most_common(1)
+            raise InvalidArgumentError(f"The terms of a vocabulary must differ, got {twice!r:.80} {count} times.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.terms, self.num_oov_buckets)  # without what is cached
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {term: id_ for id_, term in enumerate(self.terms, 1 + self.num_oov_buckets)}
+
+    @property
+    def size(self) -> int:
+        """Number of ids, padding and unknown strings included: rows of an embedding."""
+        return 1 + self.num_oov_buckets + len(self.terms)
+
+    @classmethod
+    def build(
+        cls,
+        texts: Iterable[Any],
+        *,
+        split: TextStep | None = None,
+        max_terms: int | None = None,
+        min_count: int = 1,
+        num_oov_buckets: int = 1,
+    ) -> Self:
+        """The terms that occur in `texts`, frequent ones first; equally frequent ones in the order of their characters.
+
+        Reads all of `texts`, and keeps one count for every distinct term.
+
+        Args:
+            texts: A dataset, or any iterable, of strings or arrays of strings.
+            split: Makes tokens of texts; None takes each text as one term.
+            max_terms: Keep so many at most.
+            min_count: Keep what occurs so often at least.
+            num_oov_buckets: See the class.
+
+        Raises:
+            InvalidArgumentError: `max_terms` or `min_count` is < 1, or a text is not valid UTF-8.
+
+        Source: tf.keras.layers.StringLookup.adapt.
+
+        >>> rd.text.Vocabulary.build(["b a", "b"], split=rd.text.Split()).terms
+        ('b', 'a')
+        """
+        for name, value in (("max_terms", max_terms), ("min_count", min_count)):
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"{name} must be >= 1, got {value}.")
+        counts = _count(texts, split)
+        frequent = sorted((-count, term) for term, count in counts.items() if count >= min_count)
+        return cls(tuple(term for _, term in frequent[:max_terms]), num_oov_buckets)
+
+    @classmethod
+    def from_file(cls, path: Any, *, num_oov_buckets: int = 1) -> Self:
+        """The vocabulary in a text file (UTF-8, local or a URI) with one term a line, as :meth:`save` writes it.
+
+        Raises:
+            NotFoundError: There is no such file.
+            InvalidArgumentError: It is not UTF-8, or has a term twice.
+        """
+        try:
+            lines = read_file(path).decode().split("\n")
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"A vocabulary must be UTF-8, got {path_text(path)!r}: {error}.") from error
+        terms = lines[:-1] if lines[-1] == "" else lines
+        return cls(tuple(term.removesuffix("\r") for term in terms), num_oov_buckets)
+
+    def save(self, path: Any) -> None:
+        """Write the terms, one a line, for :meth:`from_file`.
+
+        Raises:
+            InvalidArgumentError: A term has a line break in it.
+        """
+        broken = [term for term in self.terms if "\n" in term or term.endswith("\r")]
+        if broken:
+            raise InvalidArgumentError(f"A term must be without line breaks to be saved, got {broken[0]!r:.80}.")
+        with create_file(path_text(path)) as file:
+            file.write("".join(f"{term}\n" for term in self.terms).encode())
+
+    def apply(self, array: pa.Array) -> pa.Array:
+        """int64, or lists of int64."""
+        return by_distinct_text(array, "Vocabulary", self._ids_of)
+
+    def _ids_of(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        known = self._ids
+        return np.array([known[text] if text in known else self._unknown(text) for text in texts], np.int64)
+
+    def _unknown(self, text: str) -> int:
+        if self.num_oov_buckets == 0:
+            raise InvalidArgumentError(
+                f"Every string must be one of the {len(self.terms)} terms of the vocabulary, got {text!r:.80}. "
+                "num_oov_buckets=1 gives unknown strings an id."
+            )
+        return 1 + bucket_of(text, self.num_oov_buckets)
+
+    def terms_of(self, ids: Any) -> Any:
+        """The terms of an array of ids, as an object array of the same shape: "" for padding, "[UNK]" for unknown ones.
+
+        Raises:
+            InvalidArgumentError: An id is negative, or not below `size`.
+
+        >>> rd.text.Vocabulary(("cat", "dog")).terms_of(np.array([3, 1, 0])).tolist()
+        ['dog', '[UNK]', '']
+        """
+        numbers = np.asarray(ids)
+        wrong = numbers[(numbers < 0) | (numbers >= self.size)]
+        if wrong.size:
+            raise InvalidArgumentError(f"Ids of this vocabulary are 0 to {self.size - 1}, got {wrong.flat[0]}.")
+        return self._names[numbers]
+
+    @cached_property
+    def _names(self) -> np.ndarray[Any, np.dtype[np.object_]]:
+        return np.array([_PAD, *[_UNKNOWN] * self.num_oov_buckets, *self.terms], dtype=object)
+
+
+def _count(texts: Any, split: TextStep | None) -> Counter[str]:
+    elements = iter(texts.as_numpy_iterator() if hasattr(texts, "as_numpy_iterator") else texts)
+    counts: Counter[str] = Counter()
+    while some := list(islice(elements, _COUNTED_AT_ONCE)):
+        for values in [some] if isinstance(some[0], str | bytes) else some:
+            array, _ = to_arrow(values)
+            tokens = array if split is None else split.apply(array)
+            distinct = (tokens.values if is_list(tokens) else tokens).value_counts()
+            counts.update(dict(zip(distinct.field(0).to_pylist(), distinct.field(1).to_pylist(), strict=True)))
+    return counts
