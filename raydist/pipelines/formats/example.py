@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.formats.example_columns import feature_column
+from raydist.pipelines.formats.composite_features import Feature
+from raydist.pipelines.formats.example_batches import fill_alike
 from raydist.pipelines.formats.example_message import example_class
-from raydist.pipelines.formats.features import Feature, FixedLenFeature, VarLenFeature
+from raydist.pipelines.formats.example_outputs import FeatureOutput, feature_output
 
 __all__ = ["parse_example", "parse_single_example"]
 
@@ -19,17 +20,19 @@ __all__ = ["parse_example", "parse_single_example"]
 def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str, Any]:
     """Parse one serialized tf.train.Example, or a batch of them (tf.io.parse_example).
 
-    Parsing a batch (`ds.batch(n).map(...)`) costs less per record than parsing one by one.
+    Parsing a batch (`ds.batch(n).map(...)`) costs less per record than parsing one by one, least where records are
+    written alike: the same features in the same order with the same numbers of values (images of one size, vectors).
 
     Args:
         serialized: One record (bytes), or a batch: a list or an object array of shape (n,), as `batch` makes it.
-        features: For each wanted feature a FixedLenFeature or a VarLenFeature. Others in the records are passed over.
+        features: For each wanted feature what it is to become: a FixedLenFeature, VarLenFeature,
+            FixedLenSequenceFeature, SparseFeature or RaggedFeature. Others in the records are passed over.
 
     Returns:
         A dict with one value per feature. FixedLenFeature: an array of shape `shape`, or (n, *shape) for a batch; a
         single value of shape () is a numpy scalar or bytes. VarLenFeature: an array of shape (k,), or for a batch an
         object array of shape (n,) that holds n such arrays: pad or join them in the same function. bytes live in
-        object arrays.
+        object arrays. The other kinds say for themselves.
 
     Raises:
         InvalidArgumentError: A record is no Example; a feature is missing and has no default_value, holds another
@@ -38,8 +41,9 @@ def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str,
 
     Source: tf.io.parse_example (TensorFlow 2.x API).
 
+    >>> import raydist as rd
     >>> record = bytes.fromhex("0a0e0a0c0a03616765 12051a030a01 2a".replace(" ", ""))  # age: int64 [42]
-    >>> features = {"age": FixedLenFeature((), "int64", default_value=7)}
+    >>> features = {"age": rd.FixedLenFeature((), "int64", default_value=7)}
     >>> parse_example([record, b""], features)
     {'age': array([42,  7])}
     >>> parse_example(record, features)
@@ -47,7 +51,7 @@ def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str,
     """
     if isinstance(serialized, bytes):
         return parse_single_example(serialized, features)
-    return _parse(_batch(serialized), features)
+    return {name: output.batch() for name, output in _parse(_batch(serialized), features).items()}
 
 
 def parse_single_example(serialized: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
@@ -57,37 +61,39 @@ def parse_single_example(serialized: bytes, features: Mapping[str, Feature]) -> 
             f"parse_single_example must get one record as bytes, got {type(serialized).__name__}. "
             "Use parse_example for a batch."
         )
-    return {name: column[0] for name, column in _parse([serialized], features).items()}
+    return {name: output.single() for name, output in _parse([serialized], features).items()}
 
 
-def _parse(records: Iterable[Any], features: Mapping[str, Feature]) -> dict[str, Any]:
+def _parse(records: Sequence[Any], features: Mapping[str, Feature]) -> dict[str, FeatureOutput]:
     _check_features(features)
-    columns = [feature_column(name, feature) for name, feature in features.items()]
-    for index, record in enumerate(records):
-        found = _feature_map(record, index)
+    outputs = {name: feature_output(name, feature, len(records)) for name, feature in features.items()}
+    columns = [column for output in outputs.values() for column in output.columns]
+    for index in fill_alike(records, columns):
+        found = _feature_map(records[index], index)
         for column in columns:
             column.add(found, index)
-    return {column.name: column.array() for column in columns}
+    return outputs
 
 
 def _check_features(features: Mapping[str, Feature]) -> None:
     if not isinstance(features, Mapping) or not features:
         raise InvalidArgumentError(f"features must be a dict that names at least one feature, got {features!r}.")
     for name, feature in features.items():
-        if not isinstance(feature, FixedLenFeature | VarLenFeature):
+        if not isinstance(feature, Feature):
             raise InvalidArgumentError(
-                f"Feature {name!r} must be a FixedLenFeature or a VarLenFeature, got {feature!r}."
+                f"Feature {name!r} must be a FixedLenFeature, VarLenFeature, FixedLenSequenceFeature, SparseFeature or "
+                f"RaggedFeature, got {feature!r}."
             )
 
 
-def _batch(serialized: Any) -> Iterable[Any]:
+def _batch(serialized: Any) -> Sequence[Any]:
     if isinstance(serialized, np.ndarray):
         if serialized.dtype != object or serialized.ndim != 1:
             raise SpecError(
                 f"A batch of records must be an object array of shape (n,), got {serialized.dtype} of shape "
                 f"{serialized.shape}. (numpy's bytes dtype would cut zero bytes off the end of records.)"
             )
-        return serialized
+        return list(serialized)
     if isinstance(serialized, Sequence) and not isinstance(serialized, str):
         return serialized
     raise SpecError(f"serialized must be bytes, or a list or array of bytes, got {type(serialized).__name__}.")

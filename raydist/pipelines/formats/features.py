@@ -10,7 +10,15 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.spec import BYTES, as_dtype
 
-__all__ = ["Feature", "FixedLenFeature", "VarLenFeature", "list_field"]
+__all__ = [
+    "FixedLenFeature",
+    "VarLenFeature",
+    "column_dtype",
+    "feature_dtype",
+    "fixed_shape",
+    "list_field",
+    "typed_default",
+]
 
 _LIST_FIELDS = {np.dtype(np.int64): "int64_list", np.dtype(np.float32): "float_list", BYTES: "bytes_list"}
 
@@ -20,7 +28,8 @@ def list_field(dtype: np.dtype[Any]) -> str:
     return _LIST_FIELDS[dtype]
 
 
-def _feature_dtype(dtype: Any) -> np.dtype[Any]:
+def feature_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of a feature's values; InvalidArgumentError for what an Example cannot hold."""
     found = as_dtype(dtype)
     if found not in _LIST_FIELDS:
         raise InvalidArgumentError(
@@ -28,6 +37,39 @@ def _feature_dtype(dtype: Any) -> np.dtype[Any]:
             "Parse as one of these and convert afterwards."
         )
     return found
+
+
+def fixed_shape(shape: Any, owner: str, *, least: int = 0) -> tuple[int, ...]:
+    """A shape, or one number for a vector, as a tuple; InvalidArgumentError unless all are known and >= `least`."""
+    dims = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    if not all(isinstance(dim, int | np.integer) and dim >= least for dim in dims):
+        raise InvalidArgumentError(
+            f"A {owner}'s shape must hold only numbers >= {least}, got {shape!r}. Use VarLenFeature for lengths that "
+            "differ."
+        )
+    return tuple(int(dim) for dim in dims)
+
+
+def typed_default(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """One value, or an array of `shape`, as an array of `shape`; InvalidArgumentError for anything else."""
+    try:
+        array = np.asarray(value, dtype=object if dtype == BYTES else None)
+        _require_kind(array, dtype, shape)
+        return np.array(np.broadcast_to(array.astype(column_dtype(dtype)), shape))
+    except (ValueError, TypeError) as error:
+        name = "bytes" if dtype == BYTES else dtype.name
+        raise InvalidArgumentError(
+            f"default_value must be one {name} value or an array of shape {shape}, got {value!r}."
+        ) from error
+
+
+def _require_kind(array: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if array.ndim and array.shape != shape:
+        raise ValueError(array.shape)
+    if dtype == BYTES and not all(isinstance(item, bytes) for item in array.flat):
+        raise TypeError(array)
+    if dtype != BYTES and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(array.dtype)
 
 
 @final
@@ -52,36 +94,11 @@ class FixedLenFeature:
     default_value: np.ndarray[Any, Any] | None
 
     def __init__(self, shape: Any, dtype: Any, default_value: Any = None) -> None:
-        dims = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-        if not all(isinstance(dim, int | np.integer) and dim >= 0 for dim in dims):
-            raise InvalidArgumentError(
-                f"A FixedLenFeature's shape must hold only numbers >= 0, got {shape!r}. Use VarLenFeature for lengths "
-                "that differ."
-            )
-        object.__setattr__(self, "shape", tuple(int(dim) for dim in dims))
-        object.__setattr__(self, "dtype", _feature_dtype(dtype))
-        object.__setattr__(self, "default_value", self._default(default_value))
-
-    def _default(self, value: Any) -> np.ndarray[Any, Any] | None:
-        if value is None:
-            return None
-        try:
-            array = np.asarray(value, dtype=object if self.dtype == BYTES else None)
-            self._require_kind(array)
-            return np.array(np.broadcast_to(array.astype(column_dtype(self.dtype)), self.shape))
-        except (ValueError, TypeError) as error:
-            name = "bytes" if self.dtype == BYTES else self.dtype.name
-            raise InvalidArgumentError(
-                f"default_value must be one {name} value or an array of shape {self.shape}, got {value!r}."
-            ) from error
-
-    def _require_kind(self, array: np.ndarray[Any, Any]) -> None:
-        if array.ndim and array.shape != self.shape:
-            raise ValueError(array.shape)
-        if self.dtype == BYTES and not all(isinstance(item, bytes) for item in array.flat):
-            raise TypeError(array)
-        if self.dtype != BYTES and not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(array.dtype)
+        found, dims = feature_dtype(dtype), fixed_shape(shape, type(self).__name__)
+        default = None if default_value is None else typed_default(default_value, found, dims)
+        object.__setattr__(self, "shape", dims)
+        object.__setattr__(self, "dtype", found)
+        object.__setattr__(self, "default_value", default)
 
     def __repr__(self) -> str:
         name = "bytes" if self.dtype == BYTES else self.dtype.name
@@ -109,10 +126,7 @@ class VarLenFeature:
     dtype: np.dtype[Any]
 
     def __init__(self, dtype: Any) -> None:
-        object.__setattr__(self, "dtype", _feature_dtype(dtype))
-
-
-Feature = FixedLenFeature | VarLenFeature
+        object.__setattr__(self, "dtype", feature_dtype(dtype))
 
 
 def column_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.pipelines.formats.composite_features import Feature
 from raydist.pipelines.formats.example import parse_example, parse_single_example
-from raydist.pipelines.formats.features import Feature, FixedLenFeature, VarLenFeature
+from raydist.pipelines.formats.features import FixedLenFeature, VarLenFeature
 from tests.pipelines.formats.record_files import example, read_all
 from tests.real_data import real_file
 
@@ -133,9 +134,7 @@ def test_records_are_bytes(serialized: Any) -> None:
 
 @pytest.mark.parametrize("features", [{}, None, {"x": "int64"}])
 def test_features_name_what_is_wanted(features: Any) -> None:
-    with pytest.raises(
-        InvalidArgumentError, match="(at least one feature|must be a FixedLenFeature or a VarLenFeature), got"
-    ):
+    with pytest.raises(InvalidArgumentError, match="(at least one feature|SparseFeature or RaggedFeature), got"):
         parse_example(b"", features)
 
 
