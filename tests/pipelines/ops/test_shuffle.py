@@ -31,7 +31,7 @@ def test_sources_of_outputs_is_the_sequential_buffer() -> None:
         assert sorted(last) == sorted(step for step in slots if step >= 0)
 
 
-@pytest.mark.parametrize("unit", [1, 1 << 15, 1 << 16, (1 << 16) + 1, 1 << 40])
+@pytest.mark.parametrize("unit", [1, 1 << 15, (1 << 16) + 1, 1 << 24, 1 << 40])
 def test_slots_of_any_size_are_told_apart(unit: int) -> None:
     drawn = np.random.default_rng(0).integers(0, 5, 60)
     assert [part.tolist() for part in sources_of_outputs(drawn * unit)] == [
