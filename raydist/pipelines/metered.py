@@ -7,7 +7,7 @@ from typing import final
 
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.meters import Meter, Meters
-from raydist.pipelines.op import OpIterator, State
+from raydist.pipelines.op import MACHINERY_ERRORS, OpIterator, State
 
 __all__ = ["MeteredIterator"]
 
@@ -34,7 +34,7 @@ class MeteredIterator(OpIterator):
             block = self._source.next_block(limit)
             meter.handed_out(block)
             return block
-        except StopIteration:
+        except (StopIteration, *MACHINERY_ERRORS):
             raise
         except Exception:
             meter.errors += 1

@@ -6,6 +6,7 @@ time: by the autotuner, by `stats()` and by the profile. Reading makes a :class:
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ class Reading:
         busy_s: Seconds its workers spent on its own work, without its inputs.
         cpu_s: CPU seconds of these, where they were measured.
         wait_s: Seconds in which its consumer's thread waited here for the inputs or for the workers.
+        input_wait_s: Of `wait_s`, the seconds for the inputs; those of a "prefetch" work in another thread.
         handling_s: Of `busy_s`, the seconds in which its consumer's thread moved blocks to the workers and back.
         parallelism: Workers that it may use now.
         buffered: Elements in its queue now.
@@ -59,6 +61,7 @@ class Reading:
     busy_s: float = 0.0
     cpu_s: float = 0.0
     wait_s: float = 0.0
+    input_wait_s: float = 0.0
     handling_s: float = 0.0
     parallelism: int = 1
     buffered: int = 0
@@ -142,6 +145,7 @@ class Meter:
             busy_s=self.worked_s + handling_s,
             cpu_s=self.cpu_s,
             wait_s=self.input_s + self.awaited_s,
+            input_wait_s=self.input_s,
             handling_s=handling_s if self.worked_s else 0.0,
             parallelism=self.parallelism,
             buffered=self.buffered,
@@ -163,8 +167,7 @@ class Meters:
     """All meters of one iteration.
 
     Args:
-        enabled: False for pipelines inside a function of another one: their work counts as that function's, and
-            thousands of short datasets make no meters.
+        enabled: Whether anything is metered; thousands of short datasets inside a `flat_map` make no meters.
 
     Attributes:
         clock: See `metered.py`.
@@ -183,7 +186,7 @@ class Meters:
         self.consumer_wait_s = 0.0
         self.consumer_busy_s = 0.0
         self.convert_s = 0.0
-        self._meters: dict[str, tuple[tuple[int, ...], Meter]] = {}
+        self._meters: dict[str, tuple[tuple[str, ...], Meter]] = {}
         self._unread = Meter("")
         self._waits_since: float | None = None
         self._idle_since: float | None = None
@@ -195,25 +198,31 @@ class Meters:
         label: str = "",
         kind: Kind = "stage",
         inputs: Sequence[int | str] = (),
-        owner: tuple[int, ...] = (),
+        owner: tuple[str, ...] = (),
     ) -> Meter:
-        """The meter of `owner`; passes of a `repeat` share theirs. If not `enabled`, one that nobody reads.
+        """The meter of a stage; passes and epochs share it. If not `enabled`, one that nobody reads.
 
         Args:
             name: Name of the stage. A rewrite may leave two stages with one name: the second gets a suffix.
             label: What to show for it.
             kind: See :class:`Reading`.
             inputs: What it reads: names of meters, or keys of `tops`.
-            owner: The `id` of its operations.
+            owner: The kinds of its operations.
         """
         if not self.enabled:
             return self._unread
         unique = name
         while (found := self._meters.get(unique)) is not None:
             if found[0] == owner:
+                found[1].inputs = tuple(inputs)
                 return found[1]
             unique += "*"
         return self._meters.setdefault(unique, (owner, Meter(unique, label, kind, inputs)))[1]
+
+    @functools.cached_property
+    def inner(self) -> Meters:
+        """What pipelines inside a function of this one get: their work counts as that function's."""
+        return Meters(enabled=False)
 
     def readings(self) -> tuple[Reading, ...]:
         """What every stage has done so far; inputs before their consumers. Any thread may ask."""
@@ -252,15 +261,18 @@ class Meters:
 
 
 def _inputs_first(found: Mapping[str, Reading]) -> tuple[Reading, ...]:
-    ordered: dict[str, Reading] = {}
+    ordered: list[Reading] = []
+    seen: set[str] = set()
 
     def visit(reading: Reading) -> None:
-        if reading.name not in ordered:
-            for name in reading.inputs:
-                if name in found:
-                    visit(found[name])
-            ordered[reading.name] = reading
+        if reading.name in seen:
+            return
+        seen.add(reading.name)
+        for name in reading.inputs:
+            if name in found:
+                visit(found[name])
+        ordered.append(reading)
 
     for reading in found.values():
         visit(reading)
-    return tuple(ordered.values())
+    return tuple(ordered)

@@ -13,7 +13,6 @@ from raydist.pipelines.blocks import Block, private_column
 from raydist.pipelines.executor import InlineExecutor
 from raydist.pipelines.functions import describe
 from raydist.pipelines.merged import merged_options
-from raydist.pipelines.meters import Meters
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.plan import build, make_plan, open_iterator
@@ -52,9 +51,8 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
     plan = make_plan(op, ctx.options)
     names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
     executor = InlineExecutor()
-    # What it does counts as work of the operation around it.
-    unmetered = Meters(enabled=False)
-    inner = IterContext(ctx.seed, (*ctx.epoch, index), ctx.options, executor, names, build, plan, unmetered)
+    meters = ctx.meters.inner
+    inner = IterContext(ctx.seed, (*ctx.epoch, index), ctx.options, executor, names, build, plan, meters)
     return build(plan.optimised, inner)
 
 

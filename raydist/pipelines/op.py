@@ -252,7 +252,7 @@ class IterContext:
         kind: Kind = "source" if not op.inputs else "stage" if op.preserves_order else "exchange"
         inputs = [id(source) for source in op.inputs]
         name = self.operation_names[id(op)]
-        return self.meters.meter(name, label=op.label, kind=kind, inputs=inputs, owner=(id(op),))
+        return self.meters.meter(name, label=op.label, kind=kind, inputs=inputs, owner=(type(op).__name__,))
 
     def key(self, op: DatasetOp, seed: int | None = None, *, every_epoch: bool = True) -> RandomKey:
         """The random stream of `op`. An explicit `seed` names it alone: two operations of one kind and seed agree."""

@@ -83,7 +83,9 @@ def start(plan: Plan, *, seed: int, epoch: int, executor: Executor, meters: Mete
         executor: Where stages run whose parallelism was left to raydist. The caller closes it.
         meters: Count and time what every stage does.
     """
-    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan, meters or Meters())
+    meters = meters or Meters()
+    meters.tops.clear()  # of an earlier epoch, whose operations may be gone
+    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan, meters)
     return ctx.build(plan.optimised)
 
 
@@ -160,7 +162,7 @@ def _stage_iterator(
     executor = _executor(parallelism, ctx)
     window = executor.window if parallelism is None else min(parallelism, executor.window)
     label = " + ".join(op.label for op, _ in stage)
-    owner = tuple(id(op) for op, _ in stage)
+    owner = tuple(type(op).__name__ for op, _ in stage)
     meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
     meter.place, meter.parallelism = executor.place, executor.num_workers
     owned = executor is not ctx.executor
