@@ -22,6 +22,7 @@ from raydist.pipelines.convert import torch_rows
 from raydist.pipelines.iterator import DatasetIterator, Optional
 from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.split import no_rows_error
 from raydist.values import InputContext
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class LocalDistributedDataset(DistributedDataset):
         device: Where tensors go; None for the CPU.
         options: How it is distributed; one replica gets everything, however it is split.
         on_batch: Told about each batch before it is handed out.
+        dealt: Elements are those of one replica, of any shape; else batches, whose leaves all have rows.
 
     >>> from raydist.dataset import Dataset
     >>> [batch.tolist() for batch in LocalDistributedDataset(Dataset.range(5).batch(3))]
@@ -140,9 +142,11 @@ class LocalDistributedDataset(DistributedDataset):
         device: torch.device | None = None,
         options: InputOptions | None = None,
         on_batch: Callable[[Any], None] | None = None,
+        dealt: bool = False,
     ) -> None:
         super().__init__([dataset], options or InputOptions())
         self._device = device
+        self._dealt = dealt
         self._on_batch = on_batch
 
     @property
@@ -159,6 +163,8 @@ class LocalDistributedDataset(DistributedDataset):
     def _convert(self, block: Block) -> list[Any]:
         from torch import from_numpy  # the layers above this one decide when torch is imported
 
+        if not self._dealt:
+            _require_batches(block)
         rows: list[Any] = torch_rows(block, from_numpy)
         if self._device is not None and self._device.type != "cpu":
             rows = [map_structure(self._move, row) for row in rows]
@@ -169,6 +175,13 @@ class LocalDistributedDataset(DistributedDataset):
 
     def _move(self, value: Any) -> Any:
         return value.to(self._device) if hasattr(value, "to") else value
+
+
+def _require_batches(block: Block) -> None:
+    """As on several replicas, so that a program that runs on one device runs on all."""
+    for spec, path in zip(block.specs, block.structure.paths(), strict=True):
+        if spec.shape == ():
+            raise no_rows_error(spec.dtype.name, path)
 
 
 @final

@@ -286,3 +286,10 @@ def test_local_batches_are_plain_tensors_on_the_device() -> None:
     assert [batch.device.type for batch in dataset] == ["meta", "meta"]
     assert dataset.element_spec == TensorSpec((None,), np.int64)
     assert dataset.cardinality() == 2
+
+
+def test_one_replica_wants_batches_too() -> None:
+    pairs = Dataset.range(3).map(lambda x: {"row": [x, x], "label": x})
+    with pytest.raises(InvalidArgumentError, match="must have rows to split .* got a scalar 'label' of type int64"):
+        next(iter(LocalDistributedDataset(pairs)))
+    assert [int(x) for x in LocalDistributedDataset(Dataset.range(3), dealt=True)] == [0, 1, 2]

@@ -14,7 +14,7 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 
-__all__ = ["Cut", "SplitRule", "balanced", "cut_batch", "deal", "per_batch"]
+__all__ = ["Cut", "SplitRule", "balanced", "cut_batch", "deal", "no_rows_error", "per_batch"]
 
 SplitRule = Literal["per_batch", "balanced"]
 Columns = tuple[np.ndarray[Any, np.dtype[Any]], ...]
@@ -83,13 +83,17 @@ def cut_batch(
 def _require_rows(columns: Sequence[Any], paths: Sequence[str]) -> Sequence[Any]:
     for index, leaf in enumerate(columns):
         if np.ndim(leaf) == 0:
-            name = f" {paths[index]!r}" if len(paths) > index and paths[index] else ""
-            raise InvalidArgumentError(
-                f"Every leaf of a distributed dataset must have rows to split over the replicas, got a scalar{name}"
-                f" of type {type(leaf).__name__}. Call the `batch` method on the dataset, with the global batch size, "
-                "before distributing it."
-            )
+            raise no_rows_error(type(leaf).__name__, paths[index] if len(paths) > index else "")
     return columns
+
+
+def no_rows_error(kind: str, path: str) -> InvalidArgumentError:
+    """The error for a leaf of a distributed dataset that is a scalar of type `kind`."""
+    name = f" {path!r}" if path else ""
+    return InvalidArgumentError(
+        f"Every leaf of a distributed dataset must have rows to split over the replicas, got a scalar{name} of type "
+        f"{kind}. Call the `batch` method on the dataset, with the global batch size, before distributing it."
+    )
 
 
 def _cut_leaf(leaf: np.ndarray[Any, np.dtype[Any]], num_replicas: int, rule: SplitRule, step: int) -> list[Any]:

@@ -91,16 +91,23 @@ class OneDeviceStrategy(Strategy):
                 self._rows_of[leaf] = _num_rows(leaves)
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+        return self._distribute(dataset, options, dealt=False)
+
+    def _distribute(self, dataset: Dataset, options: InputOptions | None, *, dealt: bool) -> LocalDistributedDataset:
         self._require_open("distribute a dataset")
         require_dataset(dataset)
         return LocalDistributedDataset(
-            dataset, device=self._torch_device, options=options or InputOptions(), on_batch=self._note_batch
+            dataset,
+            device=self._torch_device,
+            options=options or InputOptions(),
+            on_batch=self._note_batch,
+            dealt=dealt,
         )
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> Any:
-        return self.distribute_dataset(dataset_fn(InputContext()), options)
+        return self._distribute(dataset_fn(InputContext()), options, dealt=True)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         return value_fn(ValueContext(0, 1))
