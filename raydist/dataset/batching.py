@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase
 from raydist.pipelines.arguments import whole_number
 from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.bucket import Buckets, bucket_op
+from raydist.pipelines.ops.group_by_window import GroupByWindowOp
+from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
 from raydist.pipelines.ops.padded_batch import PaddedBatchOp
 from raydist.pipelines.ops.padding import Padding
 from raydist.pipelines.ops.rebatch import RebatchOp
@@ -121,3 +124,77 @@ class Batching(DatasetBase):
         size, stride = whole_number("size", size), whole_number("stride", stride)
         shift = size if shift is None else whole_number("shift", shift)
         return type(self)(WindowOp(self._op, size, shift, stride, drop_remainder, type(self)))
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Any], Any],
+        window_size: int | None = None,
+        window_size_func: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """What `reduce_func` makes of windows: consecutive elements of one key, up to a number.
+
+        A window is reduced when it is full; those left at the end follow by ascending key. The elements of all open
+        windows are held. The state of an iterator is a number of windows and the state in the open one; restoring it
+        reads the input again and groups it again.
+
+        Args:
+            key_func: Gets what a map function gets and returns one int64.
+            reduce_func: Gets the key and a dataset of the window's elements; returns a Dataset.
+            window_size: Elements of a window, >= 1.
+            window_size_func: In its place: the size for a key, as one int64.
+
+        Raises:
+            InvalidArgumentError: Both or neither of the sizes; a size below 1 (of a function: in the element's place).
+            SpecError: A key is no int64 (in the element's place), `reduce_func` returns no dataset (in the window's).
+
+        >>> ds = rd.Dataset.range(9).group_by_window(lambda x: x % 2, lambda key, ds: ds.batch(9), window_size=3)
+        >>> [x.tolist() for x in ds]
+        [[0, 2, 4], [1, 3, 5], [6, 8], [7]]
+        """
+        size = None if window_size is None else whole_number("window_size", window_size)
+        windows = KeyedWindowsOp(self._op, key_func, size, window_size_func, type(self))
+        return type(self)(GroupByWindowOp(windows, reduce_func))
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Padded batches of elements of similar length.
+
+        Bucket i holds the lengths from boundary i - 1 up to, but not including, boundary i; the last one all others. A
+        batch is made when its bucket is full; what is left at the end follows, shortest lengths first. State and
+        restoring are those of :meth:`group_by_window`.
+
+        Args:
+            element_length_func: Gets what a map function gets and returns the length as a whole number.
+            bucket_boundaries: Ascending lengths.
+            bucket_batch_sizes: Elements per batch of each bucket: one more than boundaries.
+            padded_shapes: As for :meth:`padded_batch`.
+            padding_values: As for :meth:`padded_batch`.
+            pad_to_bucket_boundary: Pad unknown dimensions to the bucket's boundary minus 1 instead of the longest of
+                each batch. What is unknown is read off `padded_shapes`, else off `element_spec` (declare it with the
+                `output_spec=` of a map). An element as long as the last boundary is then an error in its place.
+            no_padding: Batch without padding: elements of a bucket must have one shape.
+            drop_remainder: Leave out batches that are not full.
+
+        Raises:
+            InvalidArgumentError: Not one batch size more than boundaries; boundaries that do not ascend; a size < 1.
+
+        >>> import numpy as np
+        >>> ds = rd.Dataset.from_tensor_slices([1, 4, 2, 5]).map(lambda n: np.full(n, n))
+        >>> [x.tolist() for x in ds.bucket_by_sequence_length(len, [3], [2, 2])]
+        [[[1, 0], [2, 2]], [[4, 4, 4, 4, 0], [5, 5, 5, 5, 5]]]
+        """
+        boundaries = tuple(whole_number("Each of bucket_boundaries", number) for number in bucket_boundaries)
+        sizes = tuple(whole_number("Each of bucket_batch_sizes", number) for number in bucket_batch_sizes)
+        padding = None if no_padding else Padding(padded_shapes, padding_values)
+        buckets = Buckets(boundaries, sizes, pad_to_bucket_boundary)
+        return type(self)(bucket_op(self._op, element_length_func, buckets, padding, drop_remainder, type(self)))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import flatten, unflatten
 
 __all__ = ["BYTES", "STR", "DatasetSpec", "TensorSpec", "as_dtype", "most_specific_common", "spec_of_value"]
 
@@ -84,15 +85,15 @@ class TensorSpec:
 @final
 @dataclass(frozen=True, slots=True, init=False)
 class DatasetSpec(TensorSpec):
-    """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window.
+    """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window; `element_spec` is a nest.
 
     >>> DatasetSpec(TensorSpec((), "int64")).element_spec
     TensorSpec(shape=(), dtype=int64)
     """
 
-    element_spec: TensorSpec
+    element_spec: Any
 
-    def __init__(self, element_spec: TensorSpec) -> None:
+    def __init__(self, element_spec: Any) -> None:
         object.__setattr__(self, "shape", ())
         object.__setattr__(self, "dtype", np.dtype(object))
         object.__setattr__(self, "element_spec", element_spec)
@@ -103,14 +104,22 @@ def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | 
     if first == second:
         return first
     if isinstance(first, DatasetSpec) and isinstance(second, DatasetSpec):
-        element = most_specific_common(first.element_spec, second.element_spec)
-        return None if element is None else DatasetSpec(element)
+        return _common_dataset(first.element_spec, second.element_spec)
     if first.dtype != second.dtype:
         return None
     if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
         return first if first.shape == second.shape else TensorSpec(None, first.dtype)
     dims = tuple(a if a == b else None for a, b in zip(first.shape, second.shape, strict=True))
     return TensorSpec(dims, first.dtype)
+
+
+def _common_dataset(first: Any, second: Any) -> DatasetSpec | None:
+    mine, structure = flatten(first)
+    theirs, other = flatten(second)
+    if structure != other:
+        return None
+    specs = [most_specific_common(a, b) for a, b in zip(mine, theirs, strict=True)]
+    return None if None in specs else DatasetSpec(unflatten(structure, specs))
 
 
 def spec_of_value(value: Any) -> TensorSpec:

@@ -61,3 +61,6 @@ def test_datasets_of_common_elements_have_a_common_spec() -> None:
     short, long = (DatasetSpec(TensorSpec((size,), "int64")) for size in (2, 3))
     assert most_specific_common(short, long) == DatasetSpec(TensorSpec((None,), "int64"))
     assert most_specific_common(short, DatasetSpec(TensorSpec((2,), "str"))) is None
+    pairs = [DatasetSpec((spec.element_spec, TensorSpec())) for spec in (short, long)]
+    assert most_specific_common(*pairs) == DatasetSpec((TensorSpec((None,), "int64"), TensorSpec()))
+    assert most_specific_common(pairs[0], short) is None

@@ -124,6 +124,19 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     ),
     "cache": lambda: Dataset.range(9).shuffle(4).map(noisy).cache().shuffle(3).repeat(2),
     "cache of errors": lambda: INVERSE.cache().repeat(2),
+    "group_by_window": lambda: Dataset.range(20).shuffle(4).group_by_window(lambda x: x % 3, _shuffled, window_size=4),
+    "group_by_window of errors": lambda: INVERSE.group_by_window(
+        lambda x: int(4 * x) % 2, _shuffled, window_size_func=lambda key: key + 1
+    ),
+    "bucket_by_sequence_length": lambda: (
+        Dataset.range(9)
+        .shuffle(3)
+        .map(np.arange, output_spec=_ints())
+        .bucket_by_sequence_length(len, [3, 6], [3, 2, 1])
+    ),
+    "bucket_by_sequence_length of errors": lambda: INVERSE.map(
+        lambda x: np.full(int(4 * x), x), output_spec=_floats()
+    ).bucket_by_sequence_length(len, [2, 4], [2, 1, 1], padding_values=-1, pad_to_bucket_boundary=True),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)
@@ -137,6 +150,16 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
 
 def _rows_of(number: np.int64) -> Dataset:
     return Dataset.range(int(number)).map(lambda x: x + 10 * number)
+
+
+def _shuffled(key: np.int64, window: Dataset) -> Dataset:
+    return window.shuffle(3).map(noisy)
+
+
+def _floats() -> object:
+    from raydist.pipelines.spec import TensorSpec
+
+    return TensorSpec((None,), np.float64)
 
 
 def _ints() -> object:
