@@ -25,6 +25,8 @@ def to_arrow(values: Any, *, fold: bool = False) -> tuple[pa.Array, tuple[int, .
         values: str, bytes, an array or list of them, an integer array, or an object array of arrays (lists).
         fold: Make lists of the last axis of an array that has none.
     """
+    if isinstance(values, list) and not values:
+        values = np.empty(0, np.int64 if fold else object)  # sequences are of ids
     outside = _outside(values)
     if outside.dtype == object and any(isinstance(item, np.ndarray) for item in outside.flat):
         return _lists(outside), outside.shape
@@ -56,6 +58,9 @@ def _flat(outside: _Array) -> pa.Array:
 
 def _lists(outside: _Array) -> pa.Array:
     rows = [np.asarray(row) for row in outside.flat]
+    deeper = [row.shape for row in rows if row.ndim != 1]
+    if deeper:
+        raise SpecError(f"Every entry must be a list, an array of one dimension, got an array of shape {deeper[0]}.")
     offsets = np.cumsum([0, *map(len, rows)])
     full = [row for row in rows if len(row)]  # an empty row may have any dtype
     return list_array(offsets, _flat(np.concatenate(full or rows)))

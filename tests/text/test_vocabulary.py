@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raydist as rd
+from raydist.text import Characters, Split, Vocabulary
+
+WORDS = st.text(st.sampled_from("abé水") | st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=4)
+
+
+@given(st.lists(WORDS, max_size=8, unique=True), st.lists(WORDS, min_size=1, max_size=8), st.integers(1, 3))
+def test_ids_are_those_of_a_dict(terms: list[str], texts: list[str], buckets: int) -> None:
+    vocabulary = Vocabulary(tuple(terms), buckets)
+    ids = vocabulary(texts)
+    for text, id_ in zip(texts, ids.tolist(), strict=True):
+        assert id_ == 1 + buckets + terms.index(text) if text in terms else 1 <= id_ <= buckets
+    assert vocabulary(texts[0]) == ids[0]
+
+
+@given(st.lists(WORDS, min_size=1, max_size=8, unique=True))
+def test_terms_come_back(terms: list[str]) -> None:
+    vocabulary = Vocabulary(tuple(terms))
+    assert vocabulary.terms_of(vocabulary(terms)).tolist() == terms
+
+
+@given(st.lists(WORDS, max_size=8, unique=True))
+def test_a_saved_vocabulary_is_loaded(tmp_path_factory: pytest.TempPathFactory, terms: list[str]) -> None:
+    path = tmp_path_factory.mktemp("vocabulary") / "terms.txt"
+    Vocabulary(tuple(terms), 2).save(path)
+    assert Vocabulary.from_file(path, num_oov_buckets=2) == Vocabulary(tuple(terms), 2)
+
+
+@given(st.lists(st.text(st.sampled_from("ab c"), max_size=8), max_size=10), st.integers(1, 3), st.integers(1, 3))
+def test_terms_are_built_from_counts(texts: list[str], min_count: int, max_terms: int) -> None:
+    counts = Counter(word for text in texts for word in text.split())
+    expected = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+    built = Vocabulary.build(texts, split=Split(), min_count=min_count, max_terms=max_terms)
+    assert built.terms == tuple(word for _, word in expected[:max_terms])
+
+
+def test_terms_are_built_from_datasets_batched_or_not() -> None:
+    lines = rd.Dataset.from_tensor_slices([b"a b", b"b c", b"b"])
+    assert Vocabulary.build(lines, split=Split()).terms == ("b", "a", "c")
+    assert Vocabulary.build(lines.batch(2), split=Split()).terms == ("b", "a", "c")
+    assert Vocabulary.build(lines).terms == ("a b", "b", "b c")
+    assert Vocabulary.build(lines.map(Split())).terms == ("b", "a", "c")
+
+
+def test_ids_leave_room_for_padding_and_the_unknown() -> None:
+    vocabulary = Vocabulary(("x", "y"), num_oov_buckets=3)
+    assert vocabulary.size == 6
+    assert vocabulary(["x", "y"]).tolist() == [4, 5]
+    assert {int(vocabulary(word)) for word in "abcdefgh"} == {1, 2, 3}
+    assert vocabulary.terms_of([[0, 1], [5, 4]]).tolist() == [["", "[UNK]"], ["y", "x"]]
+
+
+def test_tokens_are_looked_up_in_their_lists() -> None:
+    ids = Vocabulary(("a", "b"))(Characters()(["ab", "", "ba"]))
+    assert [row.tolist() for row in ids] == [[2, 3], [], [3, 2]]
+
+
+def test_without_buckets_an_unknown_string_is_an_error() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"one of the 1 terms .*, got 'b'. num_oov_buckets=1"):
+        Vocabulary(("a",), num_oov_buckets=0)(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("terms", "buckets", "message"),
+    [
+        (("a", "b", "a"), 1, "must differ, got 'a' 2 times"),
+        (("a", b"b"), 1, "must be str, got b'b'"),
+        (("a",), -1, "num_oov_buckets must be an int >= 0, got -1"),
+    ],
+)
+def test_terms_and_buckets_are_checked(terms: tuple[str, ...], buckets: int, message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        Vocabulary(terms, buckets)
+
+
+@pytest.mark.parametrize("arguments", [{"max_terms": 0}, {"min_count": 0}])
+def test_limits_are_checked(arguments: dict[str, Any]) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="must be >= 1, got 0"):
+        Vocabulary.build(["a"], **arguments)
+
+
+@pytest.mark.parametrize("term", ["a\nb", "a\r"])
+def test_terms_with_line_breaks_are_not_saved(term: str, tmp_path: Path) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="without line breaks"):
+        Vocabulary((term,)).save(tmp_path / "terms.txt")
+
+
+def test_files_with_other_line_ends_or_encodings(tmp_path: Path) -> None:
+    (tmp_path / "dos.txt").write_bytes(b"a\r\nb")
+    assert Vocabulary.from_file(tmp_path / "dos.txt").terms == ("a", "b")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(rd.InvalidArgumentError, match=r"must be UTF-8, got .*latin.txt"):
+        Vocabulary.from_file(tmp_path / "latin.txt")
+    with pytest.raises(rd.NotFoundError, match="none.txt"):
+        Vocabulary.from_file(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("ids", [[0, 4], [-1]])
+def test_ids_outside_are_named(ids: list[int]) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=f"0 to 3, got {ids[-1]}"):
+        Vocabulary(("a", "b")).terms_of(np.array(ids))
+
+
+def test_a_vocabulary_pickles_without_what_it_has_cached() -> None:
+    vocabulary = Vocabulary(("a", "b"))
+    vocabulary.terms_of([0])
+    assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary
+    assert len(pickle.dumps(vocabulary)) < 200
