@@ -103,7 +103,11 @@ class Options(SettingsGroup):
         threading: Threads of an iterator: :class:`ThreadingOptions`.
         auto_shard_policy: How a strategy divides the dataset between workers.
         on_error: "raise": an element's error is raised at its place, and iteration goes on after it.
-        num_input_workers: Actors that run the map and filter functions when a strategy iterates; 0 for none.
+        num_input_workers: Actors that run the map and filter functions when a strategy iterates; 0 for none. Only such
+            workers survive a function that crashes, leaves its process or takes too much memory: the worker is
+            replaced, and the element that did it is an error at its place.
+        input_worker_memory: Bytes that each of them may take beyond what it starts with: more is a MemoryError; None
+            for what is free on its machine when it starts.
 
     Raises:
         AttributeError: There is no setting of that name.
@@ -124,6 +128,7 @@ class Options(SettingsGroup):
     auto_shard_policy = one_of(AutoShardPolicy.DATA, *AutoShardPolicy)
     on_error = one_of("raise", "raise")
     num_input_workers = count(0, 0)
+    input_worker_memory = optional_count(None, 1)
 
 
 @final
@@ -136,7 +141,8 @@ class InputOptions:
             empty; "balanced" gives every replica b // N or one more, and takes turns with the extra rows.
         num_input_workers: Actors that run the map and filter functions; 0 runs them in the process that hosts the
             pipeline; AUTOTUNE (default) lets raydist choose.
-        resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}.
+        resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}; "memory" (bytes) is also what
+            it may take at most.
         prefetch_batches: Global batches kept ready; None for the number of replicas.
         per_replica: For `distribute_datasets_from_function`: call the function once per replica, not once per worker.
         zero_copy: Hand out read-only mappings of the object store on the CPU. A step must not work in place on them.

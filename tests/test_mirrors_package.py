@@ -11,6 +11,8 @@ PACKAGE = ROOT / "raydist"
 
 # Modules that have nothing of their own to test, each with the tests that run through it.
 TESTED_ELSEWHERE: dict[str, str] = {
+    "actors/pool_task.py": "tests/actors/test_pool.py",
+    "actors/worker_handle.py": "tests/actors/test_pool.py",
     "collectives/base.py": "tests/contracts/communicator.py",
     "strategies/replica_group.py": "tests/strategies/test_faults.py",
     "strategies/runner.py": "tests/strategies/test_mirrored.py",

@@ -90,7 +90,12 @@ class InputPipeline:
         resources = job.input_options.resources_per_input_worker
         node_id = None if resources else self._node_id
         return self._shelf.borrow(
-            num_workers, name=self._name, resources=resources, timeouts=job.timeouts, node_id=node_id
+            num_workers,
+            name=self._name,
+            resources=resources,
+            timeouts=job.timeouts,
+            node_id=node_id,
+            memory_bytes=job.options.input_worker_memory,
         )
 
     def _give_back(self, pool: ActorExecutor | None) -> None:

@@ -7,9 +7,12 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
+from raydist.actors.memory_limit import limit_memory
 from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.errors import RaydistError
 from raydist.pipelines.executor import StageResult, StageSpec, run_stage
 from raydist.pipelines.op import ElementError
+from raydist.pipelines.rowwise import join_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,23 +41,29 @@ class InputWorker:
 
     Args:
         name: The worker's name, for messages.
+        memory_bytes: What it may take beyond what it has now; None: what is free now.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, memory_bytes: int | None = None) -> None:
         self._name = name
-        self._specs: dict[bytes, StageSpec] = {}
+        self._memory_bytes = memory_bytes
+        self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
 
     def hello(self) -> int:
-        """The worker's process id."""
+        """Limit the process's memory; its id."""
+        self._memory_bytes = limit_memory(self._memory_bytes)
         return os.getpid()
 
     def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:
         """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block."""
         try:
             if spec is not None:
-                self._specs[digest] = pickle.loads(spec)
-            return self._pack(run_stage(self._specs[digest], block, starts))
-        except BaseException as error:  # SystemExit in a user's function must not end the worker
+                self._specs[digest] = _load(spec)
+            known = self._specs[digest]
+            if isinstance(known, Exception):
+                raise known
+            return self._pack(_run(known, block, starts))
+        except BaseException as error:  # nothing that a function raises may end the worker
             return pack_error(error, f"In {self._name}.")
 
     def forget(self, digests: Sequence[bytes]) -> None:
@@ -64,12 +73,53 @@ class InputWorker:
 
     def _pack(self, result: StageResult) -> StageResult:
         items = tuple(
-            replace(item, error=PackedError(pack_error(item.error, f"In {self._name}.")))
+            replace(item, error=PackedError(pack_error(item.error, *self._notes(item.error))))
             if isinstance(item, ElementError)
             else item
             for item in result.items
         )
         return replace(result, items=items, worker=self._name)
+
+    def _notes(self, error: Exception) -> list[str]:
+        notes = [f"In {self._name}."]
+        if isinstance(error, MemoryError) and self._memory_bytes is not None:
+            notes.append(
+                f"An input worker may take {self._memory_bytes:,} bytes (Options.input_worker_memory, or "
+                '"memory" among the resources of an input worker; by default what is free when it starts).'
+            )
+        return notes
+
+
+def _load(pickled: bytes) -> StageSpec | Exception:
+    try:
+        spec: StageSpec = pickle.loads(pickled)
+    except Exception as error:  # a module that this process does not find, say
+        return error
+    return spec
+
+
+def _run(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
+    """`run_stage`; a function that wants to leave the process (sys.exit, Ctrl-C) fails on that element only."""
+    try:
+        return run_stage(spec, block, starts)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        if block.num_rows == 1:
+            return _left(spec, starts[0], error)
+    rows = [
+        _run(spec, block.slice(row, row + 1), tuple(start + row for start in starts)) for row in range(block.num_rows)
+    ]
+    return join_results(spec, rows)
+
+
+def _left(spec: StageSpec, index: int, error: BaseException) -> StageResult:
+    labels = " or ".join(kernel.label for kernel in spec.kernels)
+    failure = RaydistError(
+        f"A function must not leave its process: {labels} raised {type(error).__name__}: {error}. Raise an Exception "
+        "to make it this element's error."
+    )
+    failure.__cause__ = error
+    num_kernels = len(spec.kernels)
+    return StageResult((ElementError(failure, index),), (1,) * num_kernels, ("",) * num_kernels)
 
 
 def unpack_result(result: WorkerResult) -> StageResult:

@@ -1,112 +1,44 @@
-"""A pool of InputWorker actors behind the executor port of the input engine."""
+"""A pool of InputWorker actors behind the executor port of the input engine.
+
+Only a pool survives what a user's function may do to its process: a worker that crashes, exits, or runs out of memory
+is replaced, what it had is done again, and the element that killed it becomes an error in its place.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import logging
+import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-import cloudpickle
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayActorError
 
-from raydist.actors.input_worker import InputWorker, unpack_result
+from raydist.actors.input_worker import unpack_result
+from raydist.actors.isolation import Streak, isolate
+from raydist.actors.pool_task import PoolTask
+from raydist.actors.stage_pickles import StagePickles
+from raydist.actors.waiting import wait_for
+from raydist.actors.worker_handle import KEPT_STAGES, WorkerHandle, WorkerKind, first_line
 from raydist.cluster import connect
-from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
+from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
 from raydist.options import Options, Timeouts
 from raydist.pipelines.blocks import Block
-from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec
+from raydist.pipelines.executor import Executor, StageResult, StageSpec
 from raydist.pipelines.meters import Place
 
 __all__ = ["ActorExecutor", "open_pool"]
 
+log = logging.getLogger("raydist")
+
 _BLOCKS_PER_WORKER = 2  # one being worked on, one on its way
-_KEPT_SPECS = 64  # stages that a worker keeps; every pass of a `repeat` has its own
-
-
-@final
-class _Worker:
-    """One actor and what it was given: its blocks under way, oldest first, and the stages it knows."""
-
-    def __init__(self, name: str, resources: Mapping[str, float], node_id: str | None) -> None:
-        self.name = name
-        others = {key: amount for key, amount in resources.items() if key not in ("CPU", "GPU")}
-        node = None if node_id is None else NodeAffinitySchedulingStrategy(node_id, soft=False)
-        actor: Any = (
-            ray.remote(InputWorker)
-            .options(
-                name=name,
-                num_cpus=resources.get("CPU", 0),
-                num_gpus=resources.get("GPU", 0),
-                resources=others,
-                scheduling_strategy=node,
-                max_restarts=0,
-                max_task_retries=0,
-            )
-            .remote(name)
-        )
-        self.actor = actor
-        self.ready = actor.hello.remote()
-        self.under_way: deque[Any] = deque()
-        self.digests: deque[bytes] = deque()
-
-    def load(self) -> int:
-        """Blocks that it has not finished."""
-        while self.under_way and ray.wait([self.under_way[0]], timeout=0, fetch_local=False)[0]:
-            self.under_way.popleft()
-        return len(self.under_way)
-
-    def run(self, digest: bytes, spec: bytes, block: Block, starts: tuple[int, ...]) -> Any:
-        known = digest in self.digests
-        if not known:
-            self._learn(digest)
-        ref = self.actor.run.remote(digest, None if known else spec, block, starts)
-        self.under_way.append(ref)
-        return ref
-
-    def _learn(self, digest: bytes) -> None:
-        self.digests.append(digest)
-        if len(self.digests) > _KEPT_SPECS:
-            self.actor.forget.remote([self.digests.popleft()])
-
-
-@final
-class _Task(Pending):
-    """One block on one worker."""
-
-    def __init__(self, executor: ActorExecutor, worker: _Worker, ref: Any, stage: str, limit_s: float) -> None:
-        self._executor = executor
-        self._worker = worker
-        self._ref = ref
-        self._stage = stage
-        self._limit_s = limit_s
-
-    def done(self) -> bool:
-        return bool(ray.wait([self._ref], timeout=0, fetch_local=False)[0])
-
-    def result(self) -> StageResult:
-        self._executor.await_start(self._worker)
-        try:
-            return unpack_result(ray.get(self._ref, timeout=self._limit_s))
-        except GetTimeoutError:
-            raise DeadlineExceededError(
-                f"Input worker {self._worker.name} must finish a block of stage {self._stage} within "
-                f"{self._limit_s:g} s (Timeouts.element_s, for each block in its queue), and has not. Its function may "
-                "be stuck; if it is only slow, raise the limit."
-            ) from None
-        except RayTaskError as error:  # what the worker made could not be sent
-            raise _cause_of(error, self._worker.name, self._stage) from None
-        except RayError as error:
-            raise self._executor.explain(error, self._worker, f"running stage {self._stage}") from error
 
 
 @final
 class ActorExecutor(Executor):
-    """Runs stages on a pool of actors, each block on the least loaded one. Used by one thread; `close` by any.
+    """Runs stages on a pool of actors, each block on the least loaded one. May be used by several threads.
 
     Workers start with the first block. They die with the process that made the pool.
 
@@ -116,6 +48,7 @@ class ActorExecutor(Executor):
         timeouts: `start_s` for their start, `element_s` for one block.
         resources: Ray resources of each; by default none (CPU 0): they share the cores with what runs beside them.
         node_id: Ray node to run on; None for any.
+        memory_bytes: What each worker may take; by default `resources["memory"]`, else what is free when it starts.
     """
 
     place: Place = "actors"
@@ -128,94 +61,136 @@ class ActorExecutor(Executor):
         timeouts: Timeouts | None = None,
         resources: Mapping[str, float] | None = None,
         node_id: str | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         self.window = num_workers * _BLOCKS_PER_WORKER
+        self.closed = False
+        self.condemned = Streak()
         self.num_workers = num_workers
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
-        self._resources = dict(resources or {})
-        self._node_id = node_id
-        self._workers: list[_Worker] = []
-        self._pickled: dict[int, tuple[StageSpec, bytes, bytes]] = {}
-        self._failure: Exception | None = None
-        self._closed = False
+        self._kind = WorkerKind(dict(resources or {}), node_id, memory_bytes, self._timeouts.start_s)
+        self._lock = threading.RLock()  # of all that follows
+        self._workers: list[WorkerHandle] = []
+        self._retired: list[WorkerHandle] = []
+        self._pickles = StagePickles(KEPT_STAGES)
+        self._started = 0
 
-    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        if self._closed:
-            raise CancelledError("This pool of input workers is closed and takes no more work.")
-        if self._failure is not None:
-            raise self._failure
-        if not self._workers:
-            self._start()
-        digest, data = self._pickle(spec)
-        loads = [worker.load() for worker in self._workers]
-        worker = self._workers[loads.index(min(loads))]
-        limit_s = self._timeouts.element_s * (1 + min(loads))
-        return _Task(self, worker, worker.run(digest, data, block, starts), spec.name, limit_s)
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> PoolTask:
+        return PoolTask(self, spec, block, starts)
 
-    def _start(self) -> None:
-        self._workers = [
-            _Worker(f"{self._name}-worker-{index}", self._resources, self._node_id) for index in range(self.num_workers)
+    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> tuple[WorkerHandle, Any, float]:
+        """Give a block to the least loaded worker: it, the reference to the result, and how long that may take."""
+        with self._lock:
+            if self.closed:
+                raise CancelledError("This pool of input workers is closed and takes no more work.")
+            self._fill()
+            digest, stage = self._pickles.get(spec)
+            loads = self._loads()
+            worker = self._workers[loads.index(min(loads))]
+            return worker, worker.run(digest, stage, block, starts), self._timeouts.element_s * (1 + min(loads))
+
+    def start(self) -> None:
+        """Start the workers before the first block does. Does not wait for them."""
+        with self._lock:
+            self._fill()
+
+    def _fill(self) -> None:
+        while len(self._workers) < self.num_workers:
+            self._workers.append(self._start_worker())
+
+    def _start_worker(self) -> WorkerHandle:
+        self._started += 1
+        return WorkerHandle.start(f"{self._name}-worker-{self._started - 1}", self._kind)
+
+    def _loads(self) -> list[int]:
+        """Blocks that each worker has not finished."""
+        refs = [ref for worker in self._workers for ref in worker.under_way]
+        finished = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) if refs else set()
+        return [worker.forget_finished(finished) for worker in self._workers]
+
+    def resize(self, num_workers: int) -> None:
+        """Have `num_workers` actors, >= 1, from the next block on. Who goes first finishes what it has."""
+        if num_workers < 1:
+            raise InvalidArgumentError(f"A pool must have at least one input worker, got {num_workers}.")
+        with self._lock:
+            self.num_workers = num_workers
+            self.window = num_workers * _BLOCKS_PER_WORKER
+            for worker in self._workers[num_workers:]:
+                worker.retire()
+                self._retired.append(worker)
+            del self._workers[num_workers:]
+
+    def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
+        """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
+        with self._lock:
+            if self.closed:
+                raise CancelledError("This pool of input workers was closed while it worked.")
+            if worker in self._workers:
+                log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
+                self._workers[self._workers.index(worker)] = self._start_worker()
+            return worker.block_at_work()
+
+    def give_up(self, worker: WorkerHandle) -> None:
+        """Kill a worker that is stuck; the next block starts another one."""
+        with self._lock:
+            if worker in self._workers:
+                self._workers.remove(worker)
+            worker.kill()
+
+    def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
+        """The result of a block on which a worker died; an element that kills its worker is an error in its place."""
+
+        def run_rows(first: int) -> tuple[Sequence[StageResult], str]:
+            with self._lock:
+                worker = self._start_worker()
+            try:
+                return self._rows_on(worker, task, first, cancelled), worker.name
+            finally:
+                worker.kill()
+
+        return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
+
+    def _rows_on(
+        self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
+    ) -> list[StageResult]:
+        """The results of single rows, from row `first` on, until the worker dies or there are no more."""
+        with self._lock:
+            digest, stage = self._pickles.get(task.spec)
+        worker.await_start(cancelled)
+        refs = [
+            worker.run(digest, stage, task.block.slice(row, row + 1), tuple(start + row for start in task.starts))
+            for row in range(first, task.block.num_rows)
         ]
-
-    def _pickle(self, spec: StageSpec) -> tuple[bytes, bytes]:
-        known = self._pickled.get(id(spec))
-        if known is not None and known[0] is spec:
-            return known[1], known[2]
-        try:
-            data: bytes = cloudpickle.dumps(spec)
-        except Exception as error:
-            labels = ", ".join(kernel.label for kernel in spec.kernels)
-            raise InvalidArgumentError(
-                f"Functions that run on input workers must be picklable, those of {labels} are not: "
-                f"{type(error).__name__}: {error}. Open files, locks and connections inside the function, or set "
-                "num_input_workers=0."
-            ) from error
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        if len(self._pickled) >= _KEPT_SPECS:
-            self._pickled.pop(next(iter(self._pickled)))
-        self._pickled[id(spec)] = (spec, digest, data)
-        return digest, data
-
-    def await_start(self, worker: _Worker) -> None:
-        """Return once `worker` runs. Waits up to `Timeouts.start_s` for a new one."""
-        if worker.ready is None:
-            return
-        try:
-            ray.get(worker.ready, timeout=self._timeouts.start_s)
-        except GetTimeoutError:
-            raise DeadlineExceededError(
-                f"Input worker {worker.name} must start within {self._timeouts.start_s:g} s (Timeouts.start_s), and "
-                f"has not. It asks for {self._resources or 'no resources'}: the cluster may have nothing left to give."
-            ) from None
-        except RayError as error:
-            raise self.explain(error, worker, "starting") from error
-        worker.ready = None
-
-    def explain(self, error: RayError, worker: _Worker, doing: str) -> Exception:
-        """The error to raise for a worker that is gone; after it the pool takes no more work."""
-        if self._closed:
-            return CancelledError("This pool of input workers was closed while it worked.")
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        gone = "is gone" if isinstance(error, RayActorError) else "failed"
-        self._failure = UnavailableError(
-            f"Input worker {worker.name} {gone} while {doing}: {lines[0] if lines else type(error).__name__} "
-            "Its process may have been killed, or run out of memory. Iterate again, or load the last saved state."
-        )
-        return self._failure
+        results: list[StageResult] = []
+        for ref in refs:
+            if not wait_for(ref, self._timeouts.element_s, cancelled):
+                raise DeadlineExceededError(
+                    f"Input worker {worker.name} must finish element {task.starts[0] + first + len(results)} of the "
+                    f"input of stage {task.spec.name} within {self._timeouts.element_s:g} s (Timeouts.element_s), and "
+                    "has not. The worker was killed. If the function is only slow, raise the limit."
+                )
+            try:
+                results.append(unpack_result(ray.get(ref)))
+            except RayActorError:
+                break
+        return results
 
     @property
     def worker_names(self) -> list[str]:
-        """Names of the actors that have been started."""
+        """Names of the actors that have been started and were not replaced."""
         return [worker.name for worker in self._workers]
 
-    def serves(self, num_workers: int, resources: Mapping[str, float], timeouts: Timeouts) -> bool:
+    def serves(
+        self, num_workers: int, resources: Mapping[str, float], timeouts: Timeouts, memory_bytes: int | None = None
+    ) -> bool:
         """Whether this is a pool as asked for."""
-        return (self.num_workers, self._resources, self._timeouts) == (num_workers, dict(resources), timeouts)
+        wanted = (num_workers, dict(resources), timeouts, memory_bytes)
+        return (self.num_workers, self._kind.resources, self._timeouts, self._kind.memory_bytes) == wanted
 
     def is_idle(self, timeout_s: float) -> bool:
         """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""
-        if self._closed or self._failure is not None:
+        if self.closed:
             return False
         end = time.monotonic() + timeout_s
         refs = [ref for worker in self._workers for ref in worker.under_way]
@@ -223,20 +198,14 @@ class ActorExecutor(Executor):
 
     def close(self) -> None:
         """Kill the workers. What waits for a result gets CancelledError. May be called twice."""
-        self._closed = True
-        workers, self._workers = self._workers, []
+        with self._lock:
+            self.closed = True
+            workers, self._workers, self._retired = [*self._workers, *self._retired], [], []
         for worker in workers:
-            if ray.is_initialized():
-                ray.kill(worker.actor, no_restart=True)
+            worker.kill()
 
 
 def open_pool(options: Options) -> ActorExecutor:
     """The pool for a plain iterator over a dataset with `Options(num_input_workers=)`; joins or starts Ray."""
     connect()
-    return ActorExecutor(options.num_input_workers, name="raydist-input")
-
-
-def _cause_of(error: RayTaskError, worker: str, stage: str) -> Exception:
-    cause = error.cause if isinstance(error.cause, Exception) else error
-    cause.add_note(f"In {worker}, sending the result of stage {stage}.")
-    return cause
+    return ActorExecutor(options.num_input_workers, name="raydist-input", memory_bytes=options.input_worker_memory)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 from raydist.actors.pool import ActorExecutor
+from raydist.errors import CancelledError
 from raydist.pipelines.executor import Executor, Pending, StageSpec
 from raydist.pipelines.op import ElementwiseOp
 from raydist.pipelines.plan import walk
@@ -46,19 +48,29 @@ def num_cores() -> int:
 
 @final
 class SharedExecutor(Executor):
-    """A pool as one iterator sees it: closing it leaves the pool to others."""
+    """A pool as one iterator sees it: closing it gives up this iterator's blocks, and leaves the pool to others."""
 
     def __init__(self, pool: Executor) -> None:
         self._pool = pool
         self.window = pool.window
         self.place = pool.place
         self.num_workers = pool.num_workers
+        self._closed = False
+        self._tasks: weakref.WeakSet[Pending] = weakref.WeakSet()
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        return self._pool.submit(spec, block, starts)
+        if self._closed:
+            raise CancelledError("This iterator is closed and takes no more work.")
+        task = self._pool.submit(spec, block, starts)
+        self._tasks.add(task)
+        self.window, self.num_workers = self._pool.window, self._pool.num_workers  # it may have been resized
+        return task
 
     def close(self) -> None:
-        """The pool belongs to the shelf."""
+        """Wake who waits for a block; the pool belongs to the shelf."""
+        self._closed = True
+        for task in tuple(self._tasks):
+            task.cancel()
 
 
 @final
@@ -77,15 +89,23 @@ class PoolShelf:
         resources: Mapping[str, float],
         timeouts: Timeouts,
         node_id: str | None = None,
+        memory_bytes: int | None = None,
     ) -> ActorExecutor:
         """A pool for one pass; one that is kept has the same `node_id`."""
         with self._lock:
             idle, self._idle = self._idle, None
         if idle is not None:
-            if idle.serves(num_workers, resources, timeouts):
+            if idle.serves(num_workers, resources, timeouts, memory_bytes):
                 return idle
             idle.close()
-        return ActorExecutor(num_workers, name=name, resources=resources, timeouts=timeouts, node_id=node_id)
+        return ActorExecutor(
+            num_workers,
+            name=name,
+            resources=resources,
+            timeouts=timeouts,
+            node_id=node_id,
+            memory_bytes=memory_bytes,
+        )
 
     def give_back(self, pool: ActorExecutor, *, patience_s: float) -> None:
         """Keep `pool` if its workers finish what they have within `patience_s`, else kill them."""

@@ -145,6 +145,13 @@ class Pending(ABC):
     def result(self) -> StageResult:
         """The result. Waits, up to the executor's limit; raises DeadlineExceededError or UnavailableError."""
 
+    def done(self) -> bool:
+        """Whether `result` would answer at once."""
+        return True
+
+    def cancel(self) -> None:  # noqa: B027 - what is done at once cannot be given up
+        """Nobody wants the result any more: who waits for it gets a CancelledError."""
+
 
 class Executor(ABC):
     """Runs stages on blocks.

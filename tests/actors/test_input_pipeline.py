@@ -93,7 +93,7 @@ class Shelf:
         self.lent: list[tuple[int, str, str | None]] = []
         self.returned = 0
 
-    def borrow(self, num_workers: int, *, name: str, resources: Any, timeouts: Timeouts, node_id: Any) -> Any:
+    def borrow(self, num_workers: int, *, name: str, node_id: Any, **others: Any) -> Any:
         self.lent.append((num_workers, name, node_id))
         return InlineExecutor()
 

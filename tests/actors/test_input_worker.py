@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
 import cloudpickle
 import pytest
 
+from raydist.actors import input_worker
 from raydist.actors.input_worker import InputWorker, WorkerResult, unpack_result
 from raydist.dataset import Dataset
 from raydist.errors import RaydistError
@@ -16,6 +18,7 @@ from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec, run_stage
 from raydist.pipelines.iterator import DatasetIterator
 from raydist.pipelines.op import ElementError
+from tests.pipelines.test_executor import block_of
 
 
 class Seen(Executor):
@@ -76,16 +79,33 @@ def test_an_elements_error_names_the_worker() -> None:
     assert item.index == 0
 
 
-def test_leaving_the_process_is_an_error_of_the_block() -> None:
+def test_leaving_the_process_is_an_error_of_the_element() -> None:
     def leave(x: Any) -> Any:
-        raise SystemExit(3)
+        return x if x != 1 else exit(3)
 
-    spec, block, starts = first_work(Dataset.range(1).map(leave))
-    with pytest.raises(RaydistError, match="SystemExit: 3"):
-        across(InputWorker("worker-7").run(b"a", spec, block, starts))
+    spec, _, starts = first_work(Dataset.range(1).map(leave))
+    result = across(InputWorker("worker-7").run(b"a", spec, block_of(Dataset.range(3)), starts))
+    first, error, last = result.items
+    assert isinstance(first, Block)
+    assert isinstance(last, Block)
+    assert (first.rows(), last.rows()) == ([0], [2])
+    assert isinstance(error, ElementError)
+    assert error.index == 1
+    assert isinstance(error.error, RaydistError)
+    assert "must not leave its process: map-1" in str(error.error)
+    assert "SystemExit: 3" in str(error.error)
 
 
-def test_a_worker_knows_its_process() -> None:
-    import os
+def test_a_stage_that_cannot_be_loaded_says_so_of_every_block() -> None:
+    worker = InputWorker("worker-0")
+    block = block_of(Dataset.range(1))
+    for sent in (b"cnowhere\nnothing\n.", None):
+        with pytest.raises(ModuleNotFoundError, match="nowhere"):
+            across(worker.run(b"a", sent, block, (0,)))
 
-    assert InputWorker("worker-0").hello() == os.getpid()
+
+def test_a_worker_knows_its_process_and_limits_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int | None] = []
+    monkeypatch.setattr(input_worker, "limit_memory", limits.append)
+    assert InputWorker("worker-0", 5000).hello() == os.getpid()
+    assert limits == [5000]

@@ -51,7 +51,7 @@ class FakePool:
         self.idle = True
         self.closed = False
 
-    def serves(self, num_workers: int, resources: Any, timeouts: Any) -> bool:
+    def serves(self, num_workers: int, resources: Any, timeouts: Any, memory_bytes: Any) -> bool:
         return num_workers == self.num_workers
 
     def is_idle(self, patience_s: float) -> bool:

@@ -1,0 +1,53 @@
+"""A limit for the memory of an input worker's process: a function that takes too much gets a MemoryError, and no other
+process of the machine suffers.
+
+Linux counts what a process has mapped privately and for writing (RLIMIT_DATA): heap and arrays, neither files that are
+read where they lie nor the object store.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+__all__ = ["limit_memory"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+
+def limit_memory(num_bytes: int | None) -> int | None:
+    """Let this process take `num_bytes` more than it has; None: what is free on the machine or in the container now.
+
+    Returns the number of bytes; None where the system has no such limit.
+    """
+    if sys.platform != "linux":
+        return None
+    import resource
+
+    room = _free_memory() if num_bytes is None else num_bytes
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _field("/proc/self/status", "VmData") + room
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    return room
+
+
+def _field(path: str, name: str) -> int:
+    """A field of a file of /proc, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _free_memory() -> int:
+    return min([_field("/proc/meminfo", "MemAvailable"), *_free_in_containers()])
+
+
+def _free_in_containers() -> list[int]:
+    free = []
+    for limit, used in _CGROUP_FILES:
+        try:
+            free.append(int((_CGROUP / limit).read_text()) - int((_CGROUP / used).read_text()))
+        except (OSError, ValueError):  # another version of cgroups, or "max": no limit
+            continue
+    return free
