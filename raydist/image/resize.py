@@ -1,8 +1,8 @@
-"""Images of another size, by Pillow.
+"""Images of another size.
 
 Pixels are squares whose centres lie at 0.5, 1.5, ...; shrinking takes every pixel below a filter as wide as an output
-pixel (antialiasing). So results are Pillow's, those of torchvision's `resize` (within 1 for uint8), and those of
-tf.image.resize(antialias=True) before it rounds.
+pixel (antialiasing). So smooth results are Pillow's, those of torchvision's `resize` (within 1 for uint8), and those of
+tf.image.resize(antialias=True) before it rounds; "nearest" is that of tf.image.resize.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raydist.image.libraries import codec
 
 __all__ = ["resize"]
 
-_FILTERS = {"nearest": "NEAREST", "bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+_FILTERS = {"bilinear": "BILINEAR", "area": "BOX", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
 # Modes of four bytes a pixel that Pillow treats as independent channels (it would weigh RGBA by its alpha).
 _UINT8_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
@@ -36,7 +36,7 @@ def resize(
     Raises:
         InvalidArgumentError: `size` is not at least (1, 1), `method` is unknown, or the image is empty.
         SpecError: The image has another shape or dtype.
-        FailedPreconditionError: The extra `raydist[images]` is not installed.
+        FailedPreconditionError: The extra `raydist[images]` is not installed ("nearest" does without).
 
     Source: PIL.Image.resize; arguments as in tf.image.resize.
 
@@ -45,16 +45,25 @@ def resize(
     """
     image = require_colours(image, "resize")
     size = require_size(size, "resize")
-    if method not in _FILTERS:
-        raise InvalidArgumentError(f"method of resize must be one of {', '.join(_FILTERS)}, got {method!r}.")
+    if method != "nearest" and method not in _FILTERS:
+        raise InvalidArgumentError(f"method of resize must be one of nearest, {', '.join(_FILTERS)}, got {method!r}.")
     if 0 in image.shape[-3:]:
         raise InvalidArgumentError(f"resize needs an image with pixels, got shape {image.shape}.")
+    if method == "nearest":
+        return _nearest(image, size)
     if image.ndim == 3:
         return _resize_one(image, size, method)
     resized: Image = np.empty((len(image), *size, image.shape[-1]), image.dtype)
     for index, one in enumerate(image):
         resized[index] = _resize_one(one, size, method)
     return resized
+
+
+def _nearest(image: Image, size: tuple[int, int]) -> Image:
+    for axis, length in zip((-3, -2), size, strict=True):
+        # The pixel below the centre: floor((i + 1/2) * old / new), in integers.
+        image = image.take((2 * np.arange(length) + 1) * image.shape[axis] // (2 * length), axis)
+    return image
 
 
 def _resize_one(image: Image, size: tuple[int, int], method: str) -> Image:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import raydist as rd
+from raydist.image.libraries import codec
+from tests.image.samples import encode, picture
+
+
+def test_a_codec_is_imported() -> None:
+    assert codec("PIL.Image").__name__ == "PIL.Image"
+
+
+def test_a_missing_one_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    jpeg, png = encode(picture()), encode(picture(), "PNG")
+    for module in ("simplejpeg", "PIL.PngImagePlugin", "PIL.Image"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for decode in (lambda: rd.image.decode_jpeg(jpeg), lambda: rd.image.decode_png(png)):
+        with pytest.raises(rd.FailedPreconditionError, match=r"Run: pip install 'raydist\[images\]'"):
+            decode()
+    with pytest.raises(rd.FailedPreconditionError, match="needs PIL"):
+        rd.image.resize(picture(), (2, 2))
+    assert rd.image.flip_left_right(np.zeros((1, 2, 3))).shape == (1, 2, 3)  # what needs no codec works

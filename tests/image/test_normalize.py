@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raydist as rd
+from tests.image.samples import picture
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.tuples(*[st.floats(-1, 2)] * 3), st.tuples(*[st.floats(0.1, 3)] * 3))
+def test_values_are_those_of_plain_python(
+    height: int, width: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    image = picture(height, width)
+    result = rd.image.normalize(image, mean, std)
+    assert result.dtype == np.float32
+    expected = [
+        [[(value / 255 - m) / s for value, m, s in zip(pixel, mean, std, strict=True)] for pixel in row]
+        for row in image.tolist()
+    ]
+    assert np.allclose(result, expected, rtol=1e-6, atol=1e-5)
+    assert np.allclose(result * np.float32(std) + np.float32(mean), image / 255, atol=1e-5)  # and back
+
+
+def test_floats_are_taken_as_they_are() -> None:
+    image = np.array([[[0.0, 255.0]]], np.float32)
+    assert rd.image.normalize(image, 5, 2).tolist() == [[[-2.5, 125.0]]]
+
+
+def test_a_batch_is_its_images_and_a_view_its_copy() -> None:
+    batch = np.stack([picture(), picture()[::-1]])
+    result = rd.image.normalize(batch, MEAN, STD)
+    assert np.array_equal(result[1], rd.image.normalize(batch[1].copy(), MEAN, STD))
+    assert np.array_equal(rd.image.normalize(batch[0][2:9, 3:7], MEAN, STD), result[0][2:9, 3:7])
+    assert rd.image.normalize(batch[:0], MEAN, STD).shape == (0, 37, 53, 3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((1, 2), 1, r"mean must be a number or 3 of them, .* got \(1, 2\)"),
+        (0, (1, 2, 3, 4), "std must be a number or 3 of them"),
+        (0, (1, 0, 1), r"std must not be 0, got \(1, 0, 1\)"),
+    ],
+)
+def test_means_and_deviations_are_checked(mean: object, std: object, message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.image.normalize(picture(), mean, std)
+
+
+def test_channels_go_first() -> None:
+    image = picture()
+    assert np.array_equal(rd.image.channels_first(image), image.transpose(2, 0, 1))
+    assert rd.image.channels_first(np.stack([image] * 2)).shape == (2, 3, 37, 53)
+    assert rd.image.channels_first(image).flags.c_contiguous
