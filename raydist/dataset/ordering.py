@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.arguments import whole_number
 from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
+from raydist.pipelines.ops.class_balance import ClassBalance
 from raydist.pipelines.ops.enumerate import EnumerateOp
 from raydist.pipelines.ops.gather import GatherOp
 from raydist.pipelines.ops.ignore_errors import IgnoreErrorsOp
+from raydist.pipelines.ops.rejection_resample import RejectionResampleOp
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shard import ShardOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
@@ -153,3 +156,33 @@ class Ordering(DatasetBase):
         5
         """
         return type(self)(AssertCardinalityOp(self._op, whole_number("expected_cardinality", expected_cardinality)))
+
+    def rejection_resample(
+        self, class_func: Callable[..., Any], target_dist: Any, initial_dist: Any = None, seed: int | None = None
+    ) -> Self:
+        """Pairs (class, element), elements left out at random so that classes come as often as in `target_dist`.
+
+        Every element comes once at most; as many are kept as any choice element by element can keep. (TensorFlow mixes
+        two passes over the data, where an element may come twice.) The choice depends on seed, epoch and index of the
+        element alone. With more than 256 classes and no `initial_dist`, restoring an iterator reads the input again.
+
+        Args:
+            class_func: Gets what a map function gets and returns the class as one whole number, from 0.
+            target_dist: One weight for each class.
+            initial_dist: The same for the input, > 0 where the target is; None to estimate it while reading.
+            seed: With a seed, every epoch's choice is the same in every process.
+
+        Raises:
+            InvalidArgumentError: A distribution is none, or their lengths differ; a class is out of range (at
+                iteration, in the element's place).
+            SpecError: `class_func` returns no whole number (at iteration, in the element's place).
+
+        >>> ds = rd.Dataset.range(1000).rejection_resample(lambda x: int(x % 10 == 0), [0.5, 0.5], [0.9, 0.1], seed=1)
+        >>> counts = [0, 0]
+        >>> for kind, _ in ds:
+        ...     counts[kind] += 1
+        >>> counts[1], 75 < counts[0] < 125
+        (100, True)
+        """
+        balance = ClassBalance.of(target_dist, initial_dist)
+        return type(self)(RejectionResampleOp(self._op, class_func, balance, seed))

@@ -146,9 +146,9 @@ class _Batches:
         for declared, found in self._pairs(window):
             if not declared.accepts(found):
                 raise SpecError(
-                    f"pad_to_bucket_boundary reads off the element_spec which dimensions to pad, and it says {declared} "
-                    f"where elements are {found}. Declare output_spec= on the map that makes them, or give "
-                    "padded_shapes."
+                    "pad_to_bucket_boundary reads off the element_spec which dimensions to pad, and it says "
+                    f"{declared} where elements are {found}. Declare output_spec= on the map that makes them, or "
+                    "give padded_shapes."
                 )
 
     def _pairs(self, window: DatasetOp) -> Iterator[tuple[TensorSpec, TensorSpec]]:

@@ -137,6 +137,19 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "bucket_by_sequence_length of errors": lambda: INVERSE.map(
         lambda x: np.full(int(4 * x), x), output_spec=_floats()
     ).bucket_by_sequence_length(len, [2, 4], [2, 1, 1], padding_values=-1, pad_to_bucket_boundary=True),
+    "rejection_resample": lambda: (
+        Dataset.range(60).shuffle(5).rejection_resample(lambda x: int(x % 4 == 0), [0.5, 0.5], [0.75, 0.25])
+    ),
+    "rejection_resample with an estimate": lambda: (
+        Dataset.range(60)
+        .map(lambda x: (x, str(x)))
+        .rejection_resample(lambda x, text: x % 4 // 2, [0.2, 0.8])
+        .repeat(2)
+    ),
+    "rejection_resample of errors": lambda: INVERSE.rejection_resample(lambda x: 1 // int(2 * x), [0.3, 0.3, 0.4]),
+    "rejection_resample of many classes": lambda: Dataset.range(40).rejection_resample(
+        lambda x: x * 5 % 300, np.arange(300), seed=2
+    ),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

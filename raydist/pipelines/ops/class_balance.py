@@ -1,0 +1,92 @@
+"""With which probability an element of a class is kept, so that what is kept has another distribution of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["ClassBalance"]
+
+_Floats = np.ndarray[Any, np.dtype[np.float64]]
+_Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+_SEEN_BEFORE = 10  # of each class: the estimate of the first elements is no leap
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClassBalance:
+    """A target distribution of classes, and that of the input where it is known.
+
+    Keeping with probability (target / initial) / max(target / initial) is the largest share that any choice element by
+    element can keep.
+
+    Attributes:
+        target: One weight for each class; they need not sum to 1.
+        initial: The same for the input; None to estimate it while reading.
+    """
+
+    target: tuple[float, ...]
+    initial: tuple[float, ...] | None
+
+    @classmethod
+    def of(cls, target: Any, initial: Any) -> ClassBalance:
+        """From the arguments of `rejection_resample`.
+
+        Raises:
+            InvalidArgumentError: No distribution; two of different lengths; a class that is wanted but never comes.
+        """
+        wanted = _weights("target_dist", target)
+        if initial is None:
+            return cls(wanted, None)
+        known = _weights("initial_dist", initial)
+        if len(known) != len(wanted):
+            raise InvalidArgumentError(
+                "target_dist and initial_dist must have one entry for each class, got "
+                f"{len(wanted)} and {len(known)} entries."
+            )
+        missing = [index for index, pair in enumerate(zip(wanted, known, strict=True)) if pair[0] > 0 == pair[1]]
+        if missing:
+            raise InvalidArgumentError(
+                f"initial_dist must be > 0 where target_dist is, got 0 for class {missing[0]}, which is wanted."
+            )
+        return cls(wanted, known)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.target)
+
+    def kept(self, classes: _Counts, seen: _Counts) -> tuple[_Floats, _Counts]:
+        """For consecutive elements of these classes, the probability to keep each; and `seen` after them.
+
+        Args:
+            classes: Of the elements.
+            seen: How often each class came before.
+        """
+        target = np.array(self.target)
+        if self.initial is not None:
+            ratios = np.divide(target, self.initial, out=np.zeros_like(target), where=target > 0)
+            return (ratios / ratios.max())[classes], seen
+        # An element counts for the estimate that it is judged by (as in TensorFlow).
+        ones = np.zeros((len(classes), self.num_classes), np.int64)
+        ones[np.arange(len(classes)), classes] = 1
+        counts = seen + np.cumsum(ones, axis=0)
+        ratios = target / (counts + _SEEN_BEFORE)
+        return ratios[np.arange(len(classes)), classes] / ratios.max(axis=1), counts[-1]
+
+
+def _weights(name: str, values: Any) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
+        raise InvalidArgumentError(f"{name} must be a list of weights, one for each class, got {values!r:.100}.")
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iuf" or not len(array):
+        raise InvalidArgumentError(f"{name} must be a list of weights, one for each class, got {values!r:.100}.")
+    if not np.isfinite(array).all() or array.min() < 0 or array.sum() <= 0:
+        raise InvalidArgumentError(f"{name} must hold weights >= 0, not all of them 0, got {values!r:.100}.")
+    return tuple(float(value) for value in array)

@@ -1,0 +1,146 @@
+"""Dataset.rejection_resample: elements left out so that classes come as often as they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import LEAF, Structure
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.functions import call_rows, describe
+from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.ops.class_balance import ClassBalance
+from raydist.pipelines.ops.map import MapOp, items_of_results
+from raydist.pipelines.producers import Agreement, BorderIterator, ReplayIterator, ResumableProducer, read_item
+from raydist.pipelines.seeds import RandomKey
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["RejectionResampleOp"]
+
+_MAX_ROWS = 4096  # elements judged at a time
+_MAX_CELLS = 1 << 20  # and at most this many counts: one for each element and class
+_MAX_COUNTS = 256  # classes whose counts may be in a state: with more, resuming counts again
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RejectionResampleOp(DatasetOp):
+    """Pairs (class, element) of the elements of `input` that a random choice keeps."""
+
+    input: DatasetOp
+    class_func: Callable[..., Any]
+    balance: ClassBalance
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.class_func):
+            raise InvalidArgumentError(f"class_func must be a function, got {self.class_func!r:.100}.")
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def name(self) -> str:
+        return "rejection_resample"
+
+    @property
+    def label(self) -> str:
+        return f"rejection_resample({describe(self.class_func)}, {self.balance.num_classes} classes)"
+
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Any:
+        return self._class_spec, self.input.element_spec()
+
+    @cached_property
+    def _class_spec(self) -> Any:
+        return MapOp(self.input, self.class_func).element_spec()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        label = f"{ctx.operation_names[id(self)]} ({describe(self.class_func)})"
+        producer = _Resampling(self, ctx.build(self.input), ctx.key(self, self.seed), label)
+        small = self.balance.initial is not None or self.balance.num_classes <= _MAX_COUNTS
+        return BorderIterator(producer) if small else ReplayIterator(producer)
+
+
+@final
+class _Resampling(ResumableProducer):
+    """Judges elements in order. Its state is how many there were, and how often each class came."""
+
+    def __init__(self, op: RejectionResampleOp, source: OpIterator, key: RandomKey, label: str) -> None:
+        self._op = op
+        self._source = source
+        self._key = key
+        self._label = label
+        self._agreement = Agreement(label)
+        self._max_rows = min(_MAX_ROWS, max(1, _MAX_CELLS // op.balance.num_classes))
+        self._index = 0
+        self._seen = np.zeros(op.balance.num_classes, np.int64)
+
+    def make(self, limit: int) -> Sequence[Item]:
+        item = read_item(self._source, min(limit, self._max_rows))
+        start = self._index
+        if isinstance(item, ElementError):
+            self._index += 1
+            return [item]
+        self._index += item.num_rows
+        answers, failed = call_rows(self._op.class_func, item.shared(), start)
+        items: list[Item] = []
+        row = 0
+        for part in items_of_results(answers, failed, start):
+            rows = part.num_rows if isinstance(part, Block) else 1
+            items += self._judged(part, item.slice(row, row + rows), start + row)
+            row += rows
+        return self._agreement.checked(items)
+
+    def _judged(self, answers: Item, elements: Block, start: int) -> list[Item]:
+        """The elements that are kept, `answers` being their classes; an error in the place of each without a class."""
+        if isinstance(answers, ElementError):
+            return [self._noted(answers.error, start)]
+        if answers.structure != LEAF or answers.specs[0].shape != () or answers.specs[0].dtype.kind not in "iu":
+            message = f"A class must be one whole number, got {answers.signature} of shape {answers.specs[0].shape}."
+            return [self._noted(SpecError(message), start + row) for row in range(answers.num_rows)]
+        classes = answers.columns[0].astype(np.int64)
+        unknown = np.flatnonzero((classes < 0) | (classes >= self._op.balance.num_classes))
+        if not len(unknown):
+            return self._kept(answers, classes, elements, start)
+        row = int(unknown[0])
+        message = f"A class must be in 0 .. {self._op.balance.num_classes - 1}, got {classes[row]}."
+        error = self._noted(InvalidArgumentError(message), start + row)
+        size = elements.num_rows
+        before = self._judged(answers.slice(0, row), elements.slice(0, row), start) if row else []
+        after = answers.slice(row + 1, size), elements.slice(row + 1, size)
+        return [*before, error, *(self._judged(*after, start + row + 1) if row + 1 < size else [])]
+
+    def _noted(self, error: Exception, index: int) -> ElementError:
+        error.add_note(f"In {self._label}, element {index} of its input.")
+        return ElementError(error, index)
+
+    def _kept(self, answers: Block, classes: Any, elements: Block, start: int) -> list[Item]:
+        probabilities, self._seen = self._op.balance.kept(classes, self._seen)
+        # The upper 53 bits of a word: what a float64 in [0, 1) can hold.
+        draws = (self._key.words(start, len(classes)) >> np.uint64(11)) * 2.0**-53
+        rows = np.flatnonzero(draws < probabilities)
+        if not len(rows):
+            return []
+        kept, numbers = elements.take(rows), answers.take(rows)
+        structure = Structure(tuple, (0, 1), (LEAF, elements.structure))
+        return [Block(structure, numbers.specs + kept.specs, numbers.columns + kept.columns, len(rows))]
+
+    def border(self) -> State:
+        return {"index": self._index, "seen": self._seen.tolist(), "input": self._source.state_dict()}
+
+    def restore(self, border: State) -> None:
+        self._index = int(border["index"])
+        self._seen = np.array(border["seen"], np.int64)
+        self._source.load_state_dict(border["input"])
+
+    def close(self) -> None:
+        self._source.close()

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.errors import InvalidArgumentError
+from raydist.options import Options
+from raydist.pipelines.spec import TensorSpec
+from raydist.values import UNKNOWN_CARDINALITY
+from tests.contracts.op import collect, iterate
+
+
+def rare(x: Any) -> int:
+    return int(x % 10 == 0)
+
+
+def counts(dataset: Dataset) -> list[int]:
+    found = [int(kind) for kind, _ in dataset]
+    return [found.count(kind) for kind in (0, 1)]
+
+
+def test_a_known_distribution_becomes_the_target() -> None:
+    common, rarely = counts(Dataset.range(3000).rejection_resample(rare, [0.5, 0.5], [0.9, 0.1], seed=1))
+    assert rarely == 300  # all of them: no choice could keep more
+    assert 240 < common < 360
+
+
+def test_an_unknown_distribution_is_estimated() -> None:
+    common, rarely = counts(Dataset.range(3000).rejection_resample(rare, [0.5, 0.5], seed=1))
+    assert rarely == 300
+    assert 240 < common < 400
+
+
+def test_every_element_once_at_most_in_order_with_its_class() -> None:
+    source = Dataset.range(500).map(lambda x: {"x": x})
+    pairs = list(
+        source.rejection_resample(lambda row: np.int32(rare(row["x"])), [0.7, 0.3], seed=2).as_numpy_iterator()
+    )
+    numbers = [int(row["x"]) for _, row in pairs]
+    assert numbers == sorted(set(numbers))
+    assert all(kind == rare(x) and kind.dtype == np.int32 for (kind, _), x in zip(pairs, numbers, strict=True))
+
+
+def test_epochs_differ_and_seeds_repeat() -> None:
+    def epochs(seed: int | None) -> list[list[int]]:
+        dataset = Dataset.range(300).rejection_resample(rare, [0.5, 0.5], [0.9, 0.1], seed=seed)
+        return [[int(x) for _, x in dataset.with_options(Options(seed=5)).repeat(2)] for _ in range(2)]
+
+    first, second = epochs(3)
+    assert first == second == epochs(3)[0]
+    assert first != epochs(4)[0]
+    middle = first.index(min(first[1:]))
+    assert first[:middle] != first[middle:]
+
+
+def test_the_size_of_blocks_changes_nothing() -> None:
+    def kept(rows: int) -> list[int]:
+        source = Dataset.range(200).batch(rows).unbatch().with_options(Options(seed=1))
+        return [int(x) for _, x in source.rejection_resample(rare, [0.5, 0.5])]
+
+    assert kept(1) == kept(7) == kept(200)
+
+
+def test_a_class_that_is_not_wanted_never_comes() -> None:
+    assert counts(Dataset.range(50).rejection_resample(rare, [1.0, 0.0], [0.9, 0.1])) == [45, 0]
+
+
+def test_spec_and_cardinality() -> None:
+    spec = TensorSpec((None,), np.int64)
+    rows = Dataset.range(3).map(np.arange, output_spec=spec)
+    dataset = rows.rejection_resample(len, [0.2, 0.3, 0.5])
+    assert dataset.element_spec == (TensorSpec((), np.int64), spec)
+    assert dataset.repeat().cardinality() == -1
+    assert dataset.cardinality() == UNKNOWN_CARDINALITY
+
+
+def test_errors_take_the_place_of_elements() -> None:
+    answers: list[Any] = [0, 2, -1, 1.5, 0, "a", [0]]
+    items = collect(iterate(Dataset.range(8).rejection_resample(lambda x: answers[x], [0.5, 0.5], [1.0, 1.0])))
+    names = [item[0] if isinstance(item[0], str) else int(item[0]) for item in items]
+    assert names == [0, *["InvalidArgumentError"] * 2, "SpecError", 0, "SpecError", "SpecError", "IndexError"]
+    assert "A class must be in 0 .. 1, got 2." in items[1][1]
+
+
+def test_bad_arguments() -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidArgumentError, match="class_func must be a function"):
+        Dataset.range(3).rejection_resample(nothing, [1.0])
