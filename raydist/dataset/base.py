@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 
 from raydist.errors import InvalidArgumentError
+from raydist.pipelines.meters import Meters
 from raydist.pipelines.op import DatasetOp
 
 __all__ = ["DatasetBase", "graphs"]
@@ -24,6 +25,7 @@ class DatasetBase:
         self._op = op
         self._epochs = itertools.count()
         self._drawn_seed: int | None = None
+        self._meters: Meters | None = None  # of the iteration that was begun last
 
     def __reduce__(self) -> tuple[Any, ...]:
         # cloudpickle, because the functions of a pipeline are often lambdas. Epochs are counted anew.

@@ -17,6 +17,7 @@ from raydist.pipelines.merged import merged_options
 from raydist.pipelines.ops.with_options import WithOptionsOp
 from raydist.pipelines.plan import make_plan
 from raydist.pipelines.seeds import draw_seed
+from raydist.pipelines.stats import PipelineStats, stats_of
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["Running"]
@@ -68,6 +69,8 @@ class Running(DatasetBase):
     def explain(self) -> str:
         """The graph as written, as optimised, and where each stage runs, as text.
 
+        Once something ran: also where each stage ran last, the bottleneck, and what the autotuner did; see `stats`.
+
         >>> print(rd.Dataset.range(3).take(-1).batch(2).explain())
         as written:
           batch-2: batch(2)
@@ -80,7 +83,23 @@ class Running(DatasetBase):
           range-0: in the consumer's process
           batch-2: in the consumer's process
         """
-        return explain(make_plan(self._op, self.options()))
+        return explain(make_plan(self._op, self.options()), self.stats())
+
+    def stats(self) -> PipelineStats:
+        """What every stage did in the iteration over this object that was begun last, running or ended; `str()` of it
+        is a table: elements a second, busy share, queues, who waits for whom, and the bottleneck. Blocks never.
+
+        Without an iteration it is empty. Every epoch begins anew; an iterator has a `stats()` of its own.
+
+        Source: tf.data.experimental.StatsAggregator; the shape of the summary is grain's execution summary.
+
+        >>> ds = rd.Dataset.range(100).map(lambda x: x + 1).batch(10)
+        >>> for batch in ds:
+        ...     pass
+        >>> [(stage.name, stage.elements) for stage in ds.stats().stages]
+        [('range-0', 100), ('map-1', 100), ('batch-2', 10)]
+        """
+        return stats_of(self._meters)
 
     def __iter__(self) -> DatasetIterator[Any]:
         """A new epoch; elements are nests of torch tensors (scalar bytes and str as Python objects)."""
@@ -110,7 +129,9 @@ class Running(DatasetBase):
 
     def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
         seed, epoch = self._root_seed(), next(self._epochs)
-        return DatasetIterator(self._op, options=self.options(), seed=seed, epoch=epoch, convert=convert)
+        iterator = DatasetIterator(self._op, options=self.options(), seed=seed, epoch=epoch, convert=convert)
+        self._meters = iterator.meters
+        return iterator
 
     def _root_seed(self) -> int:
         """That of the options, else one drawn for this object when it is iterated first."""

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 
 from raydist.pipelines.op import DatasetOp, ElementwiseOp
 from raydist.pipelines.plan import Plan
+from raydist.pipelines.stats import PipelineStats
+from raydist.pipelines.stats_table import percent
 
 __all__ = ["explain"]
 
 
-def explain(plan: Plan) -> str:
-    """The graph as written, as optimised, and where each operation runs."""
+def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
+    """The graph as written, as optimised, where each operation may run, and where it runs or ran (of `stats`)."""
     lines = ["as written:", *_tree(plan.written, plan, 1)]
     lines += ["as optimised:", *_tree(plan.optimised, plan, 1)]
     lines += ["stages:", *(f"  {line}" for line in _stages(plan.optimised, plan))]
+    if stats is not None and stats.stages:
+        lines += ["running:", *(f"  {line}" for line in _running(stats))]
     return "\n".join(lines)
 
 
@@ -29,6 +33,13 @@ def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
     for source in op.inputs:
         yield from _stages(source, plan)
     yield f"{plan.names[id(op)]}: {_place(op)}"
+
+
+def _running(stats: PipelineStats) -> Iterator[str]:
+    for stage in stats.stages:
+        where = "in its consumer's thread" if stage.place == "inline" else f"on {stage.parallelism} {stage.place}"
+        yield f"{stage.name}: {where}, busy {percent(stage.busy)}"
+    yield from stats.findings
 
 
 def _place(op: DatasetOp) -> str:

@@ -15,6 +15,7 @@ from raydist.pipelines.meters import Meters
 from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, OpIterator, State
 from raydist.pipelines.placement import open_executor
 from raydist.pipelines.plan import Plan, make_plan, start
+from raydist.pipelines.stats import PipelineStats, stats_of
 
 __all__ = ["DatasetIterator", "Optional"]
 
@@ -69,6 +70,7 @@ class DatasetIterator(Generic[T]):
         epoch: Which epoch this is.
         convert: Makes a block the elements to hand out.
         make_executor: Where the stages run.
+        meters: To go on with; None for new ones.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class DatasetIterator(Generic[T]):
         epoch: int,
         convert: Callable[[Block], Sequence[T]],
         make_executor: Callable[[Options], Executor] = open_executor,
+        meters: Meters | None = None,
     ) -> None:
         self._make_executor = make_executor
         self._op = op
@@ -88,7 +91,7 @@ class DatasetIterator(Generic[T]):
         self._epoch = epoch
         self._convert = convert
         self._plan: Plan = make_plan(op, options)
-        self.meters = Meters()
+        self.meters = meters or Meters()
         """What every stage has done since the iteration began."""
         self._executor: Executor | None = None
         self._source: OpIterator | None = None
@@ -169,12 +172,12 @@ class DatasetIterator(Generic[T]):
     def _suspend(self, state: State | None) -> None:
         """Close the engine; what comes next opens it again at `state`."""
         self._resume_at = state
+        if self._executor is not None:
+            self._executor.close()  # first: a prefetching thread may wait for a function that never returns
+            self._executor = None
         if self._source is not None:
             self._source.close()
             self._source = None
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
 
     def get_next(self) -> T:
         """The next element.
@@ -194,6 +197,13 @@ class DatasetIterator(Generic[T]):
             return Optional.from_value(next(self))
         except StopIteration:
             return Optional.empty()
+
+    def stats(self) -> PipelineStats:
+        """What every stage did since the first element was asked for, and which of them limits the others.
+
+        Any thread may ask, at any time; costs some microseconds a stage.
+        """
+        return stats_of(self.meters)
 
     @property
     def element_spec(self) -> Any:

@@ -29,6 +29,7 @@ class MeteredIterator(OpIterator):
         meter, clock = self._meter, self._clock
         outer_s = clock.inner_s
         clock.inner_s = 0.0
+        before = meter.elements
         begin = time.perf_counter()
         try:
             block = self._source.next_block(limit)
@@ -44,6 +45,8 @@ class MeteredIterator(OpIterator):
             meter.own_s += spent_s - clock.inner_s
             meter.input_s += clock.inner_s
             clock.inner_s = outer_s + spent_s
+            if meter.ring is not None:
+                meter.ring.record_here(meter.name, begin, spent_s, meter.elements - before)
 
     def state_dict(self) -> State:
         return self._source.state_dict()

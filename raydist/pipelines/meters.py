@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal, final
 
 if TYPE_CHECKING:
     from raydist.pipelines.blocks import Block
+    from raydist.pipelines.executor import StageResult
+    from raydist.pipelines.profiling.events import EventRing
 
 __all__ = ["Kind", "Meter", "Meters", "Place", "Reading"]
 
@@ -47,6 +49,7 @@ class Reading:
         buffered: Elements in its queue now.
         buffered_bytes: Bytes of these.
         buffer_limit: Elements for which the queue has room now; 0 for none.
+        mean_buffered: Elements in its queue on average, of the moments when its consumer asked.
         place: "inline" (in its consumer's thread), "threads" or "actors".
     """
 
@@ -67,6 +70,7 @@ class Reading:
     buffered: int = 0
     buffered_bytes: int = 0
     buffer_limit: int = 0
+    mean_buffered: float = 0.0
     place: Place = "inline"
 
 
@@ -81,10 +85,14 @@ class Meter:
         awaited_s: Of `own_s`, the seconds spent waiting for workers or for a queue to fill.
         worked_s: Seconds of work that `run_stage` measured, wherever it ran.
         here_s: Of `worked_s`, those in the consumer's thread, which `own_s` contains too.
+        asked: How often the queue was asked.
+        found_buffered: Sum of the elements that were in it then.
+        ring: Where what happened is recorded; None if it is not.
         parallelism, buffered, buffered_bytes, buffer_limit, place, kind: See :class:`Reading`; set by the owner.
     """
 
     __slots__ = (
+        "asked",
         "awaited_s",
         "blocks",
         "buffer_limit",
@@ -94,6 +102,7 @@ class Meter:
         "cpu_s",
         "elements",
         "errors",
+        "found_buffered",
         "here_s",
         "input_s",
         "inputs",
@@ -103,6 +112,7 @@ class Meter:
         "own_s",
         "parallelism",
         "place",
+        "ring",
         "worked_s",
     )
 
@@ -115,7 +125,9 @@ class Meter:
         self.own_s = self.input_s = self.awaited_s = self.worked_s = self.here_s = self.cpu_s = 0.0
         self.parallelism = 1
         self.buffered = self.buffered_bytes = self.buffer_limit = 0
+        self.asked = self.found_buffered = 0
         self.place: Place = "inline"
+        self.ring: EventRing | None = None
 
     def handed_out(self, block: Block) -> None:
         """Count a block."""
@@ -123,12 +135,19 @@ class Meter:
         self.elements += block.num_rows
         self.bytes += block.num_bytes
 
-    def worked(self, busy_s: float, cpu_s: float, *, here: bool) -> None:
-        """Add work on one block: `here`, in the consumer's thread, or by a worker."""
-        self.worked_s += busy_s
-        self.cpu_s += cpu_s
+    def worked(self, result: StageResult, *, here: bool) -> None:
+        """Add the work on one block: done `here`, in the consumer's thread, or by a worker."""
+        self.worked_s += result.busy_s
+        self.cpu_s += result.cpu_s
         if here:
-            self.here_s += busy_s
+            self.here_s += result.busy_s
+        elif self.ring is not None:
+            self.ring.record(self.name, result.worker, result.begun_at, result.busy_s, result.inputs[0])
+
+    def ask(self) -> None:
+        """Note how full the queue is when the consumer asks it."""
+        self.asked += 1
+        self.found_buffered += self.buffered
 
     def read(self, inputs: Sequence[str] = ()) -> Reading:
         """The totals now. A block that is being made is not among them."""
@@ -151,6 +170,7 @@ class Meter:
             buffered=self.buffered,
             buffered_bytes=self.buffered_bytes,
             buffer_limit=self.buffer_limit,
+            mean_buffered=self.found_buffered / max(1, self.asked),
             place=self.place,
         )
 
@@ -168,6 +188,7 @@ class Meters:
 
     Args:
         enabled: Whether anything is metered; thousands of short datasets inside a `flat_map` make no meters.
+        ring: Where to record every block; None for nowhere.
 
     Attributes:
         clock: See `metered.py`.
@@ -178,8 +199,9 @@ class Meters:
         convert_s: Of `consumer_wait_s`, the seconds spent on turning blocks into what the consumer gets.
     """
 
-    def __init__(self, *, enabled: bool = True) -> None:
+    def __init__(self, *, enabled: bool = True, ring: EventRing | None = None) -> None:
         self.enabled = enabled
+        self._ring = ring
         self.clock = _Clock()
         self.tops: dict[int, str] = {}
         self.decisions: list[str] = []
@@ -217,7 +239,9 @@ class Meters:
                 found[1].inputs = tuple(inputs)
                 return found[1]
             unique += "*"
-        return self._meters.setdefault(unique, (owner, Meter(unique, label, kind, inputs)))[1]
+        meter = Meter(unique, label, kind, inputs)
+        meter.ring = self._ring
+        return self._meters.setdefault(unique, (owner, meter))[1]
 
     @functools.cached_property
     def inner(self) -> Meters:

@@ -119,11 +119,12 @@ class StageIterator(OpIterator):
 
     def _await(self, flight: _Flight) -> StageResult:
         meter, here = self._meter, self._executor.place == "inline"
+        meter.ask()
         begin = time.perf_counter()
         result = self._result(flight)
         if not here:
             meter.awaited_s += time.perf_counter() - begin
-        meter.worked(result.busy_s, result.cpu_s, here=here)
+        meter.worked(result, here=here)
         meter.buffered -= flight.block.num_rows
         return result
 

@@ -3,11 +3,16 @@ from __future__ import annotations
 import numpy as np
 
 from raydist import Dataset
+from raydist.pipelines.executor import StageResult
 from raydist.pipelines.meters import Meter, Meters, Reading
 
 
 def named(readings: tuple[Reading, ...]) -> dict[str, Reading]:
     return {reading.name: reading for reading in readings}
+
+
+def result(busy_s: float, cpu_s: float) -> StageResult:
+    return StageResult((), (4,), ("",), begun_at=100.0, busy_s=busy_s, cpu_s=cpu_s, worker="thread-7")
 
 
 def test_own_work_is_what_is_left_of_the_time_in_the_consumers_thread() -> None:
@@ -20,7 +25,7 @@ def test_own_work_is_what_is_left_of_the_time_in_the_consumers_thread() -> None:
 def test_work_of_workers_is_added_to_the_handling() -> None:
     meter = Meter("map-1")
     meter.own_s, meter.awaited_s = 3.0, 2.5
-    meter.worked(8.0, 7.0, here=False)
+    meter.worked(result(busy_s=8.0, cpu_s=7.0), here=False)
     reading = meter.read()
     assert (reading.busy_s, reading.handling_s, reading.cpu_s) == (8.5, 0.5, 7.0)
 
@@ -28,7 +33,7 @@ def test_work_of_workers_is_added_to_the_handling() -> None:
 def test_work_in_the_consumers_thread_counts_once() -> None:
     meter = Meter("map-1")
     meter.own_s = 3.0
-    meter.worked(2.5, 2.0, here=True)
+    meter.worked(result(busy_s=2.5, cpu_s=2.0), here=True)
     assert meter.read().busy_s == 3.0
 
 
