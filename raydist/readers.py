@@ -28,14 +28,15 @@ def TFRecordDataset(
     goes on with the next record, else (as after a file that cannot be opened) with the next file. A file that was cut
     off between two records looks whole: the format says nowhere how many there are.
 
-    The state of an iterator is a file number and an offset. Resuming opens that file there; a compressed one is
-    decompressed up to there.
+    The state of an iterator is a file number and an offset for each file in turn. Resuming opens these files there; a
+    compressed one is decompressed up to there.
 
     Args:
         filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
-        num_parallel_reads: None reads one file after the other. k > 1 takes records in turn from k files at a time, as
-            `interleave` with a block length of 1 does. AUTOTUNE keeps the order of None.
+        num_parallel_reads: None reads one file after the other, when records are asked for. k > 1 takes records in turn
+            from k files, as `interleave` with a block length of 1 does; a thread for each of them reads up to about
+            3 MiB ahead. AUTOTUNE reads ahead too, in the order of None.
         max_record_bytes: A longer record is taken for damage.
 
     Raises:

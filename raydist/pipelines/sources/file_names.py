@@ -11,7 +11,7 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.op import DatasetOp, OpIterator
+from raydist.pipelines.op import DatasetOp, ElementError, OpIterator
 from raydist.pipelines.resume import read_items
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.spec import STR, TensorSpec
@@ -71,14 +71,15 @@ class FileNames:
             raise SpecError(f"A dataset of file names must have elements of str, got {value!r:.100}.")
         return path_text(value)
 
-    def retake(self, num_taken: int, wanted: Sequence[int]) -> dict[int, str]:
-        """On fresh names: take `num_taken` of them again, and return those of the `wanted` numbers."""
-        found: dict[int, str] = {}
-        for block in read_items(self._names, num_taken):
-            size = block.num_rows if isinstance(block, Block) else 1
-            inside = [number for number in wanted if self.num_taken <= number < self.num_taken + size]
-            if isinstance(block, Block):
-                found.update({number: path_text(block.row(number - self.num_taken)) for number in inside})
+    def retake(self, num_taken: int, wanted: Sequence[int]) -> dict[int, str | ElementError]:
+        """On fresh names: take `num_taken` of them again, and return those (or errors) of the `wanted` numbers."""
+        found: dict[int, str | ElementError] = {}
+        for item in read_items(self._names, num_taken):
+            size = item.num_rows if isinstance(item, Block) else 1
+            for number in wanted:
+                if self.num_taken <= number < self.num_taken + size:
+                    row = number - self.num_taken
+                    found[number] = path_text(item.row(row)) if isinstance(item, Block) else item
             self.num_taken += size
         return found
 

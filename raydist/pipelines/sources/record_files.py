@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -13,35 +13,17 @@ from raydist.nest import LEAF
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
 from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.resume import Outbox
 from raydist.pipelines.sources.file_names import FileNames, names_op
+from raydist.pipelines.sources.pieces import RecordReader
+from raydist.pipelines.sources.record_slot import RecordSlot
 from raydist.pipelines.spec import BYTES, TensorSpec
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
-__all__ = ["RecordFilesOp", "RecordFormat", "RecordReader"]
+__all__ = ["RecordFilesOp", "RecordFormat"]
 
 _SPEC = TensorSpec((), BYTES)
-
-
-class RecordReader(Protocol):
-    """Reads the records of one file in order.
-
-    Attributes:
-        offset: Where the next record starts, in decompressed bytes: a place to go on from.
-        index: Number of the next record.
-        ended: Nothing more can be read.
-    """
-
-    offset: int
-    index: int
-    ended: bool
-
-    def read(self, limit: int, /) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next records, and the error that stands at the place after them. Neither of both: the end."""
-
-    def close(self) -> None:
-        """Close the file."""
 
 
 class RecordFormat(ABC):
@@ -76,11 +58,13 @@ class RecordFilesOp(DatasetOp):
         names: An operation whose elements are file names.
         format: How the files are read.
         cycle_length: Files that take turns, one record each.
+        ahead: Whether a thread for each of them reads ahead.
     """
 
     names: DatasetOp
     format: RecordFormat
     cycle_length: int = 1
+    ahead: bool = False
 
     @classmethod
     def of(cls, filenames: Any, record_format: RecordFormat, num_parallel_reads: int | None) -> RecordFilesOp:
@@ -90,7 +74,7 @@ class RecordFilesOp(DatasetOp):
             raise InvalidArgumentError(
                 f"num_parallel_reads must be >= 1, AUTOTUNE or None, got {num_parallel_reads!r}."
             )
-        return cls(names_op(filenames), record_format, cycle)
+        return cls(names_op(filenames), record_format, cycle, num_parallel_reads not in (None, 1))
 
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:
@@ -116,122 +100,109 @@ class RecordFilesOp(DatasetOp):
 
 
 @final
-class _Slot:
-    """One file that takes part in the turns. Opened when its turn comes."""
-
-    def __init__(self, op: RecordFilesOp, number: int, path: str, offset: int = 0, index: int = 0) -> None:
-        self._op = op
-        self._number = number
-        self._path = path
-        self._start = (offset, index)
-        self._reader: RecordReader | None = None
-        self._failed = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether the file is done with: read to its end, or unreadable."""
-        return self._failed or (self._reader is not None and self._reader.ended)
-
-    def read(self, limit: int) -> tuple[list[bytes], Exception | None]:
-        """See :meth:`RecordReader.read`. A file that cannot be opened is one error."""
-        if self._reader is None:
-            try:
-                self._reader = self._op.format.open(self._path, *self._start)
-            except Exception as error:  # a missing file, a directory, ...
-                self._failed = True
-                return [], error
-        return self._reader.read(limit)
-
-    def state(self) -> list[int]:
-        """Which file, and where it goes on."""
-        offset, index = self._start if self._reader is None else (self._reader.offset, self._reader.index)
-        return [self._number, offset, index]
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-
-
-@final
 class RecordFilesIterator(OpIterator):
     """Reads `cycle_length` files in turns.
 
-    A slot whose file has ended stays empty until its next turn, and takes the next file then, as interleave does. The
-    state is, for each slot, the number of its file and the offset in it.
+    A slot whose file has ended takes the next file at once, and reads it from its next turn on: the order of
+    interleave. The state is, for each slot, the number of its file and where in it the records at hand begin.
     """
 
     def __init__(self, op: RecordFilesOp, names: FileNames) -> None:
         self._op = op
         self._names = names
-        self._slots: list[_Slot | None] = [None] * op.cycle_length
+        self._slots: list[RecordSlot | None] = []
         self._turn = 0
-        self._names_ended = False
-        self._outbox = Outbox(self._position())
+        self._outbox: Outbox | None = None
 
     def next_block(self, limit: int) -> Block:
-        while not self._outbox:
+        outbox = self._open_outbox()
+        while not outbox:
             items = self._take_turns(limit)
             if not items:
                 raise StopIteration
-            self._outbox.put(items, self._position())
-        return self._outbox.take(limit)
+            outbox.put(items, self._position())
+        return outbox.take(limit)
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._position())
+        return self._outbox
 
     def _take_turns(self, limit: int) -> list[Item]:
         """Records up to `limit`, and the error after them if there is one; nothing at the end."""
+        if not self._slots:
+            self._slots = [self._next_file() for _ in range(self._op.cycle_length)]
+        for slot in self._slots:
+            if slot is not None:
+                slot.start()
         records: list[bytes] = []
-        per_turn = limit if len(self._slots) == 1 else 1
         num_bytes = 0
-        while len(records) < limit and num_bytes < BLOCK_BYTES and not (self._names_ended and not any(self._slots)):
-            found, error = self._take_turn(min(per_turn, limit - len(records)))
+        while len(records) < limit and num_bytes < BLOCK_BYTES and any(self._slots):
+            found = self._whole_rounds(limit - len(records))
+            error = None
+            if not found:
+                found, error = self._take_turn(limit - len(records))
             records.extend(found)
             num_bytes += sum(map(len, found)) + FRAME_BYTES * len(found)
             if error is not None:
                 return [*_blocks(records), ElementError(error)]
         return _blocks(records)
 
+    def _whole_rounds(self, limit: int) -> list[bytes]:
+        """The records of some rounds of all slots, as far as they are at hand."""
+        in_turn = [slot for slot in (*self._slots[self._turn :], *self._slots[: self._turn]) if slot is not None]
+        if len(self._slots) == 1 or not in_turn:
+            return []
+        rounds = min(limit // len(in_turn), *(slot.ready() for slot in in_turn))
+        turns = zip(*(slot.take(rounds) for slot in in_turn), strict=True)
+        return [record for turn in turns for record in turn] if rounds > 0 else []
+
     def _take_turn(self, limit: int) -> tuple[list[bytes], Exception | None]:
         """Records of the slot whose turn it is, and the error after them; then the turn passes on."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._slots)
-        try:
-            slot = self._slots[turn] = self._slots[turn] or self._next_file()
-        except Exception as name_error:  # of the dataset of names
-            return [], name_error
+        slot = self._slots[turn]
         if slot is None:
             return [], None
-        found, error = slot.read(limit)
+        found, error = slot.read(limit if len(self._slots) == 1 else 1)
         if slot.ended:
             slot.close()
-            self._slots[turn] = None
+            self._slots[turn] = self._next_file()
         return found, error
 
-    def _next_file(self) -> _Slot | None:
-        if self._names_ended:
-            return None
+    def _next_file(self) -> RecordSlot | None:
         number = self._names.num_taken
         try:
-            return _Slot(self._op, number, self._names.take())
+            path: str | ElementError = self._names.take()
         except StopIteration:
-            self._names_ended = True
             return None
+        except MACHINERY_ERRORS:
+            raise
+        except Exception as error:  # of the dataset of names: it stands at the place of the file
+            path = ElementError(error)
+        return self._slot(number, path)
+
+    def _slot(self, number: int, path: str | ElementError, position: tuple[int, int, int] = (0, 0, 0)) -> RecordSlot:
+        return RecordSlot(self._op.format.open, number, path, position, ahead=self._op.ahead)
 
     def _position(self) -> State:
         slots = [None if slot is None else slot.state() for slot in self._slots]
         return {"names": self._names.num_taken, "turn": self._turn, "files": slots}
 
     def state_dict(self) -> State:
-        return self._outbox.state_dict()
+        return self._open_outbox().state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        position = self._outbox.load_state_dict(state)
-        open_files = [entry for entry in position["files"] if entry is not None]
-        paths = self._names.retake(position["names"], [number for number, _, _ in open_files])
-        if len(position["files"]) != len(self._slots) or len(paths) < len(open_files):
+        position = self._open_outbox().load_state_dict(state)
+        files = position["files"]
+        wanted = [entry[0] for entry in files if entry is not None]
+        paths = self._names.retake(position["names"], wanted)
+        if len(files) not in (0, self._op.cycle_length) or len(paths) < len(wanted):
             raise FailedPreconditionError(
                 "A state must be loaded into the pipeline that it was saved from, but the files or num_parallel_reads "
-                f"of this {self._op.name} differ: the state has {len(position['files'])} files in turn, and was taken "
+                f"of this {self._op.name} differ: the state has {len(files)} files in turn, and was taken "
                 f"after {position['names']} file names."
             )
-        self._slots = [e and _Slot(self._op, e[0], paths[e[0]], *e[1:]) for e in position["files"]]
+        self._slots = [entry and self._slot(entry[0], paths[entry[0]], tuple(entry[1:])) for entry in files]
         self._turn = int(position["turn"])
 
     def close(self) -> None:

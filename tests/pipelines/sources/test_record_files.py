@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,3 +71,35 @@ def test_names_its_format() -> None:
 def test_bad_number_of_files_in_turn() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="num_parallel_reads must be >= 1, AUTOTUNE or None, got -2"):
         RecordFilesOp.of("x", ByteFormat(), -2)
+
+
+@final
+@dataclass(frozen=True)
+class MeetingFormat(RecordFormat):
+    """Every file waits at its beginning until `files` of them are being read."""
+
+    name: ClassVar[str] = "MeetingDataset"
+    meeting: threading.Barrier
+    compression_type: str | None = None
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> ByteReader:
+        self.meeting.wait(20)
+        return ByteReader(stream, offset, index)
+
+
+def test_files_are_read_at_the_same_time(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abcd"]
+    for path in paths:
+        path.write_bytes(path.name.encode() * 3)
+    meeting = MeetingFormat(threading.Barrier(4))
+    assert b"".join(rd.Dataset(RecordFilesOp.of(paths, meeting, 4))) == b"abcd" * 3
+
+
+def test_autotune_reads_ahead_in_order(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.write_bytes(path.name.encode() * 3)
+    iterator = iter(rd.Dataset(RecordFilesOp.of(paths, ByteFormat(), rd.AUTOTUNE)))
+    assert next(iterator) == b"a"
+    assert any(thread.name == "raydist-read" for thread in threading.enumerate())
+    assert b"".join(iterator) == b"aabbb"
