@@ -5,13 +5,16 @@ This layer lies below the class that users hold, and knows a dataset by the oper
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.blocks import Block, private_column
 from raydist.pipelines.executor import InlineExecutor
-from raydist.pipelines.functions import describe
+from raydist.pipelines.functions import call_rows, describe
+from raydist.pipelines.groups import groups_of
 from raydist.pipelines.merged import merged_options
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.ops.prefetch import PrefetchOp
@@ -21,6 +24,7 @@ from raydist.pipelines.producers import read_item
 __all__ = ["Opener", "call_on_element", "graph_of", "open_nested", "probe_nested"]
 
 _PROBES = 16  # datasets asked for their element_spec
+_MAX_RUN = 256  # datasets made at once
 
 
 def graph_of(value: Any, label: str) -> DatasetOp:
@@ -83,6 +87,8 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
 class Opener:
     """Makes datasets of the elements of an input, one by one, and opens them.
 
+    Inputs may be read, and the function called, some inputs ahead.
+
     Attributes:
         name: Of the operation.
         next_index: Number of the next input.
@@ -96,6 +102,9 @@ class Opener:
         self._source = source
         self._fn = fn
         self._ctx = ctx
+        self._ahead: deque[DatasetOp | ElementError] = deque()  # made of the inputs from `next_index` on
+        self._before: tuple[State, int] = ({}, 0)  # the input's state before it read these, and the first one's number
+        self._run = 1  # inputs whose datasets were alike, and may be again
 
     def open_next(self, *, threaded: bool) -> OpIterator | ElementError:
         """The dataset of the next input, read ahead by a thread if `threaded`; or the error at this place.
@@ -103,40 +112,87 @@ class Opener:
         Raises:
             StopIteration: There are no more.
         """
-        item = self._next()
-        if isinstance(item, ElementError):
-            return item
+        self._look_ahead(1)
+        made = self._pop()
+        if isinstance(made, ElementError):
+            return made
         index = self.next_index - 1
         try:
-            op = graph_of(call_on_element(self._fn, item, 0), self.name)
-            return open_nested(PrefetchOp(op) if threaded else op, self._ctx, self.name, index)
-        except Exception as error:  # of the user's function, on this element
-            error.add_note(f"In {self.name} ({describe(self._fn)}), element {index} of its input.")
-            return ElementError(error)
+            return open_nested(PrefetchOp(made) if threaded else made, self._ctx, self.name, index)
+        except Exception as error:
+            return ElementError(self._explained(error, index))
+
+    def next_groups(self, limit: int) -> Block | None:
+        """All elements of some of the next datasets, about `limit`, where they can be computed at once.
+
+        Raises:
+            StopIteration: There are no more.
+        """
+        run = min(limit, self._run)
+        self._look_ahead(run)
+        first = itertools.takewhile(lambda made: isinstance(made, DatasetOp), itertools.islice(self._ahead, run))
+        ops = [made for made in first if isinstance(made, DatasetOp)]
+        groups = groups_of(ops) if ops else None
+        if groups is None or groups.size == 0:
+            self._run = 1
+            return None
+        for _ in ops:
+            self._pop()
+        self._run = max(1, min(2 * self._run, _MAX_RUN, limit // groups.size))
+        return groups.rows
 
     def pass_over(self) -> None:
         """Read the next input and leave it: its dataset had ended before the state was saved."""
-        self._next()
+        self._read(1)
+        self.next_index += 1
 
-    def _next(self) -> Item:
+    def _look_ahead(self, count: int) -> None:
+        """Make the datasets of up to `count` inputs, unless some are made."""
+        if self._ahead:
+            return
+        self._before = self._source.state_dict(), self.next_index
+        item = self._read(count)
+        if isinstance(item, ElementError):
+            self._ahead.append(item)
+            return
+        made, _ = call_rows(self._fn, item, self.next_index)
+        self._ahead.extend(self._graph(value, self.next_index + row) for row, value in enumerate(made))
+
+    def _graph(self, value: Any, index: int) -> DatasetOp | ElementError:
+        try:
+            if isinstance(value, ElementError):
+                raise value.error
+            return graph_of(value, self.name)
+        except Exception as error:  # of the user's function, on this element
+            return ElementError(self._explained(error, index))
+
+    def _explained(self, error: Exception, index: int) -> Exception:
+        error.add_note(f"In {self.name} ({describe(self._fn)}), element {index} of its input.")
+        return error
+
+    def _pop(self) -> DatasetOp | ElementError:
+        self.next_index += 1
+        return self._ahead.popleft()
+
+    def _read(self, count: int) -> Item:
         if self.ended:
             raise StopIteration
         try:
-            item = read_item(self._source, 1)
+            return read_item(self._source, count)
         except StopIteration:
             self.ended = True
             raise
-        self.next_index += 1
-        return item
 
-    def state_dict(self) -> State:
-        """The input's state."""
-        return self._source.state_dict()
+    def position(self) -> tuple[State, int]:
+        """A state of the input, and the number of the first input that it gives: the next, or one a little before."""
+        return self._before if self._ahead else (self._source.state_dict(), self.next_index)
 
-    def load_state_dict(self, state: State, next_index: int) -> None:
-        """Go on in front of input `next_index`."""
+    def go_to(self, state: State, first: int, next_index: int) -> None:
+        """Go on in front of input `next_index`. `state` and `first` are a `position`."""
         self._source.load_state_dict(state)
-        self.next_index = next_index
+        self.next_index = first
+        while self.next_index < next_index:
+            self.pass_over()
 
     def close(self) -> None:
         """Close the input."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raydist.options import Options
     from raydist.pipelines.blocks import Block
     from raydist.pipelines.executor import Executor
+    from raydist.pipelines.groups import Groups
 
 __all__ = [
     "MACHINERY_ERRORS",
@@ -78,6 +79,18 @@ class DatasetOp(ABC):
 
     def random_access(self) -> RandomAccess | None:
         """How to read any element by its index, or None where that is not possible."""
+        return None
+
+    @property
+    def held(self) -> Block | None:
+        """All elements, where they lie in memory as they are."""
+        return None
+
+    def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
+        """What many operations like this one make of their inputs, at once; None where each takes an iterator.
+
+        Only for operations without a function of the user's, without random choices, and without errors of their own.
+        """
         return None
 
     @property

@@ -7,14 +7,19 @@ errors) handed out since; resuming makes the items again and drops that many.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import final
 
-from raydist.pipelines.blocks import Block
+from raydist.nest import Structure
+from raydist.pipelines.blocks import Block, concat_blocks
 from raydist.pipelines.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
+from raydist.pipelines.spec import TensorSpec
 
-__all__ = ["Outbox", "count_items", "drop_items", "keep_items", "read_items"]
+__all__ = ["Outbox", "count_items", "drop_items", "join_items", "keep_items", "read_items"]
+
+_SMALL_BYTES = 1 << 16  # a block of more costs more to copy than to hand on by itself
 
 
 def count_items(items: Iterable[Item]) -> int:
@@ -42,6 +47,24 @@ def keep_items(items: Sequence[Item], count: int) -> list[Item]:
         kept.append(item.slice(0, count) if isinstance(item, Block) else item)
         count -= _size(item)
     return kept
+
+
+def join_items(items: Iterable[Item]) -> list[Item]:
+    """`items` with neighbouring small blocks of one kind as one block."""
+    joined: list[Item] = []
+    for kind, run in itertools.groupby(items, _small_kind):
+        if kind is None:
+            joined += run
+        else:
+            joined.append(concat_blocks([item for item in run if isinstance(item, Block)]))
+    return joined
+
+
+def _small_kind(item: Item) -> tuple[Structure, tuple[TensorSpec, ...]] | None:
+    """What blocks that are worth joining share; None for all else."""
+    if isinstance(item, ElementError) or item.num_bytes > _SMALL_BYTES:
+        return None
+    return item.structure, item.specs
 
 
 def read_items(source: OpIterator, count: int) -> list[Item]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
@@ -9,7 +10,7 @@ from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import InlineExecutor
 from raydist.pipelines.op import ElementError, Item
 from raydist.pipelines.plan import open_iterator
-from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
+from raydist.pipelines.resume import Outbox, count_items, drop_items, join_items, keep_items, read_items
 from raydist.pipelines.rows import block_of_rows
 
 ERROR = ElementError(ValueError("bad"))
@@ -74,3 +75,10 @@ class TestOutbox:
         outbox.put([ERROR, block_of_rows([4, 5])], {"n": 7})
         assert outbox.state_dict() == {"at": {"n": 6}, "skip": 1}
         assert outbox.take(9).rows() == [4, 5]
+
+
+def test_small_neighbours_of_one_kind_are_joined() -> None:
+    large = block_of_rows([np.zeros(1 << 14)])
+    parts = [*items(), block_of_rows([6]), block_of_rows(["text"]), block_of_rows(["text"]), large, large]
+    assert [count_items([item]) for item in join_items(parts)] == [3, 1, 3, 2, 1, 1]
+    assert plain(join_items(parts[:4])) == plain(parts[:4])

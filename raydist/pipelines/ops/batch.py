@@ -11,6 +11,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import map_structure
 from raydist.pipelines.blocks import Block, Column, concat_blocks
+from raydist.pipelines.groups import Groups
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
 from raydist.pipelines.spec import TensorSpec
@@ -48,6 +49,18 @@ class BatchOp(DatasetOp):
     def element_spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
         return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+
+    def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
+        (groups,) = inputs
+        size = min(self.batch_size, groups.size)
+        short = size < self.batch_size
+        if size == 0 or groups.size % size or (short and self.drop_remainder):
+            return None
+        try:
+            batches = _stack(groups.rows, groups.rows.num_rows // size, size)
+        except SpecError:  # shapes differ: an iterator finds out where
+            return None
+        return Groups(batches, groups.count, groups.size // size)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return _BatchIterator(self, ctx.build(self.input), ctx.operation_names[id(self)])

@@ -12,7 +12,7 @@ from raydist.pipelines.nested import Opener
 from raydist.pipelines.op import ElementError, Item, State
 from raydist.pipelines.ops.slot import Slot, weave
 from raydist.pipelines.producers import Agreement, ResumableProducer
-from raydist.pipelines.resume import count_items
+from raydist.pipelines.resume import count_items, join_items
 
 __all__ = ["Cycle"]
 
@@ -34,13 +34,30 @@ class Cycle(ResumableProducer):
         self._used = 0  # elements handed out in this turn
 
     def make(self, limit: int) -> Sequence[Item]:
-        block = self._whole_rounds(limit)
-        items: Sequence[Item] = self._visit(limit) if block is None else [block]
-        return self._agreement.checked(items)
+        items: list[Item] = []
+        missing = limit
+        while missing > 0:
+            try:
+                made = self._make_some(missing)
+            except StopIteration:
+                if not items:
+                    raise
+                break
+            items += made
+            missing -= count_items(made)
+        return self._agreement.checked(join_items(items))
+
+    def _make_some(self, limit: int) -> Sequence[Item]:
+        block = self._whole_datasets(limit) if len(self._slots) == 1 else self._whole_rounds(limit)
+        return self._visit(limit) if block is None else [block]
+
+    def _whole_datasets(self, limit: int) -> Block | None:
+        """The elements of some datasets at once, where one follows the other and they can be computed together."""
+        return None if self._slots[0] is not None else self._opener.next_groups(limit)
 
     def _whole_rounds(self, limit: int) -> Block | None:
         """Some rounds of the whole cycle at once, where no slot has to be filled."""
-        if len(self._slots) == 1 or self._used or (None in self._slots and not self._opener.ended):
+        if self._used or (None in self._slots and not self._opener.ended):
             return None
         in_turn = [*self._slots[self._turn :], *self._slots[: self._turn]]
         open_slots = [slot for slot in in_turn if slot is not None]
@@ -69,7 +86,7 @@ class Cycle(ResumableProducer):
 
     def _fill(self, place: int) -> Slot | ElementError | None:
         """Open the next input in an empty slot. None where inputs have run out and others are still open."""
-        before = self._opener.state_dict()
+        before = self._opener.position()
         index = self._opener.next_index
         try:
             opened = self._opener.open_next(threaded=place < self._num_threads)
@@ -90,9 +107,11 @@ class Cycle(ResumableProducer):
     def border(self) -> State:
         open_slots = [slot for slot in self._slots if slot is not None]
         oldest = min(open_slots, key=lambda slot: slot.index, default=None)
+        state, read = self._opener.position() if oldest is None else oldest.position
         room = _MAX_STATE // max(1, len(open_slots))
         return {
-            "input": self._opener.state_dict() if oldest is None else oldest.input_state,
+            "input": state,
+            "read": read,
             "first": self._opener.next_index if oldest is None else oldest.index,
             "next": self._opener.next_index,
             "ended": self._opener.ended,
@@ -106,7 +125,7 @@ class Cycle(ResumableProducer):
         self._turn, self._used = int(border["turn"]), int(border["used"])
         self._agreement.signature = str(border["signature"])
         saved = {state[0]: (place, state) for place, state in enumerate(border["slots"]) if state is not None}
-        self._opener.load_state_dict(border["input"], int(border["first"]))
+        self._opener.go_to(border["input"], int(border["read"]), int(border["first"]))
         while self._opener.next_index < int(border["next"]):
             if self._opener.next_index not in saved:
                 self._opener.pass_over()

@@ -21,13 +21,13 @@ class Slot:
 
     Attributes:
         index: Number of the input that the dataset was made of.
-        input_state: State of the input before that.
+        position: Where the input can be read again from: see `Opener.position`.
         items_out: Elements and errors handed out.
     """
 
-    def __init__(self, index: int, input_state: State, source: OpIterator) -> None:
+    def __init__(self, index: int, position: tuple[State, int], source: OpIterator) -> None:
         self.index = index
-        self.input_state = input_state
+        self.position = position
         self.items_out = 0
         self._source = source
         self._held: list[Item] = []

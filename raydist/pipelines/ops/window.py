@@ -9,12 +9,12 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.nest import LEAF, map_structure
-from raydist.pipelines.blocks import Block, concat_blocks, object_column
+from raydist.pipelines.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
+from raydist.pipelines.resume import count_items, drop_items, join_items, keep_items, read_items
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.spec import DatasetSpec
+from raydist.pipelines.spec import DatasetSpec, TensorSpec
 
 __all__ = ["WindowOp"]
 
@@ -82,16 +82,17 @@ class _Windows(ResumableProducer):
 
     def make(self, limit: int) -> Sequence[Item]:
         op = self._op
-        windows = min(limit, _WINDOWS)
-        self._hold((windows - 1) * op.shift + op.span)
+        missing = min(limit, _WINDOWS)
+        self._hold((missing - 1) * op.shift + op.span)
         items: list[Item] = []
-        while len(items) < windows and (count := count_items(self._held)) >= (op.span if op.drop_remainder else 1):
-            run = min(windows - len(items), max(1, (count - op.span) // op.shift + 1))
+        while missing and (count := count_items(self._held)) >= (op.span if op.drop_remainder else 1):
+            run = min(missing, max(1, (count - op.span) // op.shift + 1))
             items += self._cut(run)
             self._move(run * op.shift)
+            missing -= run
         if not items:
             raise StopIteration
-        return _joined(items)
+        return join_items(items)
 
     def _hold(self, count: int) -> None:
         """Hold `count` elements. A little more is read than one long window's shift: joining copies what is held."""
@@ -117,6 +118,8 @@ class _Windows(ResumableProducer):
     def _cut(self, run: int) -> list[Item]:
         """The next `run` windows, the held elements staying where they are."""
         op = self._op
+        if len(self._held) == 1 and isinstance(self._held[0], Block):
+            return [self._datasets(self._held[0], run)]
         return [self._window(drop_items(self._held, k * op.shift)) for k in range(run)]
 
     def _window(self, items: Sequence[Item]) -> Item:
@@ -130,16 +133,23 @@ class _Windows(ResumableProducer):
                 return item
             at += count_items([item])
         try:
-            return self._dataset(concat_blocks(rows))
+            return self._datasets(concat_blocks(rows), 1, stride=1)
         except SpecError as error:
             return ElementError(error)
 
-    def _dataset(self, window: Block) -> Block:
-        """One element whose leaves are datasets of the window's columns."""
-        pairs = zip(window.specs, window.columns, strict=True)
-        parts = [Block(LEAF, (spec,), (column,), window.num_rows) for spec, column in pairs]
-        leaves = [object_column([self._op.make_dataset(MemoryOp(part, "window"))]) for part in parts]
-        return Block(window.structure, tuple(map(DatasetSpec, window.specs)), tuple(leaves), 1)
+    def _datasets(self, block: Block, count: int, stride: int | None = None) -> Block:
+        """`count` windows of a block: each an element whose leaves are datasets of the window's columns."""
+        op = self._op
+        starts = range(0, count * op.shift, op.shift)
+        leaves = []
+        for spec, column in zip(block.specs, block.columns, strict=True):
+            parts = [column[start : start + op.span : stride or op.stride] for start in starts]
+            specs = (spec,)
+            leaves.append(object_column([self._dataset(specs, part) for part in parts]))
+        return Block(block.structure, tuple(map(DatasetSpec, block.specs)), tuple(leaves), count)
+
+    def _dataset(self, specs: tuple[TensorSpec], column: Column) -> Any:
+        return self._op.make_dataset(MemoryOp(Block(LEAF, specs, (column,), len(column)), "window"))
 
     def border(self) -> State:
         index, state = self._marks[0] if self._marks and self._held else (self._start, self._source.state_dict())
@@ -163,17 +173,3 @@ class _Windows(ResumableProducer):
 def _every(block: Block, first: int, stride: int) -> Block:
     columns = tuple(column[first::stride] for column in block.columns)
     return Block(block.structure, block.specs, columns, len(range(first, block.num_rows, stride)))
-
-
-def _joined(windows: Sequence[Item]) -> list[Item]:
-    """Neighbouring windows as one block."""
-    joined: list[Item] = []
-    run: list[Block] = []
-    for item in windows:
-        if isinstance(item, Block) and (not run or item.specs == run[0].specs):
-            run.append(item)
-            continue
-        joined += [concat_blocks(run)] if run else []
-        run = [item] if isinstance(item, Block) else []
-        joined += [] if isinstance(item, Block) else [item]
-    return joined + ([concat_blocks(run)] if run else [])

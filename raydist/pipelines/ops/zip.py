@@ -8,6 +8,7 @@ from typing import Any, final
 
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.groups import Groups
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -37,6 +38,12 @@ class ZipOp(DatasetOp):
 
     def element_spec(self) -> Any:
         return unflatten(self.structure, [op.element_spec() for op in self.datasets])
+
+    def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
+        if len({groups.size for groups in inputs}) > 1:
+            return None
+        rows = _zip_blocks(self.structure, [groups.rows for groups in inputs])
+        return Groups(rows, inputs[0].count, inputs[0].size)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return _ZipIterator(self.structure, [ctx.build(op) for op in self.datasets])

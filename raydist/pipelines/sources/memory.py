@@ -62,6 +62,10 @@ class MemoryOp(DatasetOp):
     def random_access(self) -> RandomAccess:
         return _BlockAccess(self.block)
 
+    @property
+    def held(self) -> Block:
+        return self.block
+
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return IndexedIterator(self.random_access())
 

@@ -15,7 +15,7 @@ from raydist.pipelines.sources.range import RangeOp
 def slot(start: int, stop: int) -> Slot:
     op = RangeOp(start, stop)
     source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-    return Slot(0, {}, source)
+    return Slot(0, ({}, 0), source)
 
 
 def test_whole_rounds_are_woven() -> None:
