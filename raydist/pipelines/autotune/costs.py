@@ -1,0 +1,136 @@
+"""What a stage costs, learned from what it did: inline, how long a row takes; elsewhere, what more workers gain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from raydist.pipelines.autotune.model import Setting, Work
+
+__all__ = ["Cost", "StagePeriod", "learn"]
+
+_RECENT = 0.3  # weight of the newest period in running means
+_CONTENDED = 1.25  # work that takes so much longer beside others is held up by them
+_COPY_BYTES_S = 1e9  # into the object store and out of it, measured
+_CALL_S = 0.001  # calling an actor with a block, measured: 0.5 to 0.8 ms
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StagePeriod:
+    """What one knob did in a period.
+
+    Attributes:
+        name: The knob.
+        setting: What it was set to.
+        rows: Elements that it worked on.
+        blocks: Blocks of these.
+        busy_s: Seconds that its workers (inline: its consumer's thread) worked on them, waits for the GIL included.
+        cpu_s: CPU seconds of these.
+        awaited_s: Seconds in which the consumer's thread waited for its workers.
+        num_bytes: Bytes of the blocks.
+    """
+
+    name: str
+    setting: Setting
+    rows: int
+    blocks: int
+    busy_s: float
+    cpu_s: float = 0.0
+    awaited_s: float = 0.0
+    num_bytes: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What is known of a stage.
+
+    Attributes:
+        row_s: Seconds that one row takes a thread that nothing disturbs.
+        serial: Share of it in which the GIL is held. Before threads were tried, half of the share that computes: the
+            first try is then two threads for what computes, and as many as there may be for what waits.
+        call_s: Seconds that moving one block to an actor and back adds.
+        block_rows: Rows of a block.
+        block_bytes: The largest mean size of a period's blocks.
+        proven: Workers up to which more were seen to help; the next try is at most twice as many.
+    """
+
+    row_s: float
+    serial: float
+    call_s: float
+    block_rows: float
+    block_bytes: float
+    proven: int = 1
+
+    def work(self, period: StagePeriod) -> Work:
+        """What `period` had to do."""
+        moving_s = self.call_s * period.rows / max(1.0, self.block_rows)
+        return Work(period.name, period.rows * self.row_s, self.serial, moving_s, self.block_bytes)
+
+
+def learn(costs: Mapping[str, Cost], periods: Sequence[StagePeriod], elapsed_s: float) -> dict[str, Cost]:
+    """`costs` and what a period of `elapsed_s` tells about them. What it says nothing about is kept."""
+    alone = all(period.setting.place != "threads" for period in periods)
+    found = dict(costs)
+    for period in periods:
+        if not period.rows or period.busy_s <= 0:
+            continue
+        cost = found.get(period.name)
+        if cost is None or (period.setting.place == "inline" and alone):
+            found[period.name] = _learn_inline(cost, period)
+        else:
+            found[period.name] = _learn_beside_others(cost, period, elapsed_s)
+    return _share_the_gil(found, periods, elapsed_s)
+
+
+def _block_bytes(cost: Cost | None, period: StagePeriod) -> float:
+    return max(cost.block_bytes if cost else 0.0, period.num_bytes / max(1, period.blocks))
+
+
+def _learn_inline(cost: Cost | None, period: StagePeriod) -> Cost:
+    row_s, block_rows = period.busy_s / period.rows, period.rows / max(1, period.blocks)
+    block_bytes = _block_bytes(cost, period)
+    if cost is not None:
+        row_s = cost.row_s + _RECENT * (row_s - cost.row_s)
+        block_rows = cost.block_rows + _RECENT * (block_rows - cost.block_rows)
+        return replace(cost, row_s=row_s, block_rows=block_rows, block_bytes=block_bytes)
+    computing = min(1.0, period.cpu_s / period.busy_s)
+    return Cost(row_s, 0.5 * computing, _CALL_S + block_bytes / _COPY_BYTES_S, block_rows, block_bytes)
+
+
+def _learn_beside_others(cost: Cost, period: StagePeriod, elapsed_s: float) -> Cost:
+    cost = replace(cost, block_bytes=_block_bytes(cost, period))
+    workers = period.setting.workers
+    if period.setting.place == "actors":
+        if period.awaited_s > 0.1 * elapsed_s:  # it is what all wait for: the rest of its workers' time is moving
+            spent_s = workers * elapsed_s / period.rows - cost.row_s
+            cost = replace(cost, call_s=max(0.0, spent_s) * cost.block_rows)
+        return replace(cost, proven=max(cost.proven, workers))
+    if workers < 2:
+        return cost
+    inflation = _inflation(cost, period)
+    if inflation > _CONTENDED:
+        gained = workers / inflation
+        return replace(cost, serial=min(1.0, 1 / gained), proven=max(cost.proven, math.ceil(gained)))
+    return replace(cost, serial=min(cost.serial, 1 / (2 * workers)), proven=max(cost.proven, workers))
+
+
+def _inflation(cost: Cost, period: StagePeriod) -> float:
+    """How many times as long as undisturbed the work took."""
+    return period.busy_s / (period.rows * cost.row_s) if period.rows and cost.row_s > 0 else 0.0
+
+
+def _share_the_gil(costs: dict[str, Cost], periods: Sequence[StagePeriod], elapsed_s: float) -> dict[str, Cost]:
+    """Where stages held each other up, the GIL was held all the time: by those that compute, as far as is known."""
+    here = [period for period in periods if period.name in costs and period.setting.place != "actors"]
+    if max((_inflation(costs[period.name], period) for period in here), default=0.0) < _CONTENDED:
+        return costs
+    held_s = sum(period.rows * costs[period.name].row_s * costs[period.name].serial for period in here)
+    factor = elapsed_s / held_s if held_s > 0 else 1.0
+    if factor <= 1:
+        return costs
+    raised = {p.name: replace(costs[p.name], serial=min(1.0, factor * costs[p.name].serial)) for p in here}
+    return costs | raised

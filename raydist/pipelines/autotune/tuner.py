@@ -1,0 +1,199 @@
+"""The autotuner: changes settings while the consumer waits, and keeps only what was measured to be better.
+
+It is a function of the periods that it is shown: no clock, no thread, no Ray. The model of `model.py` says what to try
+next; the pipeline's own speed before and after decides whether that stays.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from raydist.pipelines.autotune.costs import Cost, StagePeriod, learn
+from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Load, Setting, Settings, Work, predict_s, workers_of
+from raydist.pipelines.autotune.propose import fits, propose
+
+__all__ = ["Change", "Period", "Tuner"]
+
+_WAITS = 0.05  # share of its time that a consumer must wait before anything is changed for it
+_PREDICTED = 0.05  # gain that the model must promise before it is tried
+_COMPUTES = 0.1  # a stage that holds the GIL for a larger share than this is given more workers step by step
+_AWAITED = 0.1  # share of the time that a stage must be waited for to be given one more
+_GAIN = 0.03  # gain that must be measured to keep a change
+_CLEAR = 0.15  # a difference that needs no second look
+_JUDGED = 2  # periods that a trial is judged by, if it is not clear after the first
+_PATIENCE = (16, 1024)  # periods until settings that did not help are tried again, first and at most
+_RECENT_SPEEDS = 3
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Period:
+    """What a pipeline did between two looks at it.
+
+    Attributes:
+        elapsed_s: Seconds.
+        consumer_wait_s: Of these, the seconds in which the consumer waited.
+        consumer_busy_s: And those in which it worked.
+        stages: What each knob did.
+    """
+
+    elapsed_s: float
+    consumer_wait_s: float
+    consumer_busy_s: float
+    stages: Sequence[StagePeriod]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Change:
+    """New settings, and why."""
+
+    settings: Settings
+    why: str
+
+
+@final
+@dataclass(slots=True)
+class _Trial:
+    before: Settings
+    speed_before: float
+    settling: bool = True
+    best: float = 0.0
+    judged: int = 0
+
+
+@final
+class Tuner:
+    """Give it every period; it answers with new settings, or None to go on as before.
+
+    Args:
+        limits: For all knobs together; no answer ever exceeds them.
+
+    Attributes:
+        settings: What every knob should be set to now.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.settings: dict[str, Setting] = {}
+        self._limits = limits
+        self._knobs: dict[str, Knob] = {}
+        self._costs: dict[str, Cost] = {}
+        self._trial: _Trial | None = None
+        self._speeds: deque[float] = deque(maxlen=_RECENT_SPEEDS)
+        self._inline_speed = 0.0
+        self._now = 0
+        self._failures: dict[str, tuple[int, int]] = {}  # settings that did not help: until when, and patience
+
+    def add(self, knob: Knob) -> None:
+        """Something more that can be set; it begins inline."""
+        self._knobs.setdefault(knob.name, knob)
+        self.settings.setdefault(knob.name, INLINE)
+
+    def step(self, period: Period) -> Change | None:
+        """Learn from `period`, which was run with `settings`, and say what to do next."""
+        self._now += 1
+        self._costs = learn(self._costs, period.stages, period.elapsed_s)
+        if self._trial is not None:
+            return self._judge(self._trial, period)
+        if period.consumer_wait_s < _WAITS * period.elapsed_s:
+            return None
+        self._speeds.append(self._speed(period))
+        if workers_of(self.settings) == 0:
+            self._inline_speed = max(self._speeds)
+        elif len(self._speeds) == _RECENT_SPEEDS and max(self._speeds) < (1 - _GAIN) * self._inline_speed:
+            return self._back_to_inline()
+        return self._try_more(period) if len(self._speeds) > 1 else None
+
+    def _speed(self, period: Period) -> float:
+        """Seconds of undisturbed single-threaded work that were done in a second."""
+        done_s = sum(stage.rows * self._costs[stage.name].row_s for stage in period.stages if stage.name in self._costs)
+        return done_s / period.elapsed_s
+
+    def _load(self, period: Period) -> Load:
+        """What the period had to do. All that is not a stage's or the consumer's is the rest."""
+        split = next((name for name, knob in self._knobs.items() if knob.splits), "")
+        stages = [stage for stage in period.stages if stage.name in self._costs and stage.name != split]
+        own_s = next((stage.busy_s for stage in period.stages if stage.name == split), None)
+        if own_s is None:
+            own_s = period.elapsed_s - period.consumer_busy_s
+        works = {stage.name: self._costs[stage.name].work(stage) for stage in stages}
+        here_s = sum(_here_s(stage, works[stage.name]) for stage in stages)
+        return Load(list(works.values()), max(0.0, own_s - here_s), period.consumer_busy_s, split)
+
+    def _try_more(self, period: Period) -> Change | None:
+        load = self._load(period)
+        proposal = self._modelled(load) or self._one_more(load, period)
+        if proposal is None:
+            return None
+        self._trial = _Trial(dict(self.settings), max(self._speeds))
+        return self._change(proposal, f"the consumer waits {period.consumer_wait_s / period.elapsed_s:.0%} of the time")
+
+    def _modelled(self, load: Load) -> Settings | None:
+        """What the model finds best, if it promises enough."""
+        costs = self._costs.items()
+        most = {name: 2 * cost.proven if cost.serial > _COMPUTES else self._limits.workers for name, cost in costs}
+        proposal = propose(load, list(self._knobs.values()), self._limits, most)
+        enough = predict_s(load, proposal) <= (1 - _PREDICTED) * predict_s(load, self.settings)
+        return proposal if enough and not self._is_tried(proposal) else None
+
+    def _one_more(self, load: Load, period: Period) -> Settings | None:
+        """One more worker for the stage that is waited for most: the model may be wrong about it."""
+        slowest = max(period.stages, key=lambda stage: stage.awaited_s, default=None)
+        if slowest is None or slowest.awaited_s < _AWAITED * period.elapsed_s:
+            return None
+        setting = self.settings[slowest.name]
+        more = {**self.settings, slowest.name: Setting(setting.place, setting.workers + 1)}
+        return more if fits(load, more, self._limits) and not self._is_tried(more) else None
+
+    def _judge(self, trial: _Trial, period: Period) -> Change | None:
+        if trial.settling:
+            trial.settling = False
+            return None
+        trial.judged += 1
+        trial.best = max(trial.best, self._speed(period))
+        gain = trial.best / trial.speed_before - 1 if trial.speed_before else 1.0
+        if abs(gain) < _CLEAR and trial.judged < _JUDGED:
+            return None
+        self._trial = None
+        self._speeds.clear()
+        if gain >= _GAIN:
+            self._speeds.append(trial.best)
+            return None
+        self._remember_failure(self.settings)
+        return self._change(trial.before, f"{_shown(self.settings)} changed the speed by {gain:+.0%} only")
+
+    def _back_to_inline(self) -> Change:
+        self._remember_failure(self.settings)
+        self._speeds.clear()
+        return self._change(dict.fromkeys(self._knobs, INLINE), "the consumer's thread alone was faster")
+
+    def _is_tried(self, settings: Settings) -> bool:
+        return self._now < self._failures.get(_shown(settings), (0, 0))[0]
+
+    def _remember_failure(self, settings: Settings) -> None:
+        key = _shown(settings)
+        first, most = _PATIENCE
+        patience = min(most, 2 * self._failures[key][1]) if key in self._failures else first
+        self._failures[key] = (self._now + patience, patience)
+
+    def _change(self, settings: Settings, why: str) -> Change:
+        before = self.settings
+        self.settings = {**before, **settings}
+        if not fits(Load((), 0, 0), self.settings, self._limits):
+            raise AssertionError(f"raydist bug: {_shown(settings)} exceeds {self._limits}.")
+        changed = {name: setting for name, setting in settings.items() if before.get(name) != setting}
+        return Change(self.settings, f"{_shown(changed)}: {why}")
+
+
+def _here_s(stage: StagePeriod, work: Work) -> float:
+    """Seconds of its consumer's thread that a stage took: working, moving blocks, waiting for workers."""
+    if stage.setting.place == "inline":
+        return stage.busy_s
+    return stage.awaited_s + (work.moving_s if stage.setting.place == "actors" else 0.0)
+
+
+def _shown(settings: Settings) -> str:
+    return ", ".join(f"{name} {setting}" for name, setting in sorted(settings.items()))
