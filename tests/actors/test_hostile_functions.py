@@ -16,7 +16,7 @@ from raydist.actors.pool import ActorExecutor
 from raydist.actors.pool_shelf import SharedExecutor
 from raydist.dataset import Dataset
 from raydist.errors import RaydistError, UnavailableError
-from raydist.options import Options, Timeouts
+from raydist.options import Timeouts
 from tests.conftest import live_actors
 from tests.contracts.op import iterate
 
@@ -102,8 +102,8 @@ def test_a_function_that_always_crashes_ends_the_iteration(pool: ActorExecutor, 
 
 
 def test_closing_does_not_wait_for_a_function_that_sleeps(pool: ActorExecutor, shared_actors: set[str]) -> None:
-    sleepy = Dataset.range(40).map(lambda x: time.sleep(600) if x == GUILTY else x).prefetch(2)
-    iterator = iterate(sleepy.with_options(Options(num_input_workers=1)), lambda options: SharedExecutor(pool))
+    sleepy = Dataset.range(40).map(lambda x: time.sleep(600) if x == GUILTY else x)
+    iterator = iterate(sleepy.prefetch(20), lambda options: SharedExecutor(pool))
     assert next(iterator) == 0
     time.sleep(0.3)  # the prefetching thread waits for the worker now
     begin = time.monotonic()

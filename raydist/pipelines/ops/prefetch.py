@@ -11,6 +11,7 @@ from typing import Any, final
 
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.options import Timeouts
+from raydist.pipelines.abandonment import join_threads
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.demand import Demand
 from raydist.pipelines.meters import Meter
@@ -224,4 +225,4 @@ class _PrefetchIterator(OpIterator):
         if self._thread is None:
             self._buffer.source.close()
         else:
-            self._thread.join(self._limits.close_s)
+            join_threads([self._thread], lambda name: f"making the input of {self._name}")

@@ -1,0 +1,39 @@
+"""Threads that do not end: Python cannot stop one that a user's function holds up, so it is left behind, by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+__all__ = ["CLOSE_S", "join_threads"]
+
+CLOSE_S = 4.0
+"""How long closing waits for the functions under way. All threads of one executor share it."""
+
+
+def join_threads(threads: Sequence[threading.Thread], work_of: Callable[[str], str], limit_s: float = CLOSE_S) -> bool:
+    """Wait until all `threads` have ended, up to `limit_s` seconds; warn about each that has not.
+
+    Args:
+        threads: Daemon threads that were told to end.
+        work_of: What the thread of this name is doing, for the warning.
+        limit_s: Seconds for all of them together.
+
+    Returns:
+        Whether all of them have ended.
+    """
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [thread.name for thread in threads if thread.is_alive()]
+    for name in stuck:
+        warnings.warn(
+            f"Thread {name} must end within {limit_s:g} s of close(), and is still busy with {work_of(name)}. It was "
+            "left behind, and ends when the function returns. Only functions on input workers "
+            "(Options.num_input_workers) can be stopped.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return not stuck
