@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.pipelines.autotune.budget import Budgets
 from raydist.pipelines.meters import Kind, Meter, Meters
 from raydist.pipelines.seeds import RandomKey
 
@@ -192,6 +193,9 @@ class Kernel(ABC):
     preserves_count: ClassVar[bool] = True
     """Whether n elements in are n elements (or errors) out, so that the next kernel's start is known beforehand."""
 
+    multiplies: ClassVar[bool] = False
+    """Whether one element in may be very many out, so that what follows is a stage of its own, on smaller blocks."""
+
     @property
     @abstractmethod
     def uses_index(self) -> bool:
@@ -241,6 +245,7 @@ class IterContext:
         builder: Turns an op into an iterator, fusing neighbouring kernels (`plan.py`).
         plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
         meters: Count and time what every stage does.
+        budgets: Threads and memory that it may use.
     """
 
     seed: int
@@ -251,6 +256,7 @@ class IterContext:
     builder: Callable[[DatasetOp, IterContext], OpIterator] = field(repr=False)
     plan: object = field(repr=False, default=None)
     meters: Meters = field(repr=False, default_factory=Meters)
+    budgets: Budgets = field(repr=False, default_factory=Budgets)
 
     def build(self, op: DatasetOp) -> OpIterator:
         """An iterator over `op`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.options import Options
+from raydist.pipelines.autotune.budget import Budgets
 from raydist.pipelines.executor import Executor, InlineExecutor, StageSpec
 from raydist.pipelines.metered import MeteredIterator
 from raydist.pipelines.meters import Meter, Meters
@@ -85,7 +86,8 @@ def start(plan: Plan, *, seed: int, epoch: int, executor: Executor, meters: Mete
     """
     meters = meters or Meters()
     meters.tops.clear()  # of an earlier epoch, whose operations may be gone
-    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan, meters)
+    budgets = Budgets(plan.options.autotune)
+    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan, meters, budgets)
     return ctx.build(plan.optimised)
 
 
@@ -140,7 +142,7 @@ def fuse(chain: Sequence[ElementwiseOp], ctx: IterContext) -> list[list[tuple[El
 
 
 def _joins(stage: Sequence[tuple[ElementwiseOp, Kernel]], op: ElementwiseOp, kernel: Kernel, options: Options) -> bool:
-    if stage[-1][0].parallelism != op.parallelism:
+    if stage[-1][0].parallelism != op.parallelism or stage[-1][1].multiplies:
         return False
     if not all(_may_fuse(part, options) for part in (stage[-1][1], kernel)):
         return False
@@ -159,20 +161,21 @@ def _stage_iterator(
     names = "+".join(ctx.operation_names[id(op)] for op, _ in stage)
     spec = StageSpec(f"{names}@{'.'.join(map(str, ctx.epoch))}", tuple(kernel for _, kernel in stage))
     parallelism = stage[0][0].parallelism
-    executor = _executor(parallelism, ctx)
-    window = executor.window if parallelism is None else min(parallelism, executor.window)
     label = " + ".join(op.label for op, _ in stage)
     owner = tuple(type(op).__name__ for op, _ in stage)
     meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
+    executor = _executor(parallelism, meter, ctx)
     meter.place, meter.parallelism = executor.place, executor.num_workers
     owned = executor is not ctx.executor
-    iterator = StageIterator(source, spec, executor, window=window, owned=owned, meter=meter)
+    iterator = StageIterator(source, spec, executor, most=parallelism, owned=owned, meter=meter)
     return _metered(iterator, meter, stage[-1][0], ctx)
 
 
-def _executor(parallelism: int | None, ctx: IterContext) -> Executor:
+def _executor(parallelism: int | None, meter: Meter, ctx: IterContext) -> Executor:
     if parallelism == 1:
         return InlineExecutor()
-    if parallelism is None or ctx.executor.window > 1:
+    if parallelism is None:
+        return ctx.executor.for_stage(meter, ctx.meters)
+    if ctx.executor.window > 1:
         return ctx.executor
-    return ThreadExecutor(min(parallelism, ctx.options.autotune.cpu_budget or parallelism))
+    return ThreadExecutor(parallelism, budget=ctx.budgets.threads)
