@@ -15,7 +15,7 @@ from typing import final
 
 from raydist.errors import SpecError
 from raydist.pipelines.blocks import Block
-from raydist.pipelines.meters import Place
+from raydist.pipelines.meters import Meter, Meters, Place
 from raydist.pipelines.op import ElementError, Item, Kernel
 
 __all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "reject_others", "run_stage"]
@@ -160,11 +160,17 @@ class Executor(ABC):
         window: Blocks worth having in flight; 1 for work that is done at once.
         place: Where the work is done; "inline" is the caller's thread.
         num_workers: How many blocks are worked on at a time.
+        least_rows: Elements that a block should have, so that the work on it is worth more than its way.
     """
 
     window: int
     place: Place = "inline"
     num_workers: int = 1
+    least_rows: int = 1
+
+    def for_stage(self, meter: Meter, meters: Meters) -> Executor:
+        """What runs one stage whose parallelism was left to raydist. Its owner closes it."""
+        return self
 
     @abstractmethod
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:

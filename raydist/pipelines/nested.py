@@ -56,7 +56,8 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
     names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
     executor = InlineExecutor()
     meters = ctx.meters.inner
-    inner = IterContext(ctx.seed, (*ctx.epoch, index), ctx.options, executor, names, build, plan, meters)
+    epoch = (*ctx.epoch, index)
+    inner = IterContext(ctx.seed, epoch, ctx.options, executor, names, build, plan, meters, ctx.budgets)
     return build(plan.optimised, inner)
 
 

@@ -46,15 +46,23 @@ class StageIterator(OpIterator):
     """Keeps a window of blocks in an executor and delivers results in order.
 
     Its state is the input's, the index at which each kernel goes on, and the items handed out since.
+
+    Args:
+        source: The input.
+        spec: The work.
+        executor: Who does it.
+        most: Blocks under way at most; None for the executor's window, which may change as it runs.
+        owned: Whether to close the executor.
+        meter: Counts the work.
     """
 
     def __init__(
-        self, source: OpIterator, spec: StageSpec, executor: Executor, *, window: int, owned: bool, meter: Meter
+        self, source: OpIterator, spec: StageSpec, executor: Executor, *, most: int | None, owned: bool, meter: Meter
     ) -> None:
         self._source = source
         self._spec = spec
         self._executor = executor
-        self._window = window
+        self._most = most
         self._owned = owned
         self._meter = meter
         self._flights: deque[_Flight | _Passing] = deque()
@@ -83,9 +91,10 @@ class StageIterator(OpIterator):
         return {"input": input_state, "starts": list(self._starts), "signatures": list(self._signatures)}
 
     def _submit(self, limit: int) -> None:
-        rows = max(1, min(-(-limit // self._window), self._rows))
-        self._meter.buffer_limit = rows * self._window
-        while not self._ended and len(self._flights) < self._window:
+        window = self._executor.window if self._most is None else min(self._most, self._executor.window)
+        rows = max(1, min(max(-(-limit // window), self._executor.least_rows), self._rows))
+        self._meter.buffer_limit = rows * window
+        while not self._ended and len(self._flights) < window:
             try:
                 block = self._source.next_block(rows)
             except StopIteration:

@@ -112,7 +112,9 @@ class _Problem:
         """Move stages to actors until the others leave each other enough of the GIL; None where none may move."""
         serial = {work.name: work.serial * work.seconds for work in self.load.works}
         for work in sorted(self.load.works, key=lambda work: -serial[work.name]):
-            here = sum(serial[name] for name, setting in settings.items() if name in serial and setting.place != "actors")
+            here = sum(
+                serial[name] for name, setting in settings.items() if name in serial and setting.place != "actors"
+            )
             if here <= target_s * _SLACK:
                 break
             if work.name in self.knobs and "actors" in self.knobs[work.name].places and self._most(work.name):
