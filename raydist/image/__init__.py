@@ -23,6 +23,7 @@ from raydist.image.colour import random_contrast as random_contrast
 from raydist.image.crop import central_crop as central_crop
 from raydist.image.crop import crop_to_bounding_box as crop_to_bounding_box
 from raydist.image.crop import random_crop as random_crop
+from raydist.image.decode import decode_and_random_crop as decode_and_random_crop
 from raydist.image.decode import decode_image as decode_image
 from raydist.image.decode import image_shape as image_shape
 from raydist.image.encoded import MAX_PIXELS as MAX_PIXELS
@@ -46,6 +47,7 @@ __all__ = [
     "channels_first",
     "crop_to_bounding_box",
     "decode_and_crop_jpeg",
+    "decode_and_random_crop",
     "decode_image",
     "decode_jpeg",
     "decode_png",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,17 @@ def require_colours(image: Any, what: str) -> Image:
 
 
 def require_size(size: Any, what: str) -> tuple[int, int]:
-    """`size` as (height, width), both >= 1.
+    """`size`, which may be one number for both, as (height, width), both >= 1.
 
-    >>> require_size((2, 3), "resize")
-    (2, 3)
+    >>> require_size((2, 3), "resize"), require_size(4, "resize")
+    ((2, 3), (4, 4))
     """
     try:
-        height, width = (int(length) for length in size)
+        height, width = map(operator.index, (size, size) if np.ndim(size) == 0 else size)
     except (TypeError, ValueError):
-        raise InvalidArgumentError(f"size of {what} must be (height, width), got {size!r}.") from None
+        raise InvalidArgumentError(
+            f"size of {what} must be (height, width) or one int for both, got {size!r}."
+        ) from None
     if height < 1 or width < 1:
         raise InvalidArgumentError(f"size of {what} must be at least (1, 1), got {(height, width)}.")
     return height, width

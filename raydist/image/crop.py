@@ -9,7 +9,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.image.arrays import Image, require_image, require_size
 
-__all__ = ["central_crop", "crop_to_bounding_box", "random_crop", "require_window"]
+__all__ = ["central_crop", "crop_to_bounding_box", "random_crop", "random_window", "require_window"]
 
 
 def require_window(window: tuple[int, int, int, int], height: int, width: int) -> None:
@@ -68,7 +68,7 @@ def random_crop(image: Image, size: Any, *, rng: np.random.Generator) -> Image:
 
     Args:
         image: An image or a batch.
-        size: (height, width) in pixels.
+        size: (height, width) in pixels, or one number for both.
         rng: Draws two integers.
 
     Raises:
@@ -80,8 +80,13 @@ def random_crop(image: Image, size: Any, *, rng: np.random.Generator) -> Image:
     (4, 5, 3)
     """
     image = require_image(image, "random_crop")
-    rows, columns = require_size(size, "random_crop")
     height, width = image.shape[-3:-1]
+    return crop_to_bounding_box(image, *random_window(height, width, size, "random_crop", rng))
+
+
+def random_window(height: int, width: int, size: Any, what: str, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a random piece of `size`, for a function called `what`."""
+    rows, columns = require_size(size, what)
     require_window((0, 0, rows, columns), height, width)
-    top, left = rng.integers(0, (height - rows, width - columns), endpoint=True)
-    return crop_to_bounding_box(image, top, left, rows, columns)
+    top, left = rng.integers(0, (height - rows, width - columns), endpoint=True).tolist()
+    return top, left, rows, columns

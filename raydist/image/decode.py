@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from raydist.errors import InvalidArgumentError
 from raydist.image.arrays import Image
+from raydist.image.crop import crop_to_bounding_box, random_window
 from raydist.image.encoded import MAX_PIXELS, require_bytes
 from raydist.image.jpeg import decode_jpeg, jpeg_shape
 from raydist.image.png import PNG_SIGNATURE, decode_png, png_shape
 
-__all__ = ["decode_image", "image_shape"]
+__all__ = ["decode_and_random_crop", "decode_image", "image_shape"]
 
 
 def image_shape(data: Any) -> tuple[int, int, int]:
@@ -45,6 +48,30 @@ def decode_image(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS) 
     data = require_bytes(data)
     decode = decode_png if _kind(data) == "PNG" else decode_jpeg
     return decode(data, channels, max_pixels=max_pixels)
+
+
+def decode_and_random_crop(
+    data: Any, size: Any, channels: int = 0, *, rng: np.random.Generator, max_pixels: int = MAX_PIXELS
+) -> Image:
+    """What `decode_image` and then `random_crop` give; a `size` that does not fit is found before anything is decoded.
+
+    Args:
+        data: The bytes of a JPEG or a PNG.
+        size: (height, width) in pixels, or one number for both.
+        channels: See :func:`decode_image`, as for `max_pixels` and the errors.
+        rng: Draws two integers.
+        max_pixels: Of the whole image.
+
+    Source: tf.io.decode_and_crop_jpeg, tf.image.random_crop.
+
+    >>> import numpy as np, simplejpeg
+    >>> data = simplejpeg.encode_jpeg(np.zeros((4, 6, 3), np.uint8))
+    >>> rd.image.decode_and_random_crop(data, (2, 3), rng=np.random.default_rng(0)).shape
+    (2, 3, 3)
+    """
+    height, width, _ = image_shape(data)
+    window = random_window(height, width, size, "decode_and_random_crop", rng)
+    return crop_to_bounding_box(decode_image(data, channels, max_pixels=max_pixels), *window)
 
 
 def _kind(data: bytes) -> str:

@@ -29,7 +29,7 @@ def resize(
 
     Args:
         image: An image or a batch, uint8 or float32.
-        size: (height, width) in pixels.
+        size: (height, width) in pixels, or one number for both.
         method: "nearest" takes the pixel at the centre; "bilinear" weighs by distance; "area" averages what an output
             pixel covers; "bicubic" and "lanczos" may overshoot (uint8 is cut off at 0 and 255).
 

@@ -32,13 +32,14 @@ def test_colours_are_uint8_or_float32() -> None:
         require_colours(np.zeros((1, 1, 1)), "it")
 
 
-@pytest.mark.parametrize("size", [5, (1, 2, 3), "ab", None])
+@pytest.mark.parametrize("size", [5.0, (1, 2, 3), (1.5, 2), "ab", None])
 def test_a_size_is_a_pair(size: object) -> None:
-    with pytest.raises(rd.InvalidArgumentError, match=r"size of it must be \(height, width\)"):
+    with pytest.raises(rd.InvalidArgumentError, match=r"size of it must be \(height, width\) or one int"):
         require_size(size, "it")
 
 
 def test_a_size_is_positive() -> None:
     assert require_size(np.array([2, 3]), "it") == (2, 3)
+    assert require_size(np.int64(4), "it") == (4, 4)
     with pytest.raises(rd.InvalidArgumentError, match=r"at least \(1, 1\), got \(0, 3\)"):
         require_size((0, 3), "it")

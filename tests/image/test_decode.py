@@ -19,6 +19,18 @@ def test_the_format_is_found_by_the_first_bytes(kind: str, decode: object) -> No
         rd.image.decode_image(data, max_pixels=9)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_decode_and_random_crop_is_decode_then_random_crop(kind: str) -> None:
+    data = encode(picture(), kind)
+    for seed in range(20):
+        expected = rd.image.random_crop(rd.image.decode_image(data, 3), (20, 30), rng=np.random.default_rng(seed))
+        cropped = rd.image.decode_and_random_crop(data, (20, 30), 3, rng=np.random.default_rng(seed))
+        assert np.array_equal(cropped, expected)
+    assert rd.image.decode_and_random_crop(data, 9, rng=np.random.default_rng(0)).shape == (9, 9, 3)
+    with pytest.raises(rd.InvalidArgumentError, match="image of 37 x 53 pixels, got 38 x 38 pixels"):
+        rd.image.decode_and_random_crop(data, 38, rng=np.random.default_rng(0))
+
+
 @pytest.mark.parametrize("data", [b"", b"GIF89a...", b"\xff\xd8"])
 def test_other_formats_are_refused(data: bytes) -> None:
     with pytest.raises(

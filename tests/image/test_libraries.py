@@ -18,9 +18,9 @@ def test_a_missing_one_is_an_error_that_says_what_to_install(monkeypatch: pytest
     jpeg, png = encode(picture()), encode(picture(), "PNG")
     for module in ("simplejpeg", "PIL.PngImagePlugin", "PIL.Image"):
         monkeypatch.setitem(sys.modules, module, None)
-    for decode in (lambda: rd.image.decode_jpeg(jpeg), lambda: rd.image.decode_png(png)):
+    for data in (jpeg, png):
         with pytest.raises(rd.FailedPreconditionError, match=r"Run: pip install 'raydist\[images\]'"):
-            decode()
+            rd.image.decode_image(data)
     with pytest.raises(rd.FailedPreconditionError, match="needs PIL"):
         rd.image.resize(picture(), (2, 2))
     assert rd.image.flip_left_right(np.zeros((1, 2, 3))).shape == (1, 2, 3)  # what needs no codec works

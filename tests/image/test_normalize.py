@@ -23,7 +23,9 @@ def test_values_are_those_of_plain_python(
         for row in image.tolist()
     ]
     assert np.allclose(result, expected, rtol=1e-6, atol=1e-5)
-    assert np.allclose(result * np.float32(std) + np.float32(mean), image / 255, atol=1e-5)  # and back
+    assert np.allclose(
+        result * np.array(std, np.float32) + np.array(mean, np.float32), image / 255, atol=1e-5
+    )  # and back
 
 
 def test_floats_are_taken_as_they_are() -> None:
