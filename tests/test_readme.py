@@ -7,10 +7,12 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import raydist as rd
+from tests.image.samples import encode, picture
 from tests.ray_head import ray_home
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +30,7 @@ def make_targets_in(text: str) -> set[str]:
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_example_runs_as_printed(tmp_path: Path) -> None:
-    (example,) = code_blocks("python")
+    example, *_ = code_blocks("python")
     script = tmp_path / "example.py"
     script.write_text(example)
     with ray_home() as home:
@@ -45,6 +47,18 @@ def test_example_runs_as_printed(tmp_path: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+)$", done.stdout, flags=re.MULTILINE)]
     assert len(losses) == 5
     assert losses[-1] < losses[0] / 2
+
+
+def test_text_and_image_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("to be or not\n\nto be")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(encode(picture(240, 300)))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for example in code_blocks("python")[1:]:
+        exec(example, names)
+    assert [ids[:, :3].tolist() for ids in names["token_ids"]] == [[[3, 2, 5], [0, 0, 0], [3, 2, 0]]]
+    assert [(batch.shape, str(batch.dtype)) for batch in names["images"]] == [((1, 3, 224, 224), "torch.float32")]
 
 
 def test_every_strategy_and_only_those_are_in_the_table() -> None:
