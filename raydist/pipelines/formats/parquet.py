@@ -73,6 +73,13 @@ class ParquetFile:
         batches: Iterator[pa.RecordBatch] = scanner.to_batches()
         return batches
 
+    def row_group_size(self, row_group: int, columns: list[str]) -> tuple[int, int]:
+        """Rows of a row group, and bytes of some of its columns before compression, as the footer says."""
+        group = self._fragment.metadata.row_group(row_group)
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        wanted = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+        return group.num_rows, sum(chunk.total_uncompressed_size for chunk in wanted)
+
     def _batch_rows(self, row_group: int) -> int:
         group = self._fragment.metadata.row_group(row_group)
         row_bytes: int = max(1, group.total_byte_size // max(1, group.num_rows))

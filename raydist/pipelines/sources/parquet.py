@@ -11,16 +11,25 @@ import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
 from raydist.pipelines.formats.arrow_rows import RowSchema
+from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.parquet import ParquetFile, parquet_errors
-from raydist.pipelines.op import ElementError, Item
-from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader, table_paths
+from raydist.pipelines.op import DatasetOp, ElementError, Item
+from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
+from raydist.pipelines.sources.table_files import TableFilesOp, TableReader, table_paths
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ParquetFormat", "parquet_op"]
 
+_SPLIT_BYTES = 1 << 22
+_MAX_SPLIT_BYTES = 1 << 26  # of wanted columns: a larger row group is read in batches, not held as a whole
+_WHOLE = 1 << 62
 
-def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> TableFilesOp:
-    """From the arguments of `from_parquet`. Reads the footers of all files."""
+
+def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> DatasetOp:
+    """From the arguments of `from_parquet`. Reads the footers of all files.
+
+    Pieces of files (row groups) are read several at a time; files with huge row groups one after the other, in batches.
+    """
     names = table_paths(paths, "from_parquet")
     row_filter = _expression(filters)
     first = ParquetFile(names[0])
@@ -29,13 +38,51 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> Table
         _check_filter(first, table_format)
     finally:
         first.close()
-    num_rows = sum(_num_rows(name, table_format) for name in names)
-    return TableFilesOp(names, table_format, num_rows if row_filter is None else UNKNOWN_CARDINALITY)
+    groups = {name: _row_groups(name, table_format) for name in names}
+    num_rows = sum(groups[name].num_rows for name in names)
+    num_rows = num_rows if row_filter is None else UNKNOWN_CARDINALITY
+    if any(max(found.sizes, default=0) > _MAX_SPLIT_BYTES for found in groups.values()):
+        return TableFilesOp(names, table_format, num_rows)
+    splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, groups[name])))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return SplitFilesOp(splits, table_format, num_rows, f"{names[0]!r}{more}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _RowGroups:
+    """Rows of each row group of a file, and bytes of the wanted columns."""
+
+    rows: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows)
+
+
+def _row_groups(path: str, table_format: ParquetFormat) -> _RowGroups:
+    file = open_checked(path, table_format)
+    try:
+        found = [file.row_group_size(number, table_format.schema.names) for number in range(file.num_row_groups)]
+    finally:
+        file.close()
+    return _RowGroups(tuple(rows for rows, _ in found), tuple(size for _, size in found))
+
+
+def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
+    """Pieces of at least some MiB, where the file has as much: each costs about a millisecond."""
+    first = num_bytes = 0
+    for number, size in enumerate(groups.sizes):
+        num_bytes += size
+        if num_bytes >= _SPLIT_BYTES or number == len(groups.sizes) - 1:
+            yield FileSplit(path, first, number + 1, sum(groups.rows[first : number + 1]))
+            first, num_bytes = number + 1, 0
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class ParquetFormat(TableFormat):
+class ParquetFormat(SplitFormat):
     """The columns of `schema`, of the rows that `row_filter` (an Arrow expression, or None) is true for."""
 
     name: ClassVar[str] = "from_parquet"
@@ -57,6 +104,31 @@ class ParquetFormat(TableFormat):
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         return ParquetReader(self, open_checked(path, self), *position)
+
+    def read_split(self, split: FileSplit) -> list[Item]:
+        file = open_checked(split.path, self)
+        try:
+            _require_same(file, split, self.schema.names)
+            reader = ParquetReader(self, file, split.first)
+            items: list[Item] = []
+            while not reader.ended and reader.position()[0] < split.end:
+                items += reader.read(_WHOLE)
+            return items
+        finally:
+            file.close()
+
+
+def _require_same(file: ParquetFile, split: FileSplit, names: list[str]) -> None:
+    """DataLossError unless the file still has the row groups of a piece."""
+    groups = range(split.first, min(split.end, file.num_row_groups))
+    num_rows = sum(file.row_group_size(number, names)[0] for number in groups)
+    if num_rows != split.num_rows or len(groups) < split.end - split.first:
+        raise data_loss(
+            split.path,
+            0,
+            f"A file must not change while a dataset reads it, but row groups {split.first} .. {split.end - 1} had "
+            f"{split.num_rows} rows, and now {num_rows}",
+        )
 
 
 def open_checked(path: str, table_format: ParquetFormat) -> ParquetFile:
@@ -172,12 +244,6 @@ def _check_filter(file: ParquetFile, table_format: ParquetFormat) -> None:
             f"filters must be conditions on columns of {file.path!r} ({_fields(file.schema)}), got "
             f"{table_format.row_filter}: {error}"
         ) from error
-
-
-def _num_rows(path: str, table_format: ParquetFormat) -> int:
-    file = open_checked(path, table_format)
-    file.close()
-    return file.num_rows
 
 
 def _name(field: pa.Field) -> str:

@@ -1,0 +1,180 @@
+"""Datasets of the rows of files that are read piece by piece, several pieces at a time.
+
+A source hands out descriptions of pieces; reading one is the work of a stage, so that pieces are read wherever stages
+run (in this thread, on threads, by input workers) and their rows come in order.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from raydist.errors import FailedPreconditionError
+from raydist.nest import flatten
+from raydist.pipelines.blocks import Block, object_column
+from raydist.pipelines.op import (
+    DatasetOp,
+    ElementError,
+    ElementwiseOp,
+    Item,
+    IterContext,
+    Kernel,
+    OpIterator,
+    State,
+)
+from raydist.pipelines.sources.table_files import TableFormat
+from raydist.pipelines.spec import STR, TensorSpec
+
+__all__ = ["FileSplit", "FileSplitsOp", "SplitFilesOp", "SplitFormat"]
+
+_INT64 = TensorSpec((), np.int64)
+_SPECS = (TensorSpec((), STR), _INT64, _INT64, _INT64)
+_STRUCTURE = flatten(_SPECS)[1]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FileSplit:
+    """A piece of a file.
+
+    Attributes:
+        path: The file.
+        first: First of its parts (row groups).
+        end: The part behind the last.
+        num_rows: Rows in these parts.
+    """
+
+    path: str
+    first: int
+    end: int
+    num_rows: int
+
+
+class SplitFormat(TableFormat):
+    """How pieces of files are read. Picklable."""
+
+    @abstractmethod
+    def read_split(self, split: FileSplit) -> list[Item]:
+        """The rows of a piece, and the errors that stand in the place of rows."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FileSplitsOp(DatasetOp):
+    """Descriptions of the pieces of files, in order."""
+
+    splits: tuple[FileSplit, ...]
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
+
+    @property
+    def name(self) -> str:
+        return "splits"
+
+    @property
+    def label(self) -> str:
+        return f"{len(self.splits)} pieces of files"
+
+    def cardinality(self) -> int:
+        return len(self.splits)
+
+    def element_spec(self) -> Any:
+        return _SPECS
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return FileSplitsIterator(self.splits)
+
+
+@final
+class FileSplitsIterator(OpIterator):
+    """One piece at a time, however many are asked for: each is work enough for a worker. The state is a number."""
+
+    def __init__(self, splits: Sequence[FileSplit]) -> None:
+        self._splits = splits
+        self._next = 0
+
+    def next_block(self, limit: int) -> Block:
+        if self._next == len(self._splits):
+            raise StopIteration
+        split = self._splits[self._next]
+        self._next += 1
+        numbers = (np.array([number]) for number in (split.first, split.end, split.num_rows))
+        return Block(_STRUCTURE, _SPECS, (object_column([split.path]), *numbers), 1)
+
+    def state_dict(self) -> State:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._next = int(state["next"])
+        if self._next > len(self._splits):
+            raise FailedPreconditionError(
+                f"A state must be loaded into the pipeline that it was saved from, but it was taken behind piece "
+                f"{self._next} of the files, and they have {len(self._splits)} now."
+            )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SplitFilesOp(ElementwiseOp):
+    """The rows of the pieces that `splits` describes.
+
+    Attributes:
+        splits: An operation whose elements are descriptions of pieces.
+        format: How they are read.
+        num_rows: In all files, or UNKNOWN_CARDINALITY.
+        shown: The files, for `explain()`.
+    """
+
+    splits: DatasetOp
+    format: SplitFormat
+    num_rows: int
+    shown: str
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.splits,)
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}({self.shown}{self.format.label})"
+
+    def cardinality(self) -> int:
+        return self.num_rows
+
+    def element_spec(self) -> Any:
+        return self.format.spec
+
+    def kernel(self, ctx: IterContext) -> Kernel:
+        return _ReadKernel(self.format, ctx.operation_names[id(self)])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _ReadKernel(Kernel):
+    preserves_count: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = True
+    format: SplitFormat
+    label: str
+
+    @property
+    def uses_index(self) -> bool:
+        return False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        return [item for row in block.rows() for item in self._read(FileSplit(row[0], *map(int, row[1:])))]
+
+    def _read(self, split: FileSplit) -> list[Item]:
+        try:
+            return self.format.read_split(split)
+        except Exception as error:  # a file that has gone, ...
+            return [ElementError(error)]
