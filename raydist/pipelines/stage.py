@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from raydist.pipelines.block_size import BlockSize
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, Pending, StageResult, StageSpec, run_stage
 from raydist.pipelines.meters import Meter
@@ -15,10 +16,6 @@ from raydist.pipelines.op import MACHINERY_ERRORS, ElementError, Item, OpIterato
 from raydist.pipelines.resume import Outbox
 
 __all__ = ["StageIterator"]
-
-_FIRST_ROWS = 64  # elements of a first block, before their size is known
-_MAX_ROWS = 4096  # enough to make the cost of a block vanish beside that of its elements
-_MAX_BYTES = 8 << 20
 
 
 @final
@@ -68,7 +65,7 @@ class StageIterator(OpIterator):
         self._flights: deque[_Flight | _Passing] = deque()
         self._next_starts = self._starts = (0,) * len(spec.kernels)
         self._signatures = ("",) * len(spec.kernels)  # what each kernel made first: all else is an error
-        self._rows = _FIRST_ROWS
+        self._size = BlockSize(away=executor.place == "actors")
         self._ended = False
         self._outbox: Outbox | None = None
 
@@ -92,9 +89,10 @@ class StageIterator(OpIterator):
 
     def _submit(self, limit: int) -> None:
         window = self._executor.window if self._most is None else min(self._most, self._executor.window)
-        rows = max(1, min(max(-(-limit // window), self._executor.least_rows), self._rows))
+        rows = self._size.rows(limit, window, self._executor.least_rows)
         self._meter.buffer_limit = rows * window
         while not self._ended and len(self._flights) < window:
+            begin = time.perf_counter()
             try:
                 block = self._source.next_block(rows)
             except StopIteration:
@@ -105,6 +103,7 @@ class StageIterator(OpIterator):
                 self._flights.append(_Passing(ElementError(error), self._source.state_dict()))
                 self._shift(1)
             else:
+                self._size.learn_input(time.perf_counter() - begin)
                 self._meter.buffered += block.num_rows
                 work = self._executor.submit(self._spec, block, self._next_starts)
                 self._flights.append(_Flight(block, work, self._next_starts, self._source.state_dict()))
@@ -121,7 +120,7 @@ class StageIterator(OpIterator):
         else:
             result = self._await(flight)
             self._explain_errors(result.items, flight.starts)
-            self._watch_size(result)
+            self._size.learn(flight.block, result)
             items, entered = result.items, result.inputs
         self._starts = tuple(start + count for start, count in zip(self._starts, entered, strict=True))
         outbox.put(items, self._border(flight.input_state))
@@ -163,11 +162,6 @@ class StageIterator(OpIterator):
             if isinstance(item, ElementError) and item.index is not None:
                 index = item.index - assumed[item.kernel] + self._starts[item.kernel]
                 item.error.add_note(f"In {self._spec.kernels[item.kernel].label}, element {index} of its input.")
-
-    def _watch_size(self, result: StageResult) -> None:
-        sizes = [item.num_bytes // item.num_rows for item in result.items if isinstance(item, Block) and item.num_rows]
-        if sizes:
-            self._rows = max(1, min(_MAX_ROWS, _MAX_BYTES // max(1, *sizes)))
 
     def state_dict(self) -> State:
         return self._open_outbox().state_dict()
