@@ -15,8 +15,8 @@ from typing import final
 
 from raydist.errors import SpecError
 from raydist.pipelines.blocks import Block
-from raydist.pipelines.meters import Meter, Meters, Place
-from raydist.pipelines.op import ElementError, Item, Kernel
+from raydist.pipelines.meters import Meter, Place
+from raydist.pipelines.op import ElementError, Item, IterContext, Kernel
 
 __all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "reject_others", "run_stage"]
 
@@ -168,8 +168,8 @@ class Executor(ABC):
     num_workers: int = 1
     least_rows: int = 1
 
-    def for_stage(self, meter: Meter, meters: Meters) -> Executor:
-        """What runs one stage whose parallelism was left to raydist. Its owner closes it."""
+    def for_stage(self, meter: Meter, ctx: IterContext) -> Executor:
+        """What runs one stage whose parallelism was left to raydist; this executor closes it."""
         return self
 
     @abstractmethod

@@ -166,7 +166,7 @@ def _stage_iterator(
     meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
     executor = _executor(parallelism, meter, ctx)
     meter.place, meter.parallelism = executor.place, executor.num_workers
-    owned = executor is not ctx.executor
+    owned = parallelism is not None and executor is not ctx.executor
     iterator = StageIterator(source, spec, executor, most=parallelism, owned=owned, meter=meter)
     return _metered(iterator, meter, stage[-1][0], ctx)
 
@@ -175,7 +175,7 @@ def _executor(parallelism: int | None, meter: Meter, ctx: IterContext) -> Execut
     if parallelism == 1:
         return InlineExecutor()
     if parallelism is None:
-        return ctx.executor.for_stage(meter, ctx.meters)
+        return ctx.executor.for_stage(meter, ctx)
     if ctx.executor.window > 1:
         return ctx.executor
     return ThreadExecutor(parallelism, budget=ctx.budgets.threads)

@@ -88,7 +88,9 @@ def _run(pipeline: Pipeline, settings: Settings, stretch: float, num_blocks: int
         marks.append(run.consume(number))
     elapsed_s = marks[-1] - marks[half - 1]
     blocks = num_blocks - half
-    gil_s = blocks * sum(s.serial * s.block_s for s in pipeline.stages if settings.get(s.name, INLINE).place != "actors")
+    gil_s = blocks * sum(
+        s.serial * s.block_s for s in pipeline.stages if settings.get(s.name, INLINE).place != "actors"
+    )
     consumer_s = blocks * pipeline.consumer_s
     return Period(elapsed_s, max(0.0, elapsed_s - consumer_s), consumer_s, run.stage_periods(blocks)), gil_s
 
@@ -193,7 +195,10 @@ def all_settings(pipeline: Pipeline) -> Iterator[Mapping[str, Setting]]:
     names = [knob.name for knob in pipeline.knobs()]
     for chosen in itertools.product(*choices):
         settings = dict(zip(names, chosen, strict=True))
-        if workers_of(settings) <= pipeline.limits.workers and buffered(pipeline, settings) <= pipeline.limits.ram_bytes:
+        if (
+            workers_of(settings) <= pipeline.limits.workers
+            and buffered(pipeline, settings) <= pipeline.limits.ram_bytes
+        ):
             yield settings
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from raydist.options import Options
+from raydist.options import AutotuneOptions, Options, ThreadingOptions
 from raydist.pipelines.executor import InlineExecutor
 from raydist.pipelines.placement import local_executor, open_executor
 from raydist.pipelines.threads import ThreadExecutor
+from raydist.pipelines.tuned_executor import TunedExecutor
 
 
-def test_without_wishes_the_thread_that_iterates_works() -> None:
-    assert isinstance(open_executor(Options()), InlineExecutor)
+def test_without_wishes_the_autotuner_decides() -> None:
+    assert isinstance(open_executor(Options()), TunedExecutor)
+
+
+def test_without_autotuning_the_thread_that_iterates_works() -> None:
+    assert isinstance(open_executor(Options(autotune=AutotuneOptions(enabled=False))), InlineExecutor)
+    assert isinstance(open_executor(Options(threading=ThreadingOptions(private_threadpool_size=0))), InlineExecutor)
 
 
 def test_threads_are_bounded_by_the_budget() -> None:

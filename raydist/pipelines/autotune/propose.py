@@ -81,7 +81,7 @@ class _Problem:
     def _settings(self, target_s: float, *, split: bool) -> Settings | None:
         """Settings that keep to `target_s` where that is possible: the largest stages leave the consumer's thread."""
         load = self.load
-        settings = {name: INLINE for name in self.knobs}
+        settings = dict.fromkeys(self.knobs, INLINE)
         if split:
             settings[load.split] = Setting("threads", 1)
         own_s = load.rest_s + sum(work.seconds for work in load.works)

@@ -7,7 +7,7 @@ next; the pipeline's own speed before and after decides whether that stays.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -18,13 +18,14 @@ from raydist.pipelines.autotune.propose import fits, propose
 __all__ = ["Change", "Period", "Tuner"]
 
 _WAITS = 0.05  # share of its time that a consumer must wait before anything is changed for it
-_PREDICTED = 0.05  # gain that the model must promise before it is tried
+_PREDICTED = 0.08  # gain that the model must promise before it is tried
 _COMPUTES = 0.1  # a stage that holds the GIL for a larger share than this is given more workers step by step
 _AWAITED = 0.1  # share of the time that a stage must be waited for to be given one more
 _GAIN = 0.03  # gain that must be measured to keep a change
 _CLEAR = 0.15  # a difference that needs no second look
 _JUDGED = 2  # periods that a trial is judged by, if it is not clear after the first
 _PATIENCE = (16, 1024)  # periods until settings that did not help are tried again, first and at most
+_MOST_IN_VAIN = 8  # the rest between two trials doubles with each that does not help, up to 2 ** this many periods
 _RECENT_SPEEDS = 3
 
 
@@ -69,22 +70,23 @@ class _Trial:
 class Tuner:
     """Give it every period; it answers with new settings, or None to go on as before.
 
-    Args:
-        limits: For all knobs together; no answer ever exceeds them.
-
     Attributes:
-        settings: What every knob should be set to now.
+        limits: For all knobs together; no answer exceeds them. They may be changed between two steps.
+        settings: What every knob is set to. Where that could not be carried out, write here what could.
+        costs: What was learned of each stage.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits(0)
         self.settings: dict[str, Setting] = {}
-        self._limits = limits
+        self.costs: Mapping[str, Cost] = {}
         self._knobs: dict[str, Knob] = {}
-        self._costs: dict[str, Cost] = {}
         self._trial: _Trial | None = None
         self._speeds: deque[float] = deque(maxlen=_RECENT_SPEEDS)
         self._inline_speed = 0.0
         self._now = 0
+        self._in_vain = 0  # trials in a row that did not help
+        self._resting_until = 0
         self._failures: dict[str, tuple[int, int]] = {}  # settings that did not help: until when, and patience
 
     def add(self, knob: Knob) -> None:
@@ -92,10 +94,17 @@ class Tuner:
         self._knobs.setdefault(knob.name, knob)
         self.settings.setdefault(knob.name, INLINE)
 
+    def pause(self) -> None:
+        """The pipeline ends, and may run again: what was not judged yet is taken back."""
+        if self._trial is not None:
+            self.settings.update(self._trial.before)
+        self._trial = None
+        self._speeds.clear()
+
     def step(self, period: Period) -> Change | None:
         """Learn from `period`, which was run with `settings`, and say what to do next."""
         self._now += 1
-        self._costs = learn(self._costs, period.stages, period.elapsed_s)
+        self.costs = learn(self.costs, period.stages, period.elapsed_s)
         if self._trial is not None:
             return self._judge(self._trial, period)
         if period.consumer_wait_s < _WAITS * period.elapsed_s:
@@ -105,21 +114,21 @@ class Tuner:
             self._inline_speed = max(self._speeds)
         elif len(self._speeds) == _RECENT_SPEEDS and max(self._speeds) < (1 - _GAIN) * self._inline_speed:
             return self._back_to_inline()
-        return self._try_more(period) if len(self._speeds) > 1 else None
+        return self._try_more(period) if len(self._speeds) > 1 and self._now >= self._resting_until else None
 
     def _speed(self, period: Period) -> float:
         """Seconds of undisturbed single-threaded work that were done in a second."""
-        done_s = sum(stage.rows * self._costs[stage.name].row_s for stage in period.stages if stage.name in self._costs)
+        done_s = sum(stage.rows * self.costs[stage.name].row_s for stage in period.stages if stage.name in self.costs)
         return done_s / period.elapsed_s
 
     def _load(self, period: Period) -> Load:
         """What the period had to do. All that is not a stage's or the consumer's is the rest."""
         split = next((name for name, knob in self._knobs.items() if knob.splits), "")
-        stages = [stage for stage in period.stages if stage.name in self._costs and stage.name != split]
+        stages = [stage for stage in period.stages if stage.name in self.costs and stage.name != split]
         own_s = next((stage.busy_s for stage in period.stages if stage.name == split), None)
         if own_s is None:
             own_s = period.elapsed_s - period.consumer_busy_s
-        works = {stage.name: self._costs[stage.name].work(stage) for stage in stages}
+        works = {stage.name: self.costs[stage.name].work(stage) for stage in stages}
         here_s = sum(_here_s(stage, works[stage.name]) for stage in stages)
         return Load(list(works.values()), max(0.0, own_s - here_s), period.consumer_busy_s, split)
 
@@ -133,9 +142,9 @@ class Tuner:
 
     def _modelled(self, load: Load) -> Settings | None:
         """What the model finds best, if it promises enough."""
-        costs = self._costs.items()
-        most = {name: 2 * cost.proven if cost.serial > _COMPUTES else self._limits.workers for name, cost in costs}
-        proposal = propose(load, list(self._knobs.values()), self._limits, most)
+        costs = self.costs.items()
+        most = {name: 2 * cost.proven if cost.serial > _COMPUTES else self.limits.workers for name, cost in costs}
+        proposal = propose(load, list(self._knobs.values()), self.limits, most)
         enough = predict_s(load, proposal) <= (1 - _PREDICTED) * predict_s(load, self.settings)
         return proposal if enough and not self._is_tried(proposal) else None
 
@@ -146,7 +155,7 @@ class Tuner:
             return None
         setting = self.settings[slowest.name]
         more = {**self.settings, slowest.name: Setting(setting.place, setting.workers + 1)}
-        return more if fits(load, more, self._limits) and not self._is_tried(more) else None
+        return more if fits(load, more, self.limits) and not self._is_tried(more) else None
 
     def _judge(self, trial: _Trial, period: Period) -> Change | None:
         if trial.settling:
@@ -160,10 +169,13 @@ class Tuner:
         self._trial = None
         self._speeds.clear()
         if gain >= _GAIN:
+            self._in_vain = 0
             self._speeds.append(trial.best)
             return None
+        self._in_vain = min(_MOST_IN_VAIN, self._in_vain + 1)
+        self._resting_until = self._now + 2**self._in_vain
         self._remember_failure(self.settings)
-        return self._change(trial.before, f"{_shown(self.settings)} changed the speed by {gain:+.0%} only")
+        return self._change(trial.before, f"{_shown(self.settings)} gave {gain:+.0%}")
 
     def _back_to_inline(self) -> Change:
         self._remember_failure(self.settings)
@@ -180,10 +192,10 @@ class Tuner:
         self._failures[key] = (self._now + patience, patience)
 
     def _change(self, settings: Settings, why: str) -> Change:
-        before = self.settings
-        self.settings = {**before, **settings}
-        if not fits(Load((), 0, 0), self.settings, self._limits):
-            raise AssertionError(f"raydist bug: {_shown(settings)} exceeds {self._limits}.")
+        before = dict(self.settings)
+        if workers_of(settings) > self.limits.workers:  # back to what was, and meanwhile the limits have become lower
+            settings = dict.fromkeys(self._knobs, INLINE)
+        self.settings.update(settings)
         changed = {name: setting for name, setting in settings.items() if before.get(name) != setting}
         return Change(self.settings, f"{_shown(changed)}: {why}")
 

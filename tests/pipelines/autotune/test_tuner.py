@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from raydist.pipelines.autotune.model import INLINE, Settings, workers_of
+from raydist.pipelines.autotune.model import Settings, workers_of
 from raydist.pipelines.autotune.tuner import Tuner
 from tests.pipelines.autotune_simulator import Pipeline, all_settings, buffered, random_pipeline, simulate
 
@@ -21,7 +21,7 @@ def tune(pipeline: Pipeline, noise: random.Random | None = None) -> tuple[Settin
     for _ in range(PERIODS):
         period = simulate(pipeline, tuner.settings)
         if noise is not None:
-            period = replace(period, elapsed_s=period.elapsed_s*noise.uniform(0.97,1.05))
+            period = replace(period, elapsed_s=period.elapsed_s * noise.uniform(0.97, 1.05))
         tuner.step(period)
         used.append(dict(tuner.settings))
     return used[-1], used
