@@ -59,6 +59,16 @@ class StageStats:
     waits_for: str
     waiting: float
 
+    @property
+    def where(self) -> str:
+        """Place and parallelism: "inline", "2 threads"."""
+        return "inline" if self.place == "inline" else f"{self.parallelism} {self.place}"
+
+    @property
+    def waits(self) -> str:
+        """Whom it waited for, and how long: "map-1 (72 %)"; "" if it mostly worked."""
+        return f"{self.waits_for} ({percent(self.waiting)})" if self.waits_for else ""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -200,12 +210,12 @@ def _share(part: float, whole: float) -> float:
 def _row(stage: StageStats) -> Row:
     return Row(
         stage=stage.name,
-        where="inline" if stage.place == "inline" else f"{stage.parallelism} {stage.place}",
+        where=stage.where,
         elements=quantity(stage.elements_per_s),
         megabytes=f"{stage.bytes_per_s / 1e6:,.1f}",
         busy=percent(stage.busy),
         cpu="" if stage.cpu is None else percent(stage.cpu),
         queue="" if stage.queue_fill is None else percent(stage.queue_fill),
-        waits_for=f"{stage.waits_for} ({percent(stage.waiting)})" if stage.waits_for else "",
+        waits_for=stage.waits,
         operation=stage.label if len(stage.label) <= _MOST_LABEL else f"{stage.label[: _MOST_LABEL - 3]}...",
     )

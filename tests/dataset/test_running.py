@@ -23,6 +23,28 @@ def test_the_seed_of_the_options_fixes_every_choice() -> None:
     assert one(1) != one(2)
 
 
+def test_stats_are_of_the_iteration_begun_last() -> None:
+    dataset = Dataset.range(10).batch(2)
+    assert dataset.stats().stages == ()
+    first = iter(dataset)
+    next(first)
+    assert 1 <= dataset.stats().elements < 5
+    list(dataset)
+    assert dataset.stats().elements == 5
+    assert first.stats().elements < 5
+
+
+def test_explain_shows_what_ran() -> None:
+    dataset = Dataset.range(10).map(lambda x: x, num_parallel_calls=2).batch(2)
+    before = dataset.explain()
+    list(dataset)
+    assert dataset.explain().startswith(before)
+    lines = dataset.explain().removeprefix(before).strip().splitlines()
+    assert lines[0] == "running:"
+    assert lines[2].startswith("  map-1: on 2 threads, busy ")
+    assert lines[4].startswith("  Bottleneck: ")
+
+
 def test_len_and_bool() -> None:
     assert len(Dataset.range(7)) == 7
     with pytest.raises(TypeError, match="The dataset is infinite"):

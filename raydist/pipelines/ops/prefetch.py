@@ -120,6 +120,7 @@ class _Buffer:
     def get(self, limit_s: float) -> tuple[Item, State] | None:
         """The next item; None at the end. Grows the buffer when the consumer has to wait."""
         with self.changed:
+            self._meter.ask()
             if not self._ready and not self.ended and self._growing:
                 self._size = min(_MAX_BUFFER, 2 * self._size)
                 self.changed.notify_all()

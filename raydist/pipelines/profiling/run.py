@@ -1,0 +1,122 @@
+"""`dataset.profile()`: run a pipeline for a while and report what it did."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.iterator import DatasetIterator
+from raydist.pipelines.meters import Meters
+from raydist.pipelines.profiling.events import EventRing, chrome_trace
+from raydist.pipelines.profiling.page import render_page
+from raydist.pipelines.stats import PipelineStats, stats_of
+
+__all__ = ["Profile", "run_profile"]
+
+_PAGE, _TRACE = "profile.html", ".trace.json"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a pipeline did while it was profiled. `str()` of it is the report that was printed.
+
+    Attributes:
+        title: Heading of the page.
+        stats: Rates, shares and the bottleneck.
+        epochs: Epochs that were begun.
+        html_path: A page with the graph and the table.
+        trace_path: The last blocks of every thread and worker, for ui.perfetto.dev or chrome://tracing.
+    """
+
+    title: str
+    stats: PipelineStats
+    epochs: int
+    html_path: Path
+    trace_path: Path
+
+    def __str__(self) -> str:
+        notes = [*_notes(self.stats, self.epochs), f"Page: {self.html_path}", f"Trace: {self.trace_path}"]
+        return "\n".join([self.title, str(self.stats), "", *notes])
+
+
+def run_profile(
+    open_epoch: Callable[[int, Meters], DatasetIterator[Any]], *, title: str, seconds: float, path: str | Path | None
+) -> Profile:
+    """Iterate for `seconds`, over as many epochs as that takes, and write the page and the trace.
+
+    Args:
+        open_epoch: Makes an iterator over epoch 0, 1, ... that goes on with the meters it is given.
+        title: Heading of the page.
+        seconds: For how long; > 0.
+        path: The page; the trace stands beside it. None for a new directory for temporary files.
+    """
+    if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+        raise InvalidArgumentError(f"profile needs a finite number of seconds > 0, got {seconds!r}.")
+    page = _page_path(path)
+    ring = EventRing()
+    stats, epochs = _iterate(open_epoch, Meters(ring=ring), seconds)
+    trace = page.with_suffix(_TRACE)
+    page.write_text(render_page(stats, title=title, notes=_notes(stats, epochs)), encoding="utf-8")
+    trace.write_text(chrome_trace(ring.events()), encoding="utf-8")
+    return Profile(title, stats, epochs, page, trace)
+
+
+def _page_path(path: str | Path | None) -> Path:
+    """Where the page will be; found out before anything runs."""
+    page = Path(tempfile.mkdtemp(prefix="raydist-profile-"), _PAGE) if path is None else Path(path)
+    if page.suffix != ".html":
+        raise InvalidArgumentError(f"path must name an .html file, got {str(path)!r}.")
+    if not page.parent.is_dir():
+        raise InvalidArgumentError(f"path must lie in a directory that exists, got {str(path)!r}.")
+    return page
+
+
+def _iterate(
+    open_epoch: Callable[[int, Meters], DatasetIterator[Any]], meters: Meters, seconds: float
+) -> tuple[PipelineStats, int]:
+    iterator = open_epoch(0, meters)  # imports torch, which is none of the pipeline's work
+    end = time.monotonic() + seconds
+    epochs = 1
+    while True:
+        try:
+            items = _drain(iterator, meters, end)
+            stats = stats_of(meters)  # before workers and queues are gone
+        finally:
+            iterator.close()
+        if not items or time.monotonic() >= end:
+            return stats, epochs
+        iterator = open_epoch(epochs, meters)
+        epochs += 1
+
+
+def _drain(iterator: DatasetIterator[Any], meters: Meters, end: float) -> int:
+    """Elements and errors until the end of the epoch or of the time."""
+    items, errors = 0, _num_errors(meters)
+    while time.monotonic() < end:
+        try:
+            next(iterator)
+        except StopIteration:
+            break
+        except Exception:
+            if _num_errors(meters) == errors:  # not of an element: the pipeline cannot be opened, say
+                raise
+            errors = _num_errors(meters)
+        items += 1
+    return items
+
+
+def _num_errors(meters: Meters) -> int:
+    return sum(reading.errors for reading in meters.readings())
+
+
+def _notes(stats: PipelineStats, epochs: int) -> list[str]:
+    if not stats.elements:
+        return ["No element was handed out."]
+    return [f"The dataset ended before the time was over: these are {epochs} epochs."] if epochs > 1 else []
