@@ -58,7 +58,7 @@ def find_bottleneck(readings: Sequence[Reading], *, consumer_busy_s: float = 0.0
         groups[threads[reading.name]][reading.name] = in_thread_s
         if reading.place != "inline":
             workers = f"its {reading.parallelism} {reading.place}"
-            work_s = (reading.busy_s - reading.handling_s) / max(1, reading.parallelism)
+            work_s = (reading.busy_s - reading.handling_s) / reading.workers
             groups[f"{reading.name}: {workers}"] = {reading.name: work_s}
     where, busiest = max(groups.items(), key=lambda group: sum(group[1].values()))
     total_s = sum(busiest.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
@@ -46,6 +46,7 @@ class Reading:
         input_wait_s: Of `wait_s`, the seconds for the inputs; those of a "prefetch" work in another thread.
         handling_s: Of `busy_s`, the seconds in which its consumer's thread moved blocks to the workers and back.
         parallelism: Workers that it may use now.
+        mean_parallelism: Workers that it could use on average so far; 0 for `parallelism`, all the time.
         buffered: Elements in its queue now.
         buffered_bytes: Bytes of these.
         buffer_limit: Elements for which the queue has room now; 0 for none.
@@ -67,11 +68,17 @@ class Reading:
     input_wait_s: float = 0.0
     handling_s: float = 0.0
     parallelism: int = 1
+    mean_parallelism: float = 0.0
     buffered: int = 0
     buffered_bytes: int = 0
     buffer_limit: int = 0
     mean_buffered: float = 0.0
     place: Place = "inline"
+
+    @property
+    def workers(self) -> float:
+        """Workers that it could use on average, >= 1."""
+        return max(1.0, self.mean_parallelism or self.parallelism)
 
 
 @final
@@ -88,10 +95,15 @@ class Meter:
         asked: How often the queue was asked.
         found_buffered: Sum of the elements that were in it then.
         ring: Where what happened is recorded; None if it is not.
-        parallelism, buffered, buffered_bytes, buffer_limit, place, kind: See :class:`Reading`; set by the owner.
+        parallelism: See :class:`Reading`; set by the owner, whenever it changes.
+        buffered, buffered_bytes, buffer_limit, place, kind: See :class:`Reading`; set by the owner.
     """
 
     __slots__ = (
+        "_changed_at",
+        "_clock",
+        "_parallelism",
+        "_worker_s",
         "asked",
         "awaited_s",
         "blocks",
@@ -110,24 +122,43 @@ class Meter:
         "label",
         "name",
         "own_s",
-        "parallelism",
         "place",
         "ring",
         "worked_s",
     )
 
-    def __init__(self, name: str, label: str = "", kind: Kind = "stage", inputs: Sequence[int | str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        label: str = "",
+        kind: Kind = "stage",
+        inputs: Sequence[int | str] = (),
+        clock: Callable[[], float] = float,
+    ) -> None:
         self.name = name
         self.label = label or name
         self.kind = kind
         self.inputs = tuple(inputs)
         self.elements = self.blocks = self.bytes = self.errors = 0
         self.own_s = self.input_s = self.awaited_s = self.worked_s = self.here_s = self.cpu_s = 0.0
-        self.parallelism = 1
+        self._clock = clock
+        self._parallelism = 1
+        self._worker_s = 0.0  # seconds times workers, until the number of workers changed last
+        self._changed_at = 0.0
         self.buffered = self.buffered_bytes = self.buffer_limit = 0
         self.asked = self.found_buffered = 0
         self.place: Place = "inline"
         self.ring: EventRing | None = None
+
+    @property
+    def parallelism(self) -> int:
+        return self._parallelism
+
+    @parallelism.setter
+    def parallelism(self, workers: int) -> None:
+        now = self._clock()
+        self._worker_s += self._parallelism * (now - self._changed_at)
+        self._parallelism, self._changed_at = workers, now
 
     def handed_out(self, block: Block) -> None:
         """Count a block."""
@@ -151,6 +182,8 @@ class Meter:
 
     def read(self, inputs: Sequence[str] = ()) -> Reading:
         """The totals now. A block that is being made is not among them."""
+        now = self._clock()
+        worker_s = self._worker_s + self._parallelism * (now - self._changed_at)
         handling_s = max(0.0, self.own_s - self.awaited_s - self.here_s)
         return Reading(
             name=self.name,
@@ -167,6 +200,7 @@ class Meter:
             input_wait_s=self.input_s,
             handling_s=handling_s if self.worked_s else 0.0,
             parallelism=self.parallelism,
+            mean_parallelism=worker_s / now if now else 0.0,
             buffered=self.buffered,
             buffered_bytes=self.buffered_bytes,
             buffer_limit=self.buffer_limit,
@@ -239,7 +273,7 @@ class Meters:
                 found[1].inputs = tuple(inputs)
                 return found[1]
             unique += "*"
-        meter = Meter(unique, label, kind, inputs)
+        meter = Meter(unique, label, kind, inputs, self._now)
         meter.ring = self._ring
         return self._meters.setdefault(unique, (owner, meter))[1]
 
@@ -275,6 +309,9 @@ class Meters:
         if self._waits_since is not None:
             self.consumer_wait_s += now - self._waits_since
         self._waits_since, self._idle_since = None, now
+
+    def _now(self) -> float:
+        return self.elapsed_s
 
     @property
     def elapsed_s(self) -> float:

@@ -175,7 +175,7 @@ def _stage(reading: Reading, by_name: Mapping[str, Reading], reader: str, elapse
         bytes=reading.bytes,
         bytes_per_s=reading.bytes / elapsed_s if elapsed_s else 0.0,
         errors=reading.errors,
-        busy=_share(reading.busy_s, elapsed_s * max(1, reading.parallelism)),
+        busy=_share(reading.busy_s, elapsed_s * reading.workers),
         cpu=_share(reading.cpu_s, reading.busy_s - reading.handling_s) if reading.cpu_s else None,
         queue_fill=_share(reading.mean_buffered, reading.buffer_limit) if _has_queue(reading) else None,
         waits_for=waits_for,

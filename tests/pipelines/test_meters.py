@@ -43,6 +43,17 @@ def test_a_block_under_way_makes_no_negative_numbers() -> None:
     assert meter.read().busy_s == 0.0
 
 
+def test_workers_are_averaged_over_the_time() -> None:
+    now = 0.0
+    meter = Meter("map-1", clock=lambda: now)
+    now = 3.0  # with one worker until here
+    meter.parallelism = 4
+    now = 4.0
+    reading = meter.read()
+    assert (reading.parallelism, reading.mean_parallelism, reading.workers) == (4, 7 / 4, 7 / 4)
+    assert Reading("map-1", "map", parallelism=3).workers == 3.0
+
+
 def test_one_meter_a_stage_whatever_number_of_passes() -> None:
     meters = Meters()
     first = meters.meter("range-0", owner=("RangeOp",))
