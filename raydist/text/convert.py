@@ -28,7 +28,7 @@ def to_arrow(values: Any, *, fold: bool = False) -> tuple[pa.Array, tuple[int, .
     if isinstance(values, list) and not values:
         values = np.empty(0, np.int64 if fold else object)  # sequences are of ids
     outside = _outside(values)
-    if outside.dtype == object and any(isinstance(item, np.ndarray) for item in outside.flat):
+    if outside.dtype == object and outside.size and isinstance(outside.flat[0], np.ndarray):
         return _lists(outside), outside.shape
     flat = _flat(outside)
     if not fold:

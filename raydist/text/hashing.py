@@ -36,7 +36,8 @@ def by_distinct_text(array: pa.Array, what: str, ids_of: Callable[[Sequence[str]
         if not pa.types.is_large_string(flat.type):
             raise SpecError(f"{what} takes text or tokens, got {flat.type}.")
         encoded = flat.dictionary_encode()
-        return pa.array(ids_of(encoded.dictionary.to_pylist())[encoded.indices.to_numpy()])
+        distinct = encoded.dictionary.to_numpy(zero_copy_only=False).tolist()
+        return pa.array(ids_of(distinct)[encoded.indices.to_numpy()])
 
     return map_values(array, ids)
 

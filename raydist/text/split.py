@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.text.convert import list_array
+from raydist.text.convert import list_array, offsets_of
 from raydist.text.step import TextStep
 
 __all__ = ["Characters", "Split"]
@@ -50,9 +50,12 @@ class Split(TextStep):
         trimmed = pc.utf8_trim_whitespace(array)
         lists = pc.utf8_split_whitespace(trimmed)
         # Nothing but white space is one empty token for Arrow, and none for Python.
-        counts = np.where(pc.binary_length(trimmed).to_numpy() == 0, 0, pc.list_value_length(lists).to_numpy())
-        tokens = lists.flatten()
-        return list_array(_offsets(counts), tokens.filter(pc.not_equal(pc.binary_length(tokens), 0)))
+        offsets, empty = offsets_of(lists), pc.binary_length(trimmed).to_numpy() == 0
+        if not empty.any():
+            return list_array(offsets, lists.values)
+        kept = np.ones(len(lists.values), bool)
+        kept[offsets[:-1][empty]] = False
+        return list_array(offsets - np.append(0, np.cumsum(empty)), lists.values.filter(pa.array(kept)))
 
 
 @final
@@ -89,8 +92,4 @@ def require_text(array: pa.Array, what: str) -> None:
 
 
 def _as_large(lists: pa.Array) -> pa.Array:
-    return list_array(lists.offsets.to_numpy(), lists.values)
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)])
+    return list_array(offsets_of(lists), lists.values)

@@ -141,8 +141,10 @@ class Vocabulary(TextStep):
         return by_distinct_text(array, "Vocabulary", self._ids_of)
 
     def _ids_of(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        known = self._ids
-        return np.array([known[text] if text in known else self._unknown(text) for text in texts], np.int64)
+        ids = list(map(self._ids.get, texts))
+        if None in ids:
+            ids = [self._unknown(text) if id_ is None else id_ for id_, text in zip(ids, texts, strict=True)]
+        return np.array(ids, np.int64)
 
     def _unknown(self, text: str) -> int:
         if self.num_oov_buckets == 0:

@@ -48,7 +48,7 @@ def test_a_window_outside_is_an_error_with_sizes(window: tuple[int, int, int, in
     with pytest.raises(
         rd.InvalidArgumentError, match=rf"inside of the image of 37 x 53 .* got {window[2]} x {window[3]}"
     ):
-        rd.image.decode_and_crop_jpeg(encode(picture()), window)
+        rd.image.decode_and_crop_jpeg(encode(picture())[:-9], window)  # found before the damage is
 
 
 def damaged() -> list[bytes]:
