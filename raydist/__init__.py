@@ -49,8 +49,11 @@ if TYPE_CHECKING:
     from raydist.pipelines.iterator import DatasetIterator as DatasetIterator
     from raydist.pipelines.iterator import Optional as Optional
     from raydist.pipelines.op import DatasetOp as DatasetOp
+    from raydist.pipelines.profiling.run import Profile as Profile
     from raydist.pipelines.spec import DatasetSpec as DatasetSpec
     from raydist.pipelines.spec import TensorSpec as TensorSpec
+    from raydist.pipelines.stats import PipelineStats as PipelineStats
+    from raydist.pipelines.stats import StageStats as StageStats
     from raydist.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
     from raydist.readers import TextLineDataset as TextLineDataset
     from raydist.readers import TFRecordDataset as TFRecordDataset
@@ -114,6 +117,8 @@ _MODULE_OF = {
     "Options": "raydist.options",
     "OutOfRangeError": "raydist.errors",
     "PerReplica": "raydist.values",
+    "PipelineStats": "raydist.pipelines.stats",
+    "Profile": "raydist.pipelines.profiling.run",
     "RaggedFeature": "raydist.pipelines.formats.composite_features",
     "RaggedTensorValue": "raydist.pipelines.formats.composite_features",
     "RaydistError": "raydist.errors",
@@ -123,6 +128,7 @@ _MODULE_OF = {
     "SparseFeature": "raydist.pipelines.formats.composite_features",
     "SparseTensorValue": "raydist.pipelines.formats.composite_features",
     "SpecError": "raydist.errors",
+    "StageStats": "raydist.pipelines.stats",
     "Strategy": "raydist.strategies.base",
     "TFRecordDataset": "raydist.readers",
     "TFRecordOptions": "raydist.pipelines.formats.tfrecord_writer",

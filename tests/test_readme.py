@@ -49,7 +49,7 @@ def test_example_runs_as_printed(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_text_and_image_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_datasets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "corpus.txt").write_text("to be or not\n\nto be")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(encode(picture(240, 300)))
@@ -58,6 +58,7 @@ def test_text_and_image_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for example in code_blocks("python")[1:]:
         exec(example, names)
     assert [ids[:, :3].tolist() for ids in names["token_ids"]] == [[[3, 2, 5], [0, 0, 0], [3, 2, 0]]]
+    assert names["profile"].stats.bottleneck == "map-2"
     assert [(batch.shape, str(batch.dtype)) for batch in names["images"]] == [((1, 3, 224, 224), "torch.float32")]
 
 
