@@ -11,12 +11,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from raydist.errors import SpecError
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.meters import Meter, Place
 from raydist.pipelines.op import ElementError, Item, IterContext, Kernel
+
+if TYPE_CHECKING:
+    from raydist.pipelines.tuned_prefetch import TunedPrefetch
 
 __all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "reject_others", "run_stage"]
 
@@ -171,6 +174,10 @@ class Executor(ABC):
     def for_stage(self, meter: Meter, ctx: IterContext) -> Executor:
         """What runs one stage whose parallelism was left to raydist; this executor closes it."""
         return self
+
+    def for_prefetch(self, meter: Meter, ctx: IterContext) -> TunedPrefetch | None:
+        """What decides when a pipeline is read ahead that nobody asked to; None: never."""
+        return None
 
     @abstractmethod
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:

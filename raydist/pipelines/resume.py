@@ -100,6 +100,11 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._items)
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether all items were handed out, so that the border is where their maker is now."""
+        return not self._items and not self._groups and not self._handed_out
+
     def put(self, items: Sequence[Item], after: State) -> None:
         """Add one group of items; `after` is the state from which the next group can be made."""
         total = count_items(items)

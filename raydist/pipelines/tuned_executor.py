@@ -18,6 +18,8 @@ from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, InlineExecutor, Pending, StageSpec
 from raydist.pipelines.meters import Meter, Meters
 from raydist.pipelines.op import IterContext
+from raydist.pipelines.tuned_part import TunedPart
+from raydist.pipelines.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.tuned_stage import TunedStage
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["TunedExecutor"]
 
 _PERIOD_S = 0.05
-_LEAST_BLOCKS = 4  # of a period: fewer say too little
 
 
 @final
@@ -43,8 +44,8 @@ class TunedExecutor(Executor):
     def __init__(self, tuners: list[Tuner] | None = None) -> None:
         self._tuners = [] if tuners is None else tuners
         self._tuner = self._tuners.pop() if self._tuners else Tuner()
-        self._parts: dict[str, TunedStage] = {}
-        self._last: TunedStage | None = None
+        self._parts: dict[str, TunedPart] = {}
+        self._last: TunedPart | None = None
         self._deciding = threading.Lock()
         self._clock: _PeriodClock | None = None
         self._due = 0.0
@@ -54,25 +55,34 @@ class TunedExecutor(Executor):
         """A stage of this name; all passes over it share one."""
         if not ctx.meters.enabled:
             return InlineExecutor()
-        return self._part(meter.name, ctx, lambda look: TunedStage(meter, ctx, look))
-
-    def _part(
-        self, name: str, ctx: IterContext, make: Callable[[Callable[[TunedStage], None]], TunedStage]
-    ) -> TunedStage:
-        part = self._parts.get(name)
-        if part is None:
-            part = self._parts[name] = self._last = make(_weak(self._look))
-            self._clock = self._clock or _PeriodClock(ctx.meters, ctx.budgets)
-            self._tuner.add(part.knob)
-            self._apply(part, self._tuner.settings[name])
+        part = self._parts.get(meter.name)
+        if not isinstance(part, TunedStage):
+            part = TunedStage(meter, ctx, _weak(self._look))
+            self._add(part, ctx)
         return part
 
-    def _look(self, part: TunedStage) -> None:
+    def for_prefetch(self, meter: Meter, ctx: IterContext) -> TunedPrefetch | None:
+        """A prefetch of this name."""
+        if not ctx.meters.enabled:
+            return None
+        part = self._parts.get(meter.name)
+        if not isinstance(part, TunedPrefetch):
+            part = TunedPrefetch(meter, ctx, _weak(self._look))
+            self._add(part, ctx)
+        return part
+
+    def _add(self, part: TunedPart, ctx: IterContext) -> None:
+        self._parts[part.knob.name] = self._last = part
+        self._clock = self._clock or _PeriodClock(ctx.meters, ctx.budgets)
+        self._tuner.add(part.knob)
+        self._apply(part, self._tuner.settings[part.knob.name])
+
+    def _look(self, part: TunedPart) -> None:
         """Decide if it is time to. The last part of the pipeline knows best when a period is full."""
         now = time.perf_counter()
         if now < self._due + (0.0 if part is self._last else _PERIOD_S):
             return
-        if part.totals.blocks < max(_LEAST_BLOCKS, part.window) and self._due:
+        if part.totals.blocks < part.least_blocks and self._due:
             return
         if self._deciding.acquire(blocking=False):
             try:
@@ -104,7 +114,7 @@ class TunedExecutor(Executor):
         for name, part in sorted(self._parts.items(), key=lambda item: change.settings[item[0]].workers):
             self._apply(part, change.settings[name])
 
-    def _apply(self, part: TunedStage, setting: Setting) -> None:
+    def _apply(self, part: TunedPart, setting: Setting) -> None:
         cost = self._tuner.costs.get(part.knob.name)
         part.apply(setting, row_s=cost.row_s if cost else 0.0, block_bytes=cost.block_bytes if cost else 0.0)
 
@@ -116,7 +126,7 @@ class TunedExecutor(Executor):
 
     def close(self) -> None:
         for part in self._parts.values():
-            part.close()
+            part.end()
         if not self._closed:
             self._closed = True
             self._tuner.pause()
@@ -145,11 +155,11 @@ class _PeriodClock:
         return self.meters.elapsed_s - self.meters.consumer_busy_s
 
 
-def _weak(method: Callable[[TunedStage], None]) -> Callable[[TunedStage], None]:
+def _weak(method: Callable[[TunedPart], None]) -> Callable[[TunedPart], None]:
     """`method`, without keeping its object: parts do not keep the executor alive that ends them."""
     reference = weakref.WeakMethod(method)
 
-    def call(part: TunedStage) -> None:
+    def call(part: TunedPart) -> None:
         if (alive := reference()) is not None:
             alive(part)
 

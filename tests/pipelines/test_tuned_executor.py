@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def until_threads(iterator: Iterator[int], most: int = 2000) -> list[int]:
     return elements
 
 
-def tuned(dataset: Dataset, tuners: list[Tuner] | None = None) -> DatasetIterator[int]:
+def tuned(dataset: Dataset, tuners: list[Tuner] | None = None) -> DatasetIterator[Any]:
     return iterate(dataset, lambda options: TunedExecutor(tuners))
 
 

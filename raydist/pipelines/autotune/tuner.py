@@ -20,6 +20,8 @@ __all__ = ["Change", "Period", "Tuner"]
 _WAITS = 0.05  # share of its time that a consumer must wait before anything is changed for it
 _PREDICTED = 0.08  # gain that the model must promise before it is tried
 _COMPUTES = 0.1  # a stage that holds the GIL for a larger share than this is given more workers step by step
+_CONSUMER_WORKS = 0.2  # share of its time in which a consumer must work for a prefetch to be tried
+_PREFETCHED_S = 0.001  # time that making a block must take for it: handing one over costs 0.1 ms
 _AWAITED = 0.1  # share of the time that a stage must be waited for to be given one more
 _GAIN = 0.03  # gain that must be measured to keep a change
 _CLEAR = 0.15  # a difference that needs no second look
@@ -134,17 +136,23 @@ class Tuner:
 
     def _try_more(self, period: Period) -> Change | None:
         load = self._load(period)
-        proposal = self._modelled(load) or self._one_more(load, period)
+        proposal = self._modelled(load, self._open(period)) or self._one_more(load, period)
         if proposal is None:
             return None
         self._trial = _Trial(dict(self.settings), max(self._speeds))
         return self._change(proposal, f"the consumer waits {period.consumer_wait_s / period.elapsed_s:.0%} of the time")
 
-    def _modelled(self, load: Load) -> Settings | None:
+    def _open(self, period: Period) -> list[Knob]:
+        """What may be set: a prefetch only where blocks are worth it and the consumer does something meanwhile."""
+        works = period.consumer_busy_s > _CONSUMER_WORKS * period.elapsed_s
+        cheap = {stage.name for stage in period.stages if stage.busy_s < _PREFETCHED_S * stage.blocks or not works}
+        return [knob for knob in self._knobs.values() if not (knob.splits and knob.name in cheap)]
+
+    def _modelled(self, load: Load, knobs: Sequence[Knob]) -> Settings | None:
         """What the model finds best, if it promises enough."""
         costs = self.costs.items()
         most = {name: 2 * cost.proven if cost.serial > _COMPUTES else self.limits.workers for name, cost in costs}
-        proposal = propose(load, list(self._knobs.values()), self.limits, most)
+        proposal = propose(load, knobs, self.limits, most)
         enough = predict_s(load, proposal) <= (1 - _PREDICTED) * predict_s(load, self.settings)
         return proposal if enough and not self._is_tried(proposal) else None
 
