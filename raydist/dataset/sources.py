@@ -10,6 +10,7 @@ import numpy as np
 
 from raydist.dataset.base import DatasetBase
 from raydist.pipelines.arguments import whole_number
+from raydist.pipelines.sources.arrow_files import arrow_files_op, is_paths
 from raydist.pipelines.sources.arrow_table import ArrowTableOp
 from raydist.pipelines.sources.counter import CounterOp
 from raydist.pipelines.sources.generator import GeneratorOp
@@ -120,19 +121,26 @@ class Sources(DatasetBase):
         tensors of that shape, other lists tensors of shape (None, ...). Numbers are not copied before they are handed
         out. A reader, which can be read only once, is read into memory whole.
 
+        Files are Arrow IPC files, which Feather (version 2) is another name of. Their record batches are pieces of work
+        for the pipeline's threads or input workers; one is in memory as a whole. The format has no checksums: of
+        damage, only what makes no sense is noticed, and never more is read than the file holds.
+
         Args:
             source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library that has
-                Arrow's C stream interface.
+                Arrow's C stream interface; or a path or a list of paths, local or URIs.
 
         Raises:
-            InvalidArgumentError: There are nulls.
-            SpecError: A column of another type (dates, decimals, maps, ...), or no table.
+            InvalidArgumentError: There are nulls, or a path is that of a directory.
+            SpecError: A column of another type (dates, decimals, maps, ...), no table, files with different columns;
+                at iteration, in its place: a row of a file with a null.
+            NotFoundError: A file does not exist.
+            DataLossError: A file is no Arrow IPC file, or its footer is damaged; at iteration: a record batch is.
 
         >>> import pyarrow as pa
         >>> list(rd.Dataset.from_arrow(pa.table({"x": [1, 2], "y": ["a", "b"]})).as_numpy_iterator())[1]
         {'x': np.int64(2), 'y': 'b'}
         """
-        return cls(ArrowTableOp.of(source))
+        return cls(arrow_files_op(source) if is_paths(source) else ArrowTableOp.of(source))
 
     @classmethod
     def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 from raydist.errors import SpecError
 from raydist.pipelines.spec import BYTES, STR, TensorSpec
 
-__all__ = ["is_text", "spec_of_schema"]
+__all__ = ["is_text", "read_names", "spec_of_schema"]
 
 
 def spec_of_schema(schema: pa.Schema) -> dict[str, Any]:
@@ -33,6 +34,14 @@ def _spec_of_fields(fields: list[pa.Field], prefix: str) -> dict[str, Any]:
     if twice:
         raise SpecError(f"Columns must have different names, got two of the name {prefix + twice[0]!r}. Rename one.")
     return {field.name: _spec_of_type(field.type, prefix + field.name) for field in fields}
+
+
+def read_names(fields: Iterable[pa.Field]) -> None:
+    """Raise UnicodeDecodeError where a name is no text. Arrow decodes names when they are asked for."""
+    for field in fields:
+        _ = field.name
+        if pa.types.is_struct(field.type):
+            read_names(field.type.field(number) for number in range(field.type.num_fields))
 
 
 def is_text(kind: pa.DataType) -> bool:

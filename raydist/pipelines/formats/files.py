@@ -25,6 +25,7 @@ from raydist.errors import (
 __all__ = [
     "OpenFile",
     "ReadableFile",
+    "as_arrow_file",
     "create_file",
     "data_loss",
     "file_errors",
@@ -42,6 +43,13 @@ class ReadableFile(Protocol):
     def seek(self, offset: int, /) -> int: ...
 
     def close(self) -> None: ...
+
+
+def as_arrow_file(file: ReadableFile) -> Any:
+    """The file as pyarrow's readers take it."""
+    import pyarrow  # only its readers need it
+
+    return file if isinstance(file, pyarrow.NativeFile) else pyarrow.PythonFile(file, mode="r")
 
 
 @final

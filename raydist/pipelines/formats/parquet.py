@@ -9,7 +9,8 @@ from typing import Any, final
 import pyarrow as pa
 
 from raydist.errors import RaydistError
-from raydist.pipelines.formats.files import ReadableFile, data_loss, file_errors, open_file
+from raydist.pipelines.formats.arrow_types import read_names
+from raydist.pipelines.formats.files import as_arrow_file, data_loss, file_errors, open_file
 
 __all__ = ["ParquetFile"]
 
@@ -42,8 +43,9 @@ class ParquetFile:
         try:
             with parquet_errors(path, opened.size):
                 kind = arrow_dataset.ParquetFileFormat(default_fragment_scan_options=options)
-                self._fragment = kind.make_fragment(_arrow_file(opened.file))
+                self._fragment = kind.make_fragment(as_arrow_file(opened.file))
                 self.schema: pa.Schema = self._fragment.physical_schema
+                read_names(self.schema)
                 self.num_rows: int = self._fragment.metadata.num_rows
                 self.num_row_groups: int = self._fragment.metadata.num_row_groups
         except BaseException:
@@ -74,11 +76,14 @@ class ParquetFile:
         return batches
 
     def row_group_size(self, row_group: int, columns: list[str]) -> tuple[int, int]:
-        """Rows of a row group, and bytes of some of its columns before compression, as the footer says."""
+        """Rows of a row group, and about how many bytes some of its columns have in memory, as the footer says.
+
+        A column of equal values takes next to nothing in the file: each value counts for 8 bytes at least.
+        """
         group = self._fragment.metadata.row_group(row_group)
         chunks = [group.column(number) for number in range(group.num_columns)]
         wanted = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-        return group.num_rows, sum(chunk.total_uncompressed_size for chunk in wanted)
+        return group.num_rows, sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in wanted)
 
     def _batch_rows(self, row_group: int) -> int:
         group = self._fragment.metadata.row_group(row_group)
@@ -88,10 +93,6 @@ class ParquetFile:
     def close(self) -> None:
         """Close the file. May be called twice."""
         self._file.close()
-
-
-def _arrow_file(file: ReadableFile) -> Any:
-    return file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, mode="r")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.parquet import ParquetFile, parquet_errors
 from raydist.pipelines.op import DatasetOp, ElementError, Item
 from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
-from raydist.pipelines.sources.table_files import TableFilesOp, TableReader, table_paths
+from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader, table_paths
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ParquetFormat", "parquet_op"]
@@ -82,7 +82,7 @@ def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class ParquetFormat(SplitFormat):
+class ParquetFormat(TableFormat, SplitFormat):
     """The columns of `schema`, of the rows that `row_filter` (an Arrow expression, or None) is true for."""
 
     name: ClassVar[str] = "from_parquet"

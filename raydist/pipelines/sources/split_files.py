@@ -6,7 +6,7 @@ run (in this thread, on threads, by input workers) and their rows come in order.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -26,7 +26,6 @@ from raydist.pipelines.op import (
     OpIterator,
     State,
 )
-from raydist.pipelines.sources.table_files import TableFormat
 from raydist.pipelines.spec import STR, TensorSpec
 
 __all__ = ["FileSplit", "FileSplitsOp", "SplitFilesOp", "SplitFormat"]
@@ -54,8 +53,21 @@ class FileSplit:
     num_rows: int
 
 
-class SplitFormat(TableFormat):
+class SplitFormat(ABC):
     """How pieces of files are read. Picklable."""
+
+    name: ClassVar[str]
+    """The method that makes the dataset."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The arguments worth showing."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> Any:
+        """Nest of TensorSpec of one row."""
 
     @abstractmethod
     def read_split(self, split: FileSplit) -> list[Item]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import raydist as rd
-from raydist.pipelines.formats.arrow_types import is_text, spec_of_schema
+from raydist.pipelines.formats.arrow_types import is_text, read_names, spec_of_schema
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,11 @@ def test_types(kind: pa.DataType, spec: Any) -> None:
 def test_types_that_are_no_leaves(schema: Any, message: str) -> None:
     with pytest.raises(rd.SpecError, match=message):
         spec_of_schema(pa.schema(schema))
+
+
+def test_names_that_are_no_text() -> None:
+    read_names(pa.schema({"a": pa.struct({"b": pa.int8()})}))
+    schema = pa.schema([pa.field("name", pa.struct([pa.field("inner", pa.int8())]))])
+    damaged = pa.ipc.read_schema(pa.py_buffer(schema.serialize().to_pybytes().replace(b"inner", b"\xff\xffner")))
+    with pytest.raises(UnicodeDecodeError):
+        read_names(damaged)

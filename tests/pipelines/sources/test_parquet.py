@@ -14,6 +14,7 @@ import pytest
 
 import raydist as rd
 from tests.contracts.op import check_op, collect, is_error, same
+from tests.pipelines.sources.damage import report_damage
 
 ROWS = 24
 
@@ -126,7 +127,7 @@ def test_mutations_are_errors_and_never_other_data(tmp_path: Path) -> None:
     footer = len(content) - 8 - metadata.serialized_size
     draw = random.Random(7)
     noticed = 0
-    for number in range(90):
+    for number in range(200):
         mutant = bytearray(content)
         at = draw.randrange(4, footer)
         if number % 3 == 0:
@@ -144,7 +145,16 @@ def test_mutations_are_errors_and_never_other_data(tmp_path: Path) -> None:
         assert all(same([row], [by_number[int(row["x"])]]) for row in intact)
         assert errors or len(intact) == ROWS
         assert all(kind == "DataLossError" for kind, _ in errors)
-    assert noticed > 45
+    assert noticed > 100
+
+
+def test_200_mutations_of_the_whole_file_never_crash(tmp_path: Path) -> None:
+    content = Path(write(tmp_path / "x", table())).read_bytes()
+    report = report_damage(tmp_path, "from_parquet", content, 200)
+    assert report.kinds <= {"DataLossError", "SpecError", "InvalidArgumentError", "same", "other"}
+    assert report.count("DataLossError") > 120
+    assert report.count("other") < 10  # the footer has no checksum
+    assert report.unnamed == []
 
 
 @pytest.mark.parametrize("keep", [0, 3, 4, 100, -1])

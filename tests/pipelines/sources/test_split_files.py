@@ -16,7 +16,7 @@ from raydist.pipelines.op import ElementError, Item
 from raydist.pipelines.rows import block_of_rows
 from raydist.pipelines.sources import parquet
 from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
-from raydist.pipelines.sources.table_files import TableFilesOp, TableReader
+from raydist.pipelines.sources.table_files import TableFilesOp
 from raydist.pipelines.spec import TensorSpec
 from tests.contracts.op import check_op, collect, iterate
 
@@ -27,12 +27,15 @@ class NumbersFormat(SplitFormat):
     """The numbers from `first` to `end`; in file "bad" an error, and file "gone" cannot be opened."""
 
     name: ClassVar[str] = "numbers"
-    label: ClassVar[str] = ""
-    spec: ClassVar[Any] = TensorSpec((), np.int64)
     meeting: threading.Barrier | None = None
 
-    def open(self, path: str, position: Any) -> TableReader:
-        raise AssertionError("pieces are read as a whole")
+    @property
+    def label(self) -> str:
+        return ""
+
+    @property
+    def spec(self) -> Any:
+        return TensorSpec((), np.int64)
 
     def read_split(self, split: FileSplit) -> list[Item]:
         if self.meeting is not None:

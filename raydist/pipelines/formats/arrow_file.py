@@ -1,0 +1,83 @@
+"""Arrow IPC files (also known as Feather, version 2): their record batches, each checked before anyone looks at it.
+
+The format has no checksums: damage to values is not noticed. Damage to offsets is, and never leads out of the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import pyarrow as pa
+
+from raydist.errors import RaydistError
+from raydist.pipelines.formats.arrow_types import read_names
+from raydist.pipelines.formats.files import as_arrow_file, data_loss, file_errors, open_file
+
+__all__ = ["ArrowFile", "arrow_errors"]
+
+_MAGIC = b"ARROW1"
+_OLD_MAGIC = b"FEA1"
+
+
+@final
+class ArrowFile:
+    """One open file.
+
+    Attributes:
+        path: As it was given.
+        size: Bytes of the file; None where its server does not say.
+        schema: Of all batches.
+        num_batches: As the footer says.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the file and read its footer. Errors as those of `open_file`, and DataLossError."""
+        self.path = path
+        opened = open_file(path)
+        self.size = opened.size
+        self._file = opened.file
+        try:
+            with file_errors(path):
+                self._require_magic(bytes(opened.file.read(len(_MAGIC)) or b""))
+            with arrow_errors(path, opened.size):
+                self._reader: Any = pa.ipc.open_file(as_arrow_file(opened.file))
+                self.schema: pa.Schema = self._reader.schema
+                read_names(self.schema)
+                self.num_batches: int = self._reader.num_record_batches
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_magic(self, found: bytes) -> None:
+        if found != _MAGIC:
+            old = found.startswith(_OLD_MAGIC)
+            hint = ": Feather version 1 is another format. Write it again" if old else ""
+            raise data_loss(self.path, 0, f"An Arrow IPC file must begin with {_MAGIC!r}, got {found!r}{hint}")
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """A record batch, checked in full. DataLossError where it is damaged."""
+        with arrow_errors(self.path, None, f"record batch {number} of {self.num_batches}"):
+            batch = self._reader.get_batch(number)
+            batch.validate(full=True)  # what was read from a file may have any offsets
+            return batch
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._file.close()
+
+
+@contextmanager
+def arrow_errors(path: str, offset: int | None, part: str = "its footer") -> Iterator[None]:
+    """Turn what Arrow raises about damage at `offset` into a DataLossError."""
+    try:
+        with file_errors(path):
+            yield
+    except RaydistError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        problem = f"The file must be an intact Arrow IPC file, but reading {part} fails: {error}"
+        raise data_loss(path, offset or 0, problem) from error

@@ -1,0 +1,118 @@
+"""Dataset.from_arrow of paths: the rows of Arrow IPC (Feather) files, record batch by record batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, final
+
+import pyarrow as pa
+
+from raydist.errors import DataLossError, SpecError
+from raydist.pipelines.formats.arrow_file import ArrowFile
+from raydist.pipelines.formats.arrow_rows import RowSchema
+from raydist.pipelines.formats.files import data_loss
+from raydist.pipelines.op import DatasetOp, ElementError, Item
+from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
+from raydist.pipelines.sources.table_files import table_paths
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["ArrowFormat", "arrow_files_op", "is_paths"]
+
+_SPLIT_BYTES = 1 << 22
+_UNKNOWN_ROWS = -1
+
+
+def is_paths(source: Any) -> bool:
+    """Whether `source` is a path or a list of paths, not a table."""
+    several = source if isinstance(source, list | tuple) else [source]
+    return all(isinstance(one, str | bytes | os.PathLike) for one in several)
+
+
+def arrow_files_op(paths: Any) -> DatasetOp:
+    """The rows of the files at `paths`. Reads the footers of all files."""
+    names = table_paths(paths, "from_arrow")
+    first = ArrowFile(names[0])
+    first.close()
+    table_format = ArrowFormat(first.schema)
+    _ = table_format.rows  # finds out whether every column can be a leaf
+    splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, table_format)))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return SplitFilesOp(splits, table_format, UNKNOWN_CARDINALITY, f"{names[0]!r}{more}")
+
+
+def _splits(path: str, table_format: ArrowFormat) -> Iterator[FileSplit]:
+    """Pieces of at least some MiB, where the file has as much."""
+    file = table_format.open_checked(path)
+    file.close()
+    mean_bytes = max(1, (file.size or _SPLIT_BYTES) // max(1, file.num_batches))
+    step = max(1, _SPLIT_BYTES // mean_bytes)
+    for first in range(0, file.num_batches, step):
+        yield FileSplit(path, first, min(first + step, file.num_batches), _UNKNOWN_ROWS)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ArrowFormat(SplitFormat):
+    """Record batches of `schema`."""
+
+    name: ClassVar[str] = "from_arrow"
+    schema: pa.Schema
+
+    @property
+    def label(self) -> str:
+        return ""
+
+    @property
+    def spec(self) -> Any:
+        return self.rows.spec
+
+    @cached_property
+    def rows(self) -> RowSchema:
+        """Makes blocks of record batches."""
+        return RowSchema(self.schema)
+
+    def open_checked(self, path: str) -> ArrowFile:
+        """Open a file that must have the columns of the format."""
+        file = ArrowFile(path)
+        if file.schema.equals(self.schema):
+            return file
+        file.close()
+        raise SpecError(
+            f"All files must have the columns {_fields(self.schema)}, but {path!r} has {_fields(file.schema)}."
+        )
+
+    def read_split(self, split: FileSplit) -> list[Item]:
+        file = self.open_checked(split.path)
+        try:
+            if file.num_batches < split.end:
+                raise data_loss(
+                    split.path,
+                    0,
+                    f"A file must not change while a dataset reads it, but it had {split.end} record batches or more, "
+                    f"and now {file.num_batches}",
+                )
+            return [item for number in range(split.first, split.end) for item in self._items(file, number)]
+        finally:
+            file.close()
+
+    def _items(self, file: ArrowFile, number: int) -> Sequence[Item]:
+        """The rows of one batch. One error stands for all rows of a damaged one."""
+        try:
+            batch = file.batch(number)
+        except DataLossError as loss:
+            return [ElementError(loss)]
+
+        def null_error(row: int, column: str) -> SpecError:
+            return SpecError(
+                f"Elements must not have nulls, but column {column!r} has one (file {file.path!r}, record batch "
+                f"{number}, row {row}). Write the file without them."
+            )
+
+        return self.rows.items(batch, null_error)
+
+
+def _fields(schema: pa.Schema) -> str:
+    return f"{', '.join(f'{field.name}: {field.type}' for field in schema):.500}"
