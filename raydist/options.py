@@ -97,7 +97,8 @@ class Options(SettingsGroup):
 
     Attributes:
         seed: Root of every random choice that has no seed of its own; None draws one when iteration starts.
-        deterministic: False allows any order of elements. It is kept all the same: it is what makes a state exact.
+        deterministic: False lets maps and filters that run on threads or input workers hand out results as they are
+            finished: a slow element holds back no other, and the order differs from run to run. See `Dataset.map`.
         autotune: What raydist may use where it is left to choose: :class:`AutotuneOptions`.
         optimization: Which rewrites are on: :class:`OptimizationOptions`.
         threading: Threads of an iterator: :class:`ThreadingOptions`.

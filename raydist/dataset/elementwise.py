@@ -39,8 +39,9 @@ class Elementwise(Running):
                 numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
                 depends on (seed, operation, epoch, index of the element) alone.
             num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist.
-            deterministic: False allows any order (None: `Options.deterministic` decides). The order is kept all the
-                same: in raydist it is what makes a state exact.
+            deterministic: False hands out results as they are finished, where several calls run at a time, so that a
+                slow one holds back no other (None: `Options.deterministic` decides). Nothing is lost or doubled, also
+                when resuming. Below operations that remember much (`shuffle`, `scan`, `window`, ...) the order is kept.
             seed: Seed of `rng`; None for that of the iteration.
             output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
                 one call on the first element.
@@ -54,7 +55,7 @@ class Elementwise(Running):
         declared = DeclaredOutput.parse(output_spec)
         if deterministic is not None and not isinstance(deterministic, bool):
             raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
-        return type(self)(MapOp(self._op, map_func, num_parallel_calls, seed, declared))
+        return type(self)(MapOp(self._op, map_func, num_parallel_calls, seed, declared, deterministic))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """The elements for which `predicate` returns True. It gets what a map function gets, and must return one bool.
@@ -112,7 +113,7 @@ class Elementwise(Running):
             block_length: Elements a turn, 1 by default.
             num_parallel_calls: How many of the open datasets are read ahead, in a thread each; AUTOTUNE: all. None:
                 every dataset is read in the consumer's thread.
-            deterministic: As for `map`: the order is kept all the same.
+            deterministic: As in TensorFlow; here the order of `interleave` itself is always kept.
 
         Raises:
             InvalidArgumentError: A length below 1, or `num_parallel_calls` above `cycle_length`.

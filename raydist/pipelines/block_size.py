@@ -27,16 +27,20 @@ class BlockSize:
 
     Args:
         away: Whether blocks go to another process.
+        together: Elements that the consumer takes at a time: blocks are multiples of it where they are no smaller.
     """
 
-    def __init__(self, *, away: bool) -> None:
+    def __init__(self, *, away: bool, together: int = 1) -> None:
         self._away = away
+        self._together = together
         self._least = 1
         self._most = _FIRST_ROWS
 
     def rows(self, limit: int, window: int, least: int) -> int:
         """Elements of the next block, for a consumer that wants `limit` and a window of so many blocks."""
-        return max(1, min(max(-(-limit // window), least, self._least), self._most))
+        rows = max(1, min(max(-(-limit // window), least, self._least), self._most))
+        whole = -(-rows // self._together) * self._together
+        return rows if whole > max(limit, self._most) else whole
 
     def learn_input(self, seconds: float) -> None:
         """The input took so long to make a block."""

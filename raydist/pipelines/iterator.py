@@ -13,6 +13,7 @@ from raydist.pipelines.demand import Demand
 from raydist.pipelines.executor import Executor
 from raydist.pipelines.meters import Meters
 from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, OpIterator, State
+from raydist.pipelines.orders import Orders
 from raydist.pipelines.placement import open_executor
 from raydist.pipelines.plan import Plan, make_plan, start
 from raydist.pipelines.stats import PipelineStats, stats_of
@@ -96,6 +97,7 @@ class DatasetIterator(Generic[T]):
         self._executor: Executor | None = None
         self._source: OpIterator | None = None
         self._demand = Demand()
+        self._orders = Orders()
         self._resume_at: State | None = None  # where the engine goes on when it is opened again
         self._to_skip = 0  # elements behind that which were handed out before
         self._border: State = {}  # the engine's state before `_rows`
@@ -162,7 +164,12 @@ class DatasetIterator(Generic[T]):
         if self._source is None:
             self._executor = self._make_executor(self._options)
             self._source = start(
-                self._plan, seed=self._seed, epoch=self._epoch, executor=self._executor, meters=self.meters
+                self._plan,
+                seed=self._seed,
+                epoch=self._epoch,
+                executor=self._executor,
+                meters=self.meters,
+                orders=self._orders,
             )
             if self._resume_at is not None:
                 self._source.load_state_dict(self._resume_at)
@@ -213,6 +220,7 @@ class DatasetIterator(Generic[T]):
     def state_dict(self) -> State:
         """JSON-able state after the last element handed out, at most 10 KB."""
         at, skip = self._position()
+        orders = self._orders.since(at)
         return {
             "version": _STATE_VERSION,
             "pipeline": self._plan.fingerprint,
@@ -220,6 +228,7 @@ class DatasetIterator(Generic[T]):
             "epoch": self._epoch,
             "at": at,
             "skip": skip,
+            **({"orders": orders} if orders else {}),
         }
 
     def _position(self) -> tuple[State, int]:
@@ -245,6 +254,7 @@ class DatasetIterator(Generic[T]):
         self._closed = self._ended = False
         self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
         self._resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
+        self._orders.load(state.get("orders", {}))
 
     def close(self) -> None:
         """Stop threads. Further elements are a FailedPreconditionError."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.autotune.budget import Budgets
 from raydist.pipelines.meters import Kind, Meter, Meters
+from raydist.pipelines.orders import Orders
 from raydist.pipelines.seeds import RandomKey
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class DatasetOp(ABC):
     preserves_order: ClassVar[bool] = True
     content_blind: ClassVar[bool] = False
     """Whether it only picks and orders elements, so that it may work on their indices instead."""
+    state_is_recent: ClassVar[bool] = False
+    """Whether its state looks no further back than the last few blocks of its input: then these may come in any order,
+    if that is wanted, because the order of so few can be part of the state."""
 
     @property
     @abstractmethod
@@ -226,6 +230,11 @@ class ElementwiseOp(DatasetOp):
         """
         return None
 
+    @property
+    def deterministic(self) -> bool | None:
+        """False lets results come in any order; None leaves it to `Options.deterministic`."""
+        return None
+
     @final
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return ctx.build(self)
@@ -246,6 +255,8 @@ class IterContext:
         plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
         meters: Count and time what every stage does.
         budgets: Threads and memory that it may use.
+        orders: Notes of the stages that hand out blocks in any order.
+        any_order: Whether stages may do so here: their readers have recent states, saved together with `orders`.
     """
 
     seed: int
@@ -257,6 +268,8 @@ class IterContext:
     plan: object = field(repr=False, default=None)
     meters: Meters = field(repr=False, default_factory=Meters)
     budgets: Budgets = field(repr=False, default_factory=Budgets)
+    orders: Orders = field(repr=False, default_factory=Orders)
+    any_order: bool = False
 
     def build(self, op: DatasetOp) -> OpIterator:
         """An iterator over `op`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from raydist.options import Options
@@ -14,8 +14,11 @@ from raydist.pipelines.metered import MeteredIterator
 from raydist.pipelines.meters import Meter, Meters
 from raydist.pipelines.op import DatasetOp, ElementwiseOp, IterContext, Kernel, OpIterator
 from raydist.pipelines.optimize import optimize
+from raydist.pipelines.orders import Orders
 from raydist.pipelines.stage import StageIterator
+from raydist.pipelines.stage_results import Crew
 from raydist.pipelines.threads import ThreadExecutor
+from raydist.pipelines.unordered_stage import UnorderedStageIterator
 
 __all__ = ["Plan", "fuse", "make_plan", "name_operations", "open_iterator", "start", "walk"]
 
@@ -74,7 +77,15 @@ def make_plan(op: DatasetOp, options: Options) -> Plan:
     return Plan(op, optimize(op, names, options), names, options)
 
 
-def start(plan: Plan, *, seed: int, epoch: int, executor: Executor, meters: Meters | None = None) -> OpIterator:
+def start(
+    plan: Plan,
+    *,
+    seed: int,
+    epoch: int,
+    executor: Executor,
+    meters: Meters | None = None,
+    orders: Orders | None = None,
+) -> OpIterator:
     """One pass over a plan.
 
     Args:
@@ -83,11 +94,15 @@ def start(plan: Plan, *, seed: int, epoch: int, executor: Executor, meters: Mete
         epoch: Which epoch of the dataset this is, from 0.
         executor: Where stages run whose parallelism was left to raydist. The caller closes it.
         meters: Count and time what every stage does.
+        orders: Notes for stages that hand out blocks in any order, part of the state; None: all keep the order.
     """
     meters = meters or Meters()
     meters.tops.clear()  # of an earlier epoch, whose operations may be gone
     budgets = Budgets(plan.options.autotune)
-    ctx = IterContext(seed, (epoch,), plan.options, executor, plan.names, build, plan, meters, budgets)
+    any_order, orders = orders is not None, orders or Orders()
+    ctx = IterContext(
+        seed, (epoch,), plan.options, executor, plan.names, build, plan, meters, budgets, orders, any_order
+    )
     return ctx.build(plan.optimised)
 
 
@@ -99,7 +114,7 @@ def open_iterator(op: DatasetOp, *, seed: int, epoch: int, options: Options, exe
 def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
     """An iterator over `op`: its own, or stages for a chain of elementwise operations."""
     if not isinstance(op, ElementwiseOp):
-        iterator = op.make_iterator(ctx)
+        iterator = op.make_iterator(ctx if op.state_is_recent else replace(ctx, any_order=False))
         return _metered(iterator, ctx.meter(op), op, ctx)
     chain, base = _chain(op)
     iterator = ctx.build(base)
@@ -167,8 +182,17 @@ def _stage_iterator(
     executor = _executor(parallelism, meter, ctx)
     meter.place, meter.parallelism = executor.place, executor.num_workers
     owned = parallelism is not None and executor is not ctx.executor
-    iterator = StageIterator(source, spec, executor, most=parallelism, owned=owned, meter=meter)
+    crew = Crew(executor, most=parallelism, owned=owned)
+    iterator: OpIterator
+    if ctx.any_order and any(_is_unordered(op, ctx.options) for op, _ in stage):
+        iterator = UnorderedStageIterator(source, spec, crew, meter, ctx.orders.of(spec.name))
+    else:
+        iterator = StageIterator(source, spec, crew, meter)
     return _metered(iterator, meter, stage[-1][0], ctx)
+
+
+def _is_unordered(op: ElementwiseOp, options: Options) -> bool:
+    return not (options.deterministic if op.deterministic is None else op.deterministic)
 
 
 def _executor(parallelism: int | None, meter: Meter, ctx: IterContext) -> Executor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -23,6 +23,8 @@ __all__ = ["BatchOp", "cut_into_batches"]
 @dataclass(frozen=True, eq=False)
 class BatchOp(DatasetOp):
     """Batches of `batch_size` elements of `input`."""
+
+    state_is_recent: ClassVar[bool] = True
 
     input: DatasetOp
     batch_size: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
@@ -20,6 +20,8 @@ _LOG = logging.getLogger(__name__)
 @dataclass(frozen=True, eq=False)
 class IgnoreErrorsOp(DatasetOp):
     """The elements of `input`; errors are left out, and logged as warnings if `log_warning`."""
+
+    state_is_recent: ClassVar[bool] = True
 
     input: DatasetOp
     log_warning: bool = False

@@ -39,6 +39,7 @@ class MapOp(ElementwiseOp):
     num_parallel_calls: int | None = None
     seed: int | None = None
     output: DeclaredOutput | None = None
+    deterministic: bool | None = None
 
     def __post_init__(self) -> None:
         parse_parallelism(self.num_parallel_calls)

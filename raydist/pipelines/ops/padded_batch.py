@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.nest import flatten, unflatten
@@ -23,6 +23,8 @@ _MAX_BATCHES = 64  # made at a time
 @dataclass(frozen=True, eq=False)
 class PaddedBatchOp(DatasetOp):
     """Batches of `batch_size` elements of `input`, each leaf padded to one shape."""
+
+    state_is_recent: ClassVar[bool] = True
 
     input: DatasetOp
     batch_size: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -27,6 +27,8 @@ _MAX_BATCHES = 64  # made at a time
 @dataclass(frozen=True, eq=False)
 class RebatchOp(DatasetOp):
     """The elements of `input` (rows) in batches whose sizes are `sizes`, again and again; 0 gives an empty batch."""
+
+    state_is_recent: ClassVar[bool] = True
 
     input: DatasetOp
     sizes: tuple[int, ...]

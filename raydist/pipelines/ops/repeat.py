@@ -18,6 +18,7 @@ class RepeatOp(DatasetOp):
     """`count` passes over `input`; None or a negative count repeats for ever."""
 
     content_blind: ClassVar[bool] = True
+    state_is_recent: ClassVar[bool] = True
     input: DatasetOp
     count: int | None = None
 

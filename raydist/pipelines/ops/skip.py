@@ -19,6 +19,7 @@ class SkipOp(DatasetOp):
     """`input` without its first `count` elements; a negative count skips all."""
 
     content_blind: ClassVar[bool] = True
+    state_is_recent: ClassVar[bool] = True
     input: DatasetOp
     count: int
 

@@ -18,6 +18,7 @@ class TakeOp(DatasetOp):
     """The first `count` elements of `input`; a negative count takes all."""
 
     content_blind: ClassVar[bool] = True
+    state_is_recent: ClassVar[bool] = True
     input: DatasetOp
     count: int
 

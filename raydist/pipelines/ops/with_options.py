@@ -17,6 +17,7 @@ class WithOptionsOp(DatasetOp):
     """`input`, with options for the pipeline that it is part of."""
 
     content_blind: ClassVar[bool] = True
+    state_is_recent: ClassVar[bool] = True
     input: DatasetOp
     given: Options
 

@@ -1,0 +1,106 @@
+"""In which order the blocks of stages were handed out, where any order is allowed.
+
+The state of an iterator is a state of the past and the items handed out since. Going on from there gives the same items
+again only in the same order: so a stage that does not keep the order notes it, and the notes since that past state are
+part of the iterator's state. A stage that resumes follows the notes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, final
+
+__all__ = ["Order", "Orders"]
+
+
+@final
+class Order:
+    """Of one stage: sizes of its blocks, which are numbered as they are read, and their numbers as they were given."""
+
+    def __init__(self, first: int = 0, sizes: Iterable[int] = (), given: int = 0, numbers: Iterable[int] = ()) -> None:
+        self._first = first  # number of the block of the first size
+        self._sizes = list(sizes)
+        self._given = given  # blocks given before the first number
+        self._numbers = list(numbers)
+
+    def size_of(self, number: int) -> int | None:
+        """Items of a block that was read before; None for a new one."""
+        at = number - self._first
+        return self._sizes[at] if at < len(self._sizes) else None
+
+    def was_read(self, number: int, size: int) -> None:
+        """Note the size of a new block."""
+        if number == self._first + len(self._sizes):
+            self._sizes.append(size)
+
+    def number_at(self, given: int) -> int | None:
+        """Which block was given after so many others; None if that is open."""
+        at = given - self._given
+        return self._numbers[at] if at < len(self._numbers) else None
+
+    def was_given(self, given: int, number: int) -> None:
+        """Note that a block was given after so many others."""
+        if given == self._given + len(self._numbers):
+            self._numbers.append(number)
+
+    def since(self, first: int, given: int) -> list[Any]:
+        """The notes from block `first` on, and since `given` blocks were given, in short."""
+        sizes = [[size, len(list(same))] for size, same in groupby(self._sizes[first - self._first :])]
+        return [first, sizes, given, _runs(self._numbers[given - self._given :])]
+
+    @classmethod
+    def parse(cls, notes: list[Any]) -> Order:
+        """From what `since` gave."""
+        first, sizes, given, runs = notes
+        return cls(
+            first,
+            [size for size, count in sizes for _ in range(count)],
+            given,
+            [number for start, count in runs for number in range(start, start + count)],
+        )
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
+
+
+@final
+class Orders:
+    """Of all stages of one iterator."""
+
+    def __init__(self) -> None:
+        self._orders: dict[str, Order] = {}
+
+    def of(self, name: str) -> Order:
+        """The order of the stage `name`."""
+        return self._orders.setdefault(name, Order())
+
+    def since(self, state: Any) -> dict[str, Any]:
+        """What has to be kept with `state`: for each stage in it, the notes since the oldest state of it."""
+        oldest: dict[str, tuple[int, int]] = {}
+        for name, first, given in _marks(state):
+            known = oldest.get(name, (first, given))
+            oldest[name] = (min(first, known[0]), min(given, known[1]))
+        return {name: self.of(name).since(*found) for name, found in oldest.items()}
+
+    def load(self, notes: dict[str, Any]) -> None:
+        """Forget all orders but those that `since` gave."""
+        self._orders = {name: Order.parse(order) for name, order in notes.items()}
+
+
+def _marks(state: Any) -> Iterator[tuple[str, int, int]]:
+    """Name, first block and number of given ones in each state of a stage that lies in `state`."""
+    if isinstance(state, dict):
+        if "order" in state:
+            yield state["order"], state["first"], state["given"]
+        state = list(state.values())
+    if isinstance(state, list | tuple):
+        for part in state:
+            yield from _marks(part)
