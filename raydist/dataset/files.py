@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase
+from raydist.pipelines.nested import graph_of
 from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.numpy_files import numpy_op
 from raydist.pipelines.sources.parquet import parquet_op
-from raydist.pipelines.sources.saved import load_op
+from raydist.pipelines.sources.saved import checked_manifest, saved_op, shards_op
 
 __all__ = ["FileSources"]
 
@@ -72,13 +73,16 @@ class FileSources(DatasetBase):
     def from_parquet(cls, paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Self:
         """The rows of Parquet files: dicts of their columns, see :meth:`from_arrow` for the types.
 
-        Row groups are read one by one, and only the columns that are needed. The footers of all files are read at
-        once: they tell the columns and the number of rows. Pages are checked wherever the file has checksums
-        (`write_page_checksum=True` of pyarrow's writer). One error stands for the rows that damage takes, up to the end
-        of the row group, and reading goes on behind it. The footer has no checksum in this format.
+        Row groups are pieces of work for the pipeline's threads or input workers, whose rows come in order; only the
+        columns that are needed are read. (Row groups of more than 64 MiB of these columns are read in batches, one
+        after the other.) The footers of all files are read at once: they tell the columns and the number of rows.
 
-        The state of an iterator is the number of a file, of a row group and of its rows. Resuming reads that row group
-        again.
+        Pages are checked wherever the file has checksums (`write_page_checksum=True` of pyarrow's writer). One error
+        stands for the rows that damage takes, up to the end of the row group, and reading goes on behind it. The footer
+        has no checksum in this format, and a page has at most 2 GiB, however small it is in the file.
+
+        The state of an iterator is the number of a row group and of its rows. Resuming reads that row group again. A
+        file that has gone or changed since is an error for each piece that would have been read.
 
         Args:
             paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
@@ -179,23 +183,37 @@ class FileSources(DatasetBase):
         return cls(json_op(paths, columns, compression_type))
 
     @classmethod
-    def load(cls, path: Any) -> Self:
-        """The elements that :meth:`save` wrote, in their order.
+    def load(
+        cls,
+        path: Any,
+        compression: str | None = None,
+        reader_func: Callable[[Self], Self] | None = None,
+    ) -> Self:
+        """The elements that :meth:`save` wrote, in their order; of several shards one after the other.
 
-        Every batch is compared with its checksum; one error stands for the elements of a damaged one. The state of an
-        iterator is an offset in the file.
+        Every chunk is compared with its checksum; one error stands for the elements of a damaged one. The state of an
+        iterator is the number of a chunk and a place in it.
 
         Args:
-            path: The directory.
+            path: The directory: a local path or a URI.
+            compression: What it was saved with; None: what its manifest says.
+            reader_func: Gets a dataset of datasets, one for each shard, and returns the dataset of elements, such as
+                `lambda shards: shards.interleave(lambda shard: shard)`.
 
         Raises:
             NotFoundError: There is no saved dataset.
-            DataLossError: Its manifest is damaged; at iteration: its data is.
+            DataLossError: Its manifest is damaged, or it has another compression; at iteration: its data is damaged.
+            TypeError: `reader_func` returns no dataset.
 
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "numbers")
-        >>> rd.Dataset.range(3).save(path)
-        >>> len(rd.Dataset.load(path))
-        3
+        >>> rd.Dataset.range(4).save(path, shard_func=lambda x: x % 2)
+        >>> [int(x) for x in rd.Dataset.load(path)]
+        [0, 2, 1, 3]
+        >>> [int(x) for x in rd.Dataset.load(path, reader_func=lambda shards: shards.interleave(lambda shard: shard))]
+        [0, 1, 2, 3]
         """
-        return cls(load_op(path))
+        manifest = checked_manifest(path, compression)
+        if reader_func is None:
+            return cls(saved_op(path, manifest, manifest.parts))
+        return cls(graph_of(reader_func(cls(shards_op(path, manifest, cls))), "load"))

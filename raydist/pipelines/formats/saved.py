@@ -1,182 +1,222 @@
-"""Saved datasets: a directory with one file of batches and a manifest.
-
-Batches are Arrow IPC streams, each framed like a TFRecord: its length and its content have checksums. The manifest says
-what an element is, how many there are, and how long the file is.
-"""
+"""Writing elements into a directory: files of chunks with checksums, and a manifest."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, final
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO, final
 
+import numpy as np
 import pyarrow as pa
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.nest import LEAF, Structure, flatten
-from raydist.pipelines.arrow import block_of_arrow, block_to_arrow
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.formats.files import data_loss, file_errors, local_path, open_file, path_text
-from raydist.pipelines.formats.tfrecord import frame
-from raydist.pipelines.spec import TensorSpec
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import flatten
+from raydist.pipelines.blocks import Block, concat_blocks
+from raydist.pipelines.formats.chunks import ChunkWriter
+from raydist.pipelines.formats.containers import Container, ContainerWriter
+from raydist.pipelines.formats.files import open_file, path_text
+from raydist.pipelines.formats.layouts import Layout
+from raydist.pipelines.formats.manifest import Manifest, Part, outline_of
+from raydist.pipelines.formats.new_directory import MANIFEST_FILE, NewDirectory, new_directory
+from raydist.pipelines.functions import call_rows
+from raydist.pipelines.leaves import as_leaf
+from raydist.pipelines.op import ElementError
 
-__all__ = ["DATA_FILE", "Manifest", "block_of_bytes", "read_manifest", "save_blocks"]
+__all__ = ["SavedWriter", "ShardFunction", "read_manifest", "save_blocks"]
 
-DATA_FILE = "data.arrow-records"
-_MANIFEST_FILE = "manifest.json"
-_VERSION = 1
-_MAX_MANIFEST_BYTES = 1 << 24
+ShardFunction = Callable[..., Any]
 
-
-@final
-@dataclass(frozen=True)
-class Manifest:
-    """What a saved dataset holds.
-
-    Attributes:
-        structure: Of one element.
-        specs: Of its leaves.
-        num_rows: Elements.
-        num_bytes: Of the data file.
-    """
-
-    structure: Structure
-    specs: tuple[TensorSpec, ...]
-    num_rows: int
-    num_bytes: int
+_CHUNK_BYTES = 1 << 22
+_CHUNK_ROWS = 1 << 16
+_MAX_SHARDS = 1000  # files that are open at a time
+_MAX_MANIFEST_BYTES = 1 << 28
+_READ_BYTES = 1 << 20
 
 
-def save_blocks(path: Any, element_spec: Any, blocks: Iterable[Block]) -> None:
+def save_blocks(
+    path: Any,
+    element_spec: Any,
+    blocks: Iterable[Block],
+    container: Container,
+    shard_func: ShardFunction | None = None,
+) -> None:
     """Write a new directory. It appears under its name when everything in it has reached the disk."""
-    target = _directory(path)
-    specs, structure = flatten(element_spec)
-    outline = _outline(structure)
-    if os.path.lexists(target):
-        raise FailedPreconditionError(f"save needs a path that does not exist yet, got {target!r}. Remove it first.")
-    parent, name = os.path.split(os.path.abspath(target))
-    temporary = os.path.join(parent, f".{name}.{uuid.uuid4().hex}.tmp")
-    with file_errors(parent):
-        os.mkdir(temporary)
+    directory = new_directory(path)
+    directory.check_new()
+    writer = SavedWriter(directory, element_spec, container, shard_func)
     try:
-        num_rows, num_bytes = _write_data(os.path.join(temporary, DATA_FILE), structure, blocks)
-        content = {
-            "version": _VERSION,
-            "structure": outline,
-            "specs": [[spec.shape, _dtype_name(spec)] for spec in specs],
-            "num_rows": num_rows,
-            "num_bytes": num_bytes,
-        }
-        _write(os.path.join(temporary, _MANIFEST_FILE), json.dumps(content).encode())
-        _sync_directory(temporary)
-        os.rename(temporary, target)
-        _sync_directory(parent)
+        for block in blocks:
+            writer.write(block)
+        writer.commit()
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        writer.abandon()
 
 
 def read_manifest(path: Any) -> Manifest:
     """The manifest of the directory at `path`. NotFoundError where there is none, DataLossError where it is damaged."""
-    file = os.path.join(_directory(path), _MANIFEST_FILE)
+    file = f"{path_text(path).rstrip('/')}/{MANIFEST_FILE}"
     opened = open_file(file)
+    content = b""
     try:
-        with file_errors(file):
-            text = opened.file.read(_MAX_MANIFEST_BYTES) or b""
+        while len(content) < _MAX_MANIFEST_BYTES and (more := opened.file.read(_READ_BYTES)):
+            content += more
     finally:
         opened.file.close()
-    try:
-        found = json.loads(text)
-        if found["version"] != _VERSION:
-            raise ValueError(f"its version is {found['version']!r}, this one reads {_VERSION}")
-        specs = tuple(TensorSpec(shape, dtype) for shape, dtype in found["specs"])
-        structure = _structure(found["structure"])
-        if structure.num_leaves != len(specs):
-            raise ValueError(f"it has {len(specs)} specs for {structure.num_leaves} leaves")
-        return Manifest(structure, specs, int(found["num_rows"]), int(found["num_bytes"]))
-    except (ValueError, TypeError, KeyError, RecursionError, SpecError) as error:
-        raise data_loss(file, 0, f"The manifest of a saved dataset must be intact, but {error!r}") from error
+    return Manifest.of_bytes(content, file)
 
 
-def block_of_bytes(data: bytes, structure: Structure) -> Block:
-    """The block that one record of the data file holds."""
-    with pa.ipc.open_stream(data) as stream:
-        batch = stream.read_next_batch()
-    batch.validate(full=True)
-    return block_of_arrow(batch, structure)
+@final
+class SavedWriter:
+    """Writes elements into files; nothing is there before `commit`.
+
+    Args:
+        directory: Where.
+        element_spec: Nest of TensorSpec of an element.
+        container: What kind of files.
+        shard_func: The shard of an element, from 0; None for one shard.
+        origin: See :class:`Manifest`.
+    """
+
+    def __init__(
+        self,
+        directory: NewDirectory,
+        element_spec: Any,
+        container: Container,
+        shard_func: ShardFunction | None = None,
+        origin: str = "",
+    ) -> None:
+        self._specs, self._structure = flatten(element_spec)
+        outline_of(self._structure)
+        self._directory = directory
+        self._container = container
+        self._shard_func = shard_func
+        self._origin = origin
+        self._rows = 0
+        self._shards: dict[int, _ShardWriter] = {}
+
+    def write(self, block: Block) -> None:
+        """Append elements.
+
+        Raises:
+            SpecError: Their structure is not that of the spec; a shard is no whole number.
+            Exception: The error of the shard function.
+        """
+        if block.structure != self._structure:
+            raise SpecError(f"All elements must have the structure {self._structure}, got {block.structure}.")
+        if self._shard_func is None:
+            self._shard(0).write(block)
+        else:
+            shards = _shards_of(self._shard_func, block, self._rows)
+            for shard in np.unique(shards).tolist():
+                self._shard(shard).write(block.take(np.flatnonzero(shards == shard)))
+        self._rows += block.num_rows
+
+    def _shard(self, number: int) -> _ShardWriter:
+        if number not in self._shards:
+            if len(self._shards) == _MAX_SHARDS:
+                raise InvalidArgumentError(f"There may be at most {_MAX_SHARDS} shards, got one more: {number}.")
+            self._shards[number] = _ShardWriter(self._directory, self._container, number)
+        return self._shards[number]
+
+    def commit(self) -> Manifest:
+        """Let everything appear. FailedPreconditionError where somebody else was first."""
+        parts = tuple(part for number in sorted(self._shards) for part in self._shards[number].finish())
+        manifest = Manifest(self._structure, tuple(self._specs), self._container, parts, self._origin)
+        self._directory.commit(manifest.to_bytes())
+        return manifest
+
+    def abandon(self) -> None:
+        """Remove what was written. Does nothing after `commit`. May be called twice."""
+        for shard in self._shards.values():
+            shard.close()
+        self._shards = {}
+        self._directory.abandon()
 
 
-def _directory(path: Any) -> str:
-    text = path_text(path)
-    local = local_path(text)
-    if local is None:
-        raise InvalidArgumentError(f"A dataset is saved in a directory with a local path, got {text!r}.")
-    return local
+def _shards_of(shard_func: ShardFunction, block: Block, start: int) -> Any:
+    answers, failed = call_rows(shard_func, block.shared(), start)
+    for row in failed:
+        error = answers[row]
+        if isinstance(error, ElementError):
+            error.error.add_note(f"In shard_func, element {start + row}.")
+            raise error.error
+    return np.array([_shard_number(answer) for answer in answers], np.int64)
 
 
-def _write_data(path: str, structure: Structure, blocks: Iterable[Block]) -> tuple[int, int]:
-    num_rows = 0
-    with file_errors(path), open(path, "xb") as file:
-        for block in blocks:
-            if block.structure != structure:
-                raise SpecError(f"All elements must have the structure {structure}, got {block.structure}.")
-            file.write(frame(_bytes_of_block(block)))
-            num_rows += block.num_rows
-        file.flush()
-        os.fsync(file.fileno())
-        return num_rows, file.tell()
+def _shard_number(answer: Any) -> int:
+    leaf = as_leaf(answer)
+    if getattr(leaf, "ndim", -1) != 0 or leaf.dtype.kind not in "iu":
+        raise SpecError(f"shard_func must return one whole number, got {answer!r:.100}.")
+    if leaf < 0:
+        raise InvalidArgumentError(f"shard_func must return a number >= 0, got {leaf}.")
+    return int(leaf)
 
 
-def _bytes_of_block(block: Block) -> bytes:
-    batch = block_to_arrow(block)
-    with pa.BufferOutputStream() as stream:
-        with pa.ipc.new_stream(stream, batch.schema) as writer:
-            writer.write_batch(batch)
-        content: bytes = stream.getvalue().to_pybytes()
-    return content
+@final
+class _ShardWriter:
+    """The files of one shard: usually one, and another one where the schema changes."""
 
+    def __init__(self, directory: NewDirectory, container: Container, number: int) -> None:
+        self._directory = directory
+        self._container = container
+        self._number = number
+        self._layout = Layout()
+        self._held: list[Block] = []
+        self._held_rows = self._held_bytes = 0
+        self._parts: list[Part] = []
+        self._schema: pa.Schema | None = None
+        self._name = ""
+        self._file: BinaryIO | None = None
+        self._chunks: ChunkWriter | None = None
+        self._writer: ContainerWriter | None = None
 
-def _write(path: str, content: bytes) -> None:
-    with file_errors(path), open(path, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    def write(self, block: Block) -> None:
+        """Append elements; they are written in chunks of some MB."""
+        most = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * block.num_rows // max(1, block.num_bytes)))
+        for start in range(0, block.num_rows, most):
+            piece = block.slice(start, start + most)
+            self._held.append(piece)
+            self._held_rows += piece.num_rows
+            self._held_bytes += piece.num_bytes
+            if self._held_bytes >= _CHUNK_BYTES or self._held_rows >= _CHUNK_ROWS:
+                self._flush()
 
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        batch = self._layout.batch(concat_blocks(self._held))
+        self._held, self._held_rows, self._held_bytes = [], 0, 0
+        if self._schema is None or not batch.schema.equals(self._schema, check_metadata=True):
+            self._end_part()
+            self._begin_part(batch.schema)
+        if self._writer is not None:
+            self._writer.write(batch)
 
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _begin_part(self, schema: pa.Schema) -> None:
+        number = f"{self._number:05}-{len(self._parts):05}"
+        self._name = f"{self._directory.prefix}part-{number}.{self._container.suffix}"
+        self._file = self._directory.create(self._name)
+        self._chunks = ChunkWriter(self._file, self._name)
+        self._schema = schema
+        self._writer = self._container.writer(self._chunks, schema)
 
+    def _end_part(self) -> None:
+        if self._writer is None or self._chunks is None or self._file is None:
+            return
+        self._writer.finish()
+        self._directory.finish(self._file)
+        self._parts.append(Part(self._name, self._number, tuple(self._chunks.chunks)))
+        self._writer = self._chunks = self._file = None
 
-def _dtype_name(spec: TensorSpec) -> str:
-    return {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)
+    def finish(self) -> list[Part]:
+        """Write what is held, and close."""
+        self._flush()
+        self._end_part()
+        return self._parts
 
-
-def _outline(structure: Structure) -> Any:
-    """A structure as JSON."""
-    if structure.kind is None:
-        return None
-    children = [_outline(child) for child in structure.children]
-    if structure.kind is tuple:
-        return {"tuple": children}
-    if structure.kind is dict and all(isinstance(key, str) for key in structure.keys):
-        return {"dict": dict(zip(structure.keys, children, strict=True))}
-    raise InvalidArgumentError(
-        f"Elements of tuples and of dicts with text keys can be saved, got {structure}. Map them to a dict first."
-    )
-
-
-def _structure(outline: Any) -> Structure:
-    if outline is None:
-        return LEAF
-    ((kind, children),) = outline.items()
-    if kind == "tuple":
-        return Structure(tuple, tuple(range(len(children))), tuple(map(_structure, children)))
-    if kind == "dict":
-        return Structure(dict, tuple(children), tuple(map(_structure, children.values())))
-    raise ValueError(f"it has an unknown structure {kind!r}")
+    def close(self) -> None:
+        """Close without writing."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # it is going to be removed
+                self._file.close()
+            self._writer = self._chunks = self._file = None

@@ -95,7 +95,8 @@ class TableFilesOp(DatasetOp):
     @property
     def label(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
-        return f"{self.name}({self.paths[0]!r}{more}{self.format.label})"
+        first = repr(self.paths[0]) if self.paths else ""  # a dataset that was saved without elements
+        return f"{self.name}({first}{more}{self.format.label})"
 
     def cardinality(self) -> int:
         return self.num_rows
