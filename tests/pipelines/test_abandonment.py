@@ -11,10 +11,9 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.options import Options, Timeouts
-from raydist.pipelines import abandonment
+from raydist.pipelines import abandonment, read_ahead
 from raydist.pipelines.abandonment import join_threads
 from raydist.pipelines.executor import Executor
-from raydist.pipelines.ops import prefetch
 from raydist.pipelines.threads import ThreadExecutor
 from tests.contracts.op import iterate
 
@@ -63,7 +62,7 @@ def test_a_map_thread_is_left_behind_by_name(stuck: Stuck) -> None:
 
 
 def test_a_prefetching_thread_is_left_behind_by_name(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "join_threads", lambda threads, work_of: join_threads(threads, work_of, 0.2))
+    monkeypatch.setattr(read_ahead, "join_threads", lambda threads, work_of: join_threads(threads, work_of, 0.2))
     iterator = iterate(Dataset.range(20).map(stuck).prefetch(20))
     assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
     assert stuck.reached.wait(20)
