@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raydist.actors.batches import StepBatch
     from raydist.actors.portable_errors import PortableError
     from raydist.pipelines.op import State
+    from raydist.pipelines.stats import PipelineStats
 
 __all__ = ["BatchQueues", "Place", "Position"]
 
@@ -32,6 +33,7 @@ class Place:
         batch: The step, if it is one.
         error: The error raised here, if it is one.
         last: Nothing follows: the end of the data if there is no error.
+        stats: What the stages of the pipeline did, told with the end of the data.
     """
 
     number: int
@@ -39,6 +41,7 @@ class Place:
     batch: StepBatch | None = None
     error: PortableError | None = None
     last: bool = False
+    stats: PipelineStats | None = None
 
     def only(self, rank: int | None) -> Place:
         """This place as replica `rank` sees it; None for all of it."""

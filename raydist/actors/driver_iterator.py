@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from raydist.actors.batch_iterator import BatchIterator
 from raydist.actors.place_reader import PlaceReader
 from raydist.actors.replica_iterator import ReplicaIterator
-from raydist.errors import FailedPreconditionError
+from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.nest import unflatten
+from raydist.pipelines.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
@@ -166,6 +167,22 @@ class DistributedIterator(BatchIterator):
         self._state = position.state
         self._reader = self._reader_from(position.number)
         self._lent = False
+
+    def stats(self) -> PipelineStats:
+        """What every stage of the pipeline did in this pass, and which of them limits the others; see `Dataset.stats`.
+
+        The consumer is what puts the batches into the object store, as far ahead of the replicas as it may. Waits up to
+        `Timeouts.start_s` for an answer. A pass that was closed, or whose end the replicas read, tells nothing.
+        """
+        if self._last is not None:
+            return self._last.stats or PipelineStats()
+        if self._link is None or self._closed:
+            return PipelineStats()
+        try:
+            stats: PipelineStats = self._link.call("stats")
+        except CancelledError:  # the replicas have read the end
+            return PipelineStats()
+        return stats
 
     def state_dict(self) -> State:
         """State after the last batch handed out, here or in the replicas: JSON-able, for any number of replicas."""

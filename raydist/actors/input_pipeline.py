@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raydist.options import Options
     from raydist.pipelines.executor import Executor
     from raydist.pipelines.op import DatasetOp
+    from raydist.pipelines.stats import PipelineStats
 
 __all__ = ["InputPipeline"]
 
@@ -140,6 +141,10 @@ class InputPipeline:
     def reclaim(self, key: str) -> Position:
         """See `Production.reclaim`."""
         return self._production(key).reclaim()
+
+    def stats(self, key: str) -> PipelineStats:
+        """See `Production.stats`."""
+        return self._production(key).stats()
 
     def num_kept(self, key: str) -> int:
         """See `Production.num_kept`."""

@@ -11,6 +11,7 @@ from raydist.actors.batch_queues import BatchQueues, Place, Position
 from raydist.actors.batches import store_step
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.pipelines.stats import PipelineStats
 from raydist.pipelines.steps import StepSource
 
 __all__ = ["Poll", "Production"]
@@ -112,7 +113,7 @@ class Production:
         try:
             cuts = self._source.next_step()
         except StopIteration:
-            return Place(number, self._source.state_dict(), last=True)
+            return Place(number, self._source.state_dict(), last=True, stats=self._source.stats())
         except Exception as error:
             packed = pack_error(error, f"In {self._label}, step {step}.")
             return Place(number, self._source.state_dict(), error=packed, last=isinstance(error, _FATAL))
@@ -165,6 +166,10 @@ class Production:
         """Places whose pieces are held."""
         with self._changed:
             return self._queues.num_kept
+
+    def stats(self) -> PipelineStats:
+        """What the stages of the pipeline did so far."""
+        return self._source.stats()
 
     def close(self) -> None:
         """Stop producing; every waiting or later poll raises CancelledError. Does not wait: see `join`."""

@@ -17,6 +17,7 @@ from raydist.pipelines.blocks import Block
 from raydist.pipelines.iterator import DatasetIterator
 from raydist.pipelines.op import State
 from raydist.pipelines.split import Cut, SplitRule, cut_batch, deal
+from raydist.pipelines.stats import PipelineStats
 
 __all__ = ["DealtElements", "Element", "GlobalBatches", "StepSource", "elements"]
 
@@ -82,6 +83,11 @@ class StepSource(ABC):
         for iterator, its_state in zip(self._iterators, states, strict=True):
             iterator.load_state_dict(its_state)
         self.step = int(state.get("step", 0))
+
+    @final
+    def stats(self) -> PipelineStats:
+        """What the stages did so far; those of the first of several pipelines. Any thread may ask."""
+        return self._iterators[0].stats()
 
     @final
     def close(self) -> None:

@@ -58,6 +58,28 @@ def test_loading_a_state_ends_the_pass_before() -> None:
         assert open_passes(side) == 1
 
 
+def test_stats_tell_of_the_pipeline_while_it_runs_and_after_its_end() -> None:
+    with fake_side(2) as side:
+        iterator = start(side)
+        assert iterator.stats().stages == ()
+        next(iterator)
+        assert [stage.name for stage in iterator.stats().stages] == ["range-0", "batch-1"]
+        list(iterator)
+        assert iterator.stats().elements == 4
+        assert open_passes(side) == 0
+
+
+def test_a_closed_pass_tells_nothing() -> None:
+    with fake_side(2) as side:
+        iterator = start(side)
+        next(iterator)
+        host: Any = side.opener
+        host.close()
+        assert iterator.stats().stages == ()
+        iterator.close()
+        assert iterator.stats().stages == ()
+
+
 def test_a_leaf_knows_its_parts_without_fetching_them() -> None:
     with fake_side(3) as side:
         iterator = start(side, 2)
