@@ -88,5 +88,5 @@ def random_window(height: int, width: int, size: Any, what: str, rng: np.random.
     """(top, left, height, width) of a random piece of `size`, for a function called `what`."""
     rows, columns = require_size(size, what)
     require_window((0, 0, rows, columns), height, width)
-    top, left = rng.integers(0, (height - rows, width - columns), endpoint=True).tolist()
-    return top, left, rows, columns
+    # One by one: numpy needs 20 us to draw two integers at once, and 3 us for each of these.
+    return int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1)), rows, columns

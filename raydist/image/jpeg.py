@@ -27,7 +27,7 @@ def jpeg_shape(data: bytes) -> tuple[int, int, int]:
 
 
 def decode_jpeg(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS, strict: bool = True) -> Image:
-    """The image in a JPEG: uint8 of shape (height, width, channels).
+    """The image in a JPEG: uint8 of shape (height, width, channels). A camera's orientation tag (EXIF) is left alone.
 
     Args:
         data: The file's bytes.
