@@ -47,9 +47,16 @@ class AutotuneOptions(SettingsGroup):
     """What raydist may use where it is left to choose.
 
     Attributes:
-        enabled: Let a `prefetch` without a size grow its buffer while its consumer waits; False keeps 2 elements.
-        cpu_budget: At most this many threads for one operation of a pipeline; None for no limit.
-        ram_budget: At most this many bytes read ahead by one `prefetch`; None for no limit.
+        enabled: Measure while a pipeline runs, and choose for everything whose parallelism or size was left open: where
+            maps and filters run (the thread that iterates, or so many threads), whether the pipeline is read ahead, and
+            how many elements a `prefetch` keeps ready. `ds.stats()` tells what was decided and why. False: the thread
+            that iterates does all work, and such a `prefetch` keeps 2 elements.
+        cpu_budget: At most this many threads for all functions of a pipeline together, `num_parallel_calls` included,
+            and for reading ahead without being asked. None: what was asked for, and for all else as many as this
+            process has cores.
+        ram_budget: At most this many bytes in the buffers of a pipeline: what prefetches hold, and the blocks on their
+            way to threads that the autotuner chose. One element may always be ready. None: half of the memory that is
+            free.
     """
 
     __slots__ = ()
@@ -67,6 +74,17 @@ class OptimizationOptions(SettingsGroup):
         map_fusion: Run neighbouring maps in one loop.
         filter_fusion: Run a filter in one loop with its neighbours.
         late_gather: Let `shuffle`, `take`, `skip` and `repeat` over data in memory or in mapped files move indices.
+        map_and_batch_fusion: Let a map in front of a `batch` work on whole batches, which are then no copies.
+        map_parallelization: Leave the parallelism of maps without `num_parallel_calls` to raydist; False: 1.
+        map_vectorization: Run map functions that are written in torch over whole blocks (`torch.func.vmap`). The first
+            and the last element of each block are checked; a function that cannot be run so is called for every
+            element, with a warning. False by default: other elements may differ in the last bit.
+        shuffle_and_repeat_fusion: Draw one permutation a pass where a repeated `shuffle` holds the whole source.
+        common_subgraph_elimination: Compute once what a `zip` reads twice.
+        dead_column_pruning: Let sources of columns leave out those that the first map provably does not look at.
+        shard_pushdown: Call a map's function for the elements of one shard only.
+        inject_prefetch: Read a pipeline with functions ahead in a thread while that makes the whole faster, as the
+            autotuner measures.
     """
 
     __slots__ = ()
@@ -74,6 +92,14 @@ class OptimizationOptions(SettingsGroup):
     map_fusion = typed(True, bool)
     filter_fusion = typed(True, bool)
     late_gather = typed(True, bool)
+    map_and_batch_fusion = typed(True, bool)
+    map_parallelization = typed(True, bool)
+    map_vectorization = typed(False, bool)
+    shuffle_and_repeat_fusion = typed(True, bool)
+    common_subgraph_elimination = typed(True, bool)
+    dead_column_pruning = typed(True, bool)
+    shard_pushdown = typed(True, bool)
+    inject_prefetch = typed(True, bool)
 
 
 @final

@@ -82,7 +82,7 @@ class Running(DatasetBase):
           batch-2: batch(2)
             take-1: take(-1)
               range-0: range(0, 3, 1)
-        as optimised:
+        as optimised (noop_elimination):
           batch-2: batch(2)
             range-0: range(0, 3, 1)
         stages:
@@ -103,7 +103,7 @@ class Running(DatasetBase):
         >>> for batch in ds:
         ...     pass
         >>> [(stage.name, stage.elements) for stage in ds.stats().stages]
-        [('range-0', 100), ('map-1', 100), ('batch-2', 10)]
+        [('range-0', 100), ('map-1', 100), ('batch-2', 10), ('batch-2-prefetch', 10)]
         """
         return stats_of(self._meters)
 

@@ -15,7 +15,8 @@ __all__ = ["explain"]
 def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
     """The graph as written, as optimised, where each operation may run, and where it runs or ran (of `stats`)."""
     lines = ["as written:", *_tree(plan.written, plan, 1)]
-    lines += ["as optimised:", *_tree(plan.optimised, plan, 1)]
+    by = f" ({', '.join(plan.rewrites)})" if plan.rewrites else ""
+    lines += [f"as optimised{by}:", *_tree(plan.optimised, plan, 1)]
     lines += ["stages:", *(f"  {line}" for line in _stages(plan.optimised, plan))]
     if stats is not None and stats.stages:
         lines += ["running:", *(f"  {line}" for line in _running(stats))]

@@ -76,5 +76,7 @@ def _alike(ops: Sequence[DatasetOp]) -> bool:
 
 def _settings(op: DatasetOp) -> list[str]:
     """The fields of an operation that say what it does, not what it reads."""
-    values = {field.name: getattr(op, field.name) for field in dataclasses.fields(op)}  # type: ignore[arg-type]  # every op is a dataclass: see DatasetOp
-    return [name for name, value in values.items() if value is not op.inputs and value not in op.inputs]
+    inputs = op.inputs
+    read = {id(inputs), *map(id, inputs)}
+    names = [field.name for field in dataclasses.fields(op)]  # type: ignore[arg-type]  # every op is a dataclass: see DatasetOp
+    return [name for name in names if id(getattr(op, name)) not in read]

@@ -52,10 +52,10 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
     Its random choices depend on both, and it runs in the caller's thread: a pool would be sent a new stage for every
     one of thousands of short datasets.
     """
-    plan = make_plan(op, ctx.options)
+    plan = make_plan(op, ctx.options, nested=True)
     names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
     executor = InlineExecutor()
-    meters = ctx.meters.inner
+    meters = ctx.meters.inside(name)
     epoch = (*ctx.epoch, index)
     inner = IterContext(ctx.seed, epoch, ctx.options, executor, names, build, plan, meters, ctx.budgets)
     return build(plan.optimised, inner)

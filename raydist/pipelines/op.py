@@ -11,7 +11,7 @@ calls, and the state of a whole pipeline is a handful of integers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
 
@@ -82,9 +82,21 @@ class DatasetOp(ABC):
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         """One pass over this operation; inputs are made with `ctx.build(input)`."""
 
+    def with_columns(self, names: Collection[str]) -> DatasetOp | None:
+        """This source with the entries `names` of its elements, dicts, alone; None where nothing is saved or known."""
+        return None
+
     def random_access(self) -> RandomAccess | None:
         """How to read any element by its index, or None where that is not possible."""
         return None
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether its elements follow from its inputs' elements and its settings alone.
+
+        No random choice, and no function of the user's that may remember something from call to call.
+        """
+        return False
 
     @property
     def held(self) -> Block | None:
@@ -234,6 +246,11 @@ class ElementwiseOp(DatasetOp):
     def deterministic(self) -> bool | None:
         """False lets results come in any order; None leaves it to `Options.deterministic`."""
         return None
+
+    @property
+    def rows_together(self) -> int:
+        """Elements that the consumer takes at a time: blocks had better be multiples of it."""
+        return 1
 
     @final
     def make_iterator(self, ctx: IterContext) -> OpIterator:

@@ -57,24 +57,34 @@ class Plan:
         optimised: The graph that is run.
         names: Name of each operation of both graphs, by `id`.
         options: Options of the whole pipeline.
+        rewrites: The settings of `OptimizationOptions` that have changed the graph.
     """
 
     written: DatasetOp
     optimised: DatasetOp
     names: dict[int, str]
     options: Options
+    rewrites: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the graph that is run: a state fits only the pipeline that it was saved from."""
-        labels = ",".join(f"{node.name}:{self.names[id(node)]}" for node in walk(self.optimised))
+        """Identifies the stages that are run: a state fits only the pipeline that it was saved from."""
+        flags = self.options.optimization
+        fused = f"map_fusion={flags.map_fusion},filter_fusion={flags.filter_fusion}"
+        labels = ",".join([fused, *(_fingerprint(node, self.names) for node in walk(self.optimised))])
         return hashlib.blake2b(labels.encode(), digest_size=8).hexdigest()
 
 
-def make_plan(op: DatasetOp, options: Options) -> Plan:
-    """Name and rewrite a graph. Runs nothing."""
+def _fingerprint(op: DatasetOp, names: dict[int, str]) -> str:
+    ordered = ":in order" if isinstance(op, ElementwiseOp) and op.parallelism == 1 else ""
+    return f"{op.name}:{names[id(op)]}{ordered}"
+
+
+def make_plan(op: DatasetOp, options: Options, *, nested: bool = False) -> Plan:
+    """Name and rewrite a graph, that of a whole pipeline or of a dataset inside a function. Runs nothing."""
     names = name_operations(op)
-    return Plan(op, optimize(op, names, options), names, options)
+    optimised, rewrites = optimize(op, names, options, nested=nested)
+    return Plan(op, optimised, names, options, rewrites)
 
 
 def start(
@@ -182,7 +192,8 @@ def _stage_iterator(
     executor = _executor(parallelism, meter, ctx)
     meter.place, meter.parallelism = executor.place, executor.num_workers
     owned = parallelism is not None and executor is not ctx.executor
-    crew = Crew(executor, most=parallelism, owned=owned)
+    together = stage[-1][0].rows_together
+    crew = Crew(executor, most=parallelism, owned=owned, together=together)
     iterator: OpIterator
     if ctx.any_order and any(_is_unordered(op, ctx.options) for op, _ in stage):
         iterator = UnorderedStageIterator(source, spec, crew, meter, ctx.orders.of(spec.name))

@@ -9,7 +9,6 @@ from raydist.nest import unflatten
 from raydist.pipelines.executor import InlineExecutor
 from raydist.pipelines.merged import merged_options
 from raydist.pipelines.op import DatasetOp
-from raydist.pipelines.plan import open_iterator
 
 __all__ = ["probe_spec"]
 
@@ -21,6 +20,9 @@ def probe_spec(op: DatasetOp) -> Any:
         FailedPreconditionError: There is no first element.
         Exception: The function's own error on that element.
     """
+    # Here, not above: planning knows the rewrites, some of these know maps, and a map asks for its spec here.
+    from raydist.pipelines.plan import open_iterator
+
     iterator = open_iterator(op, seed=0, epoch=0, options=merged_options(op), executor=InlineExecutor())
     try:
         first = iterator.next_block(1)

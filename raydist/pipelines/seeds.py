@@ -86,6 +86,10 @@ class RandomKey:
             bits.state = state
             yield generator
 
+    def permutation(self, count: int) -> np.ndarray:
+        """The numbers 0 .. `count` - 1 in random order; draws none of the first 2^128 :meth:`words`."""
+        return self.generator(1).permutation(count)
+
     def words(self, start: int, count: int) -> np.ndarray:
         """Words `start` .. `start + count` of this stream of uint64, in any order of calls.
 

@@ -42,6 +42,10 @@ class BatchOp(DatasetOp):
     def label(self) -> str:
         return f"batch({self.batch_size}{', drop_remainder' if self.drop_remainder else ''})"
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         count = self.input.cardinality()
         if count < 0:
@@ -119,7 +123,12 @@ def _cut_blocks(blocks: Sequence[Block], items: Sequence[Item], size: int, drop_
         return _cut_singly(items, size, drop_remainder)
     if len(blocks) < len(items):
         raise SpecError("An error is among the elements.")
-    rows = concat_blocks(blocks)
+    if all(block.num_rows % size == 0 for block in blocks[:-1]) and len(blocks) > 1:
+        return [batch for block in blocks for batch in _cut_rows(block, size, drop_remainder)]
+    return _cut_rows(concat_blocks(blocks), size, drop_remainder)
+
+
+def _cut_rows(rows: Block, size: int, drop_remainder: bool) -> list[Item]:
     whole = rows.num_rows // size
     batches: list[Item] = [_stack(rows.slice(0, whole * size), whole, size)] if whole else []
     rest = rows.num_rows - whole * size

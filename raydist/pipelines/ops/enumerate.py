@@ -34,6 +34,10 @@ class EnumerateOp(ElementwiseOp):
     def label(self) -> str:
         return f"enumerate({self.start or ''})"
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return self.input.cardinality()
 

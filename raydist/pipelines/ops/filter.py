@@ -38,6 +38,10 @@ class FilterOp(ElementwiseOp):
     def label(self) -> str:
         return f"filter({describe(self.predicate)})"
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 

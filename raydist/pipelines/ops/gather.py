@@ -34,6 +34,10 @@ class GatherOp(ElementwiseOp):
         # What lies in this process's memory is read here: its pickle would travel to every worker, in every epoch.
         return None if self._access().portable else 1
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return self.input.cardinality()
 

@@ -15,6 +15,7 @@ from raydist.pipelines.outputs import DeclaredOutput
 from raydist.pipelines.probe import probe_spec
 from raydist.pipelines.rows import items_of_rows
 from raydist.pipelines.seeds import RandomKey
+from raydist.pipelines.vectorised import VectorisedKernel
 from raydist.values import AUTOTUNE
 
 __all__ = ["MapOp", "items_of_results", "parse_parallelism"]
@@ -40,6 +41,8 @@ class MapOp(ElementwiseOp):
     seed: int | None = None
     output: DeclaredOutput | None = None
     deterministic: bool | None = None
+    rows_together: int = 1
+    is_vectorised: bool = False
 
     def __post_init__(self) -> None:
         parse_parallelism(self.num_parallel_calls)
@@ -56,7 +59,11 @@ class MapOp(ElementwiseOp):
 
     @property
     def label(self) -> str:
-        return f"map({describe(self.fn)})"
+        return f"map({describe(self.fn)}{', vectorised' if self.is_vectorised else ''})"
+
+    @property
+    def is_pure(self) -> bool:
+        return self.parallelism != 1 and not wants_rng(self.fn)  # a function called in order may count its calls
 
     def cardinality(self) -> int:
         return self.input.cardinality()
@@ -70,7 +77,8 @@ class MapOp(ElementwiseOp):
 
     def kernel(self, ctx: IterContext) -> Kernel:
         key = ctx.key(self, self.seed) if wants_rng(self.fn) else None
-        return _MapKernel(self.fn, f"{ctx.operation_names[id(self)]} ({describe(self.fn)})", key, self.output)
+        plain = _MapKernel(self.fn, f"{ctx.operation_names[id(self)]} ({describe(self.fn)})", key, self.output)
+        return VectorisedKernel(self.fn, plain, self.output) if self.is_vectorised else plain
 
 
 @final

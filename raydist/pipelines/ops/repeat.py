@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -35,8 +36,9 @@ class RepeatOp(DatasetOp):
         return self.count == 1
 
     @property
-    def is_endless(self) -> bool:
-        return self.count is None or self.count < 0
+    def passes(self) -> float:
+        """How many; infinity for ever."""
+        return math.inf if self.count is None or self.count < 0 else self.count
 
     def cardinality(self) -> int:
         count = self.input.cardinality()
@@ -85,7 +87,7 @@ class _RepeatIterator(OpIterator):
         return self._source
 
     def _next_pass(self) -> None:
-        last = not self._op.is_endless and self._pass + 1 >= (self._op.count or 0)
+        last = self._pass + 1 >= self._op.passes
         if last or not self._gave:
             self._ended = True
             return

@@ -47,6 +47,10 @@ class ShardOp(DatasetOp):
     def is_noop(self) -> bool:
         return self.num_shards == 1
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         count = self.input.cardinality()
         return count if count < 0 else max(0, -(-(count - self.index) // self.num_shards))

@@ -68,9 +68,10 @@ class ShuffleOp(DatasetOp):
         return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self._key(ctx))
+        return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self.key(ctx))
 
-    def _key(self, ctx: IterContext) -> RandomKey:
+    def key(self, ctx: IterContext) -> RandomKey:
+        """The random stream of a pass."""
         seed = self.seed
         if seed is None and not self.reshuffle_each_iteration and ctx.options.seed is None:
             # One order for ever: that of the operation, so that `take` and `skip` of it do not overlap.
@@ -147,8 +148,7 @@ class _ShuffleIterator(OpIterator):
             try:
                 return self._source.next_block(limit)
             except StopIteration:
-                # What is left leaves in random order: generator 1 never meets the words that exchanges draw.
-                self._rest = self._key.generator(1).permutation(self._slots.count)
+                self._rest = self._key.permutation(self._slots.count)  # what is left leaves in random order
                 return None
             except MACHINERY_ERRORS:
                 raise

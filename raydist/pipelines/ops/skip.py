@@ -35,6 +35,10 @@ class SkipOp(DatasetOp):
     def is_noop(self) -> bool:
         return self.count == 0
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         count = self.input.cardinality()
         if self.count < 0:

@@ -34,6 +34,10 @@ class TakeOp(DatasetOp):
     def is_noop(self) -> bool:
         return self.count < 0
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         count = self.input.cardinality()
         if self.count < 0 or (count == UNKNOWN_CARDINALITY and self.count > 0):

@@ -27,6 +27,10 @@ class UnbatchOp(ElementwiseOp):
     def inputs(self) -> tuple[DatasetOp, ...]:
         return (self.input,)
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.nest import Structure, unflatten
-from raydist.pipelines.blocks import Block
+from raydist.pipelines.blocks import Block, copied
 from raydist.pipelines.groups import Groups
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
@@ -19,14 +19,26 @@ __all__ = ["ZipOp"]
 @final
 @dataclass(frozen=True, eq=False)
 class ZipOp(DatasetOp):
-    """Element k of every dataset in one nest; ends with the shortest."""
+    """Element k of every dataset in one nest; ends with the shortest.
+
+    Leaf i of the nest comes from the dataset number `places[i]`; by default, each has its own.
+    """
 
     datasets: tuple[DatasetOp, ...]
     structure: Structure
+    places: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.places:
+            object.__setattr__(self, "places", tuple(range(len(self.datasets))))
 
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:
         return self.datasets
+
+    @property
+    def is_pure(self) -> bool:
+        return True
 
     def cardinality(self) -> int:
         counts = [op.cardinality() for op in self.datasets]
@@ -37,22 +49,34 @@ class ZipOp(DatasetOp):
         return min((count for count in counts if count != INFINITE_CARDINALITY), default=INFINITE_CARDINALITY)
 
     def element_spec(self) -> Any:
-        return unflatten(self.structure, [op.element_spec() for op in self.datasets])
+        specs = [op.element_spec() for op in self.datasets]
+        return unflatten(self.structure, [specs[place] for place in self.places])
 
     def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
         if len({groups.size for groups in inputs}) > 1:
             return None
-        rows = _zip_blocks(self.structure, [groups.rows for groups in inputs])
+        rows = self.zip_blocks([groups.rows for groups in inputs])
         return Groups(rows, inputs[0].count, inputs[0].size)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return _ZipIterator(self.structure, [ctx.build(op) for op in self.datasets])
+        return _ZipIterator(self, [ctx.build(op) for op in self.datasets])
+
+    def zip_blocks(self, blocks: Sequence[Block]) -> Block:
+        """The elements of a block per dataset, all of one length, in one nest."""
+        spread = [
+            copied(blocks[place]) if place in self.places[:leaf] else blocks[place]
+            for leaf, place in enumerate(self.places)
+        ]
+        inner = iter([block.structure for block in spread])
+        specs = tuple(spec for block in spread for spec in block.specs)
+        columns = tuple(column for block in spread for column in block.columns)
+        return Block(_fill_in(self.structure, inner), specs, columns, blocks[0].num_rows)
 
 
 @final
 class _ZipIterator(OpIterator):
-    def __init__(self, structure: Structure, sources: Sequence[OpIterator]) -> None:
-        self._structure = structure
+    def __init__(self, op: ZipOp, sources: Sequence[OpIterator]) -> None:
+        self._op = op
         self._sources = sources
         self._ended = False
         self._outbox: Outbox | None = None
@@ -72,7 +96,7 @@ class _ZipIterator(OpIterator):
             columns.append(read_items(source, rows))
             rows = count_items(columns[-1])
         self._ended = rows < limit
-        outbox.put(_zip_items(self._structure, [keep_items(items, rows) for items in columns]), self._border())
+        outbox.put(_zip_items(self._op, [keep_items(items, rows) for items in columns]), self._border())
 
     def _border(self) -> State:
         return {"ended": self._ended, "inputs": [source.state_dict() for source in self._sources]}
@@ -96,7 +120,7 @@ class _ZipIterator(OpIterator):
             source.close()
 
 
-def _zip_items(structure: Structure, columns: list[list[Item]]) -> list[Item]:
+def _zip_items(op: ZipOp, columns: list[list[Item]]) -> list[Item]:
     """Blocks over the stretches where no input changes block; an error where any input has one."""
     zipped: list[Item] = []
     while columns[0]:
@@ -104,16 +128,9 @@ def _zip_items(structure: Structure, columns: list[list[Item]]) -> list[Item]:
         errors = [head for head in heads if isinstance(head, ElementError)]
         blocks = [head for head in heads if isinstance(head, Block)]
         rows = 1 if errors else min(block.num_rows for block in blocks)
-        zipped.append(errors[0] if errors else _zip_blocks(structure, [block.slice(0, rows) for block in blocks]))
+        zipped.append(errors[0] if errors else op.zip_blocks([block.slice(0, rows) for block in blocks]))
         columns = [drop_items(items, rows) for items in columns]
     return zipped
-
-
-def _zip_blocks(structure: Structure, blocks: Sequence[Block]) -> Block:
-    inner = iter([block.structure for block in blocks])
-    specs = tuple(spec for block in blocks for spec in block.specs)
-    columns = tuple(column for block in blocks for column in block.columns)
-    return Block(_fill_in(structure, inner), specs, columns, blocks[0].num_rows)
 
 
 def _fill_in(structure: Structure, inner: Iterator[Structure]) -> Structure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -55,6 +56,10 @@ class ArrowTableOp(DatasetOp):
     def label(self) -> str:
         return f"from_arrow({', '.join(self.table.schema.names):.60})"
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         count: int = self.table.num_rows
         return count
@@ -64,6 +69,10 @@ class ArrowTableOp(DatasetOp):
 
     def random_access(self) -> RandomAccess:
         return _TableAccess(self.table)
+
+    def with_columns(self, names: Collection[str]) -> ArrowTableOp | None:
+        kept = [name for name in self.table.column_names if name in names]
+        return ArrowTableOp(self.table.select(kept)) if len(kept) == len(names) < self.table.num_columns else None
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return IndexedIterator(self.random_access())

@@ -53,6 +53,10 @@ class MemoryOp(DatasetOp):
     def name(self) -> str:
         return self.made_by
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return self.block.num_rows
 

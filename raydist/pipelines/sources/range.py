@@ -45,6 +45,10 @@ class RangeOp(DatasetOp):
     def inputs(self) -> tuple[DatasetOp, ...]:
         return ()
 
+    @property
+    def is_pure(self) -> bool:
+        return True
+
     def cardinality(self) -> int:
         return len(range(self.start, self.stop, self.step))
 

@@ -1,0 +1,77 @@
+"""Rewrites of a graph that change no element, no order and no error's place: each can be switched off.
+
+A rewrite is a pure function of the graph. It gives new operations the names of those that they stand for, so that
+random choices stay what they are. `REWRITES` holds all of them in the order in which they are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from raydist.options import Options
+from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.optimize.common_subgraphs import computed_once
+from raydist.pipelines.optimize.dead_columns import without_dead_columns
+from raydist.pipelines.optimize.graph import Names
+from raydist.pipelines.optimize.late_gather import gather_late
+from raydist.pipelines.optimize.map_and_batch import batch_in_stage
+from raydist.pipelines.optimize.map_in_order import maps_in_order
+from raydist.pipelines.optimize.map_vectorization import vectorised
+from raydist.pipelines.optimize.noops import without_noops
+from raydist.pipelines.optimize.prefetch_at_end import prefetched
+from raydist.pipelines.optimize.shard_early import shard_early
+from raydist.pipelines.optimize.shuffle_and_repeat import shuffle_whole_passes
+
+__all__ = ["REWRITES", "Rewrite", "optimize"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One rewrite of a graph.
+
+    Attributes:
+        flag: The setting of `OptimizationOptions` that it belongs to.
+        apply: The rewritten graph; the same object where there is nothing to change.
+        when: The value of the setting with which it is applied.
+        nested: Whether it is applied to datasets inside functions too.
+    """
+
+    flag: str
+    apply: Callable[[DatasetOp, Names], DatasetOp]
+    when: bool = True
+    nested: bool = True
+
+
+REWRITES: tuple[Rewrite, ...] = (
+    Rewrite("noop_elimination", without_noops),
+    Rewrite("map_parallelization", maps_in_order, when=False),
+    Rewrite("common_subgraph_elimination", computed_once),
+    Rewrite("dead_column_pruning", without_dead_columns),
+    Rewrite("shard_pushdown", shard_early),
+    Rewrite("late_gather", gather_late),
+    Rewrite("shuffle_and_repeat_fusion", shuffle_whole_passes),
+    Rewrite("map_vectorization", vectorised),
+    Rewrite("map_and_batch_fusion", batch_in_stage),
+    Rewrite("inject_prefetch", prefetched, nested=False),
+)
+
+
+def optimize(
+    op: DatasetOp, names: Names, options: Options, *, nested: bool = False
+) -> tuple[DatasetOp, tuple[str, ...]]:
+    """The rewritten graph, and the settings whose rewrites have changed it.
+
+    `names` gains the names of new operations: those of the operations that they stand for.
+    """
+    changed: list[str] = []
+    for rewrite in REWRITES:
+        if getattr(options.optimization, rewrite.flag) is not rewrite.when or (nested and not rewrite.nested):
+            continue
+        new = rewrite.apply(op, names)
+        if new is not op:
+            changed.append(rewrite.flag)
+        op = new
+    return op, tuple(changed)
