@@ -1,8 +1,8 @@
 """What a `zip` reads twice is computed once.
 
 Operations that do the same with the same inputs become one, as long as their elements follow from these alone: no
-random choice, no function that may remember something from call to call. Then a `zip` reads each of its inputs once, and
-hands out copies. A `concatenate` of a dataset with itself is left alone: it would have to hold all of it.
+random choice, no function that may remember something from call to call. Then a `zip` reads each of its inputs once,
+and hands out copies. A `concatenate` of a dataset with itself is left alone: it would have to hold all of it.
 """
 
 from __future__ import annotations
