@@ -5,9 +5,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS ?= .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench clean
+.PHONY: help venv demo test lint bench steps clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -32,8 +34,16 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## Measure (benchmarks/README.md says what)
-	$(BIN)/python -m benchmarks
+$(PEERS_STAMP): benchmarks/requirements-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements-peers.txt
+	@touch $@
+
+bench: $(STAMP) $(PEERS_STAMP)  ## Measure pipelines beside tf.data, DataLoader, Ray Data and grain (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.pipelines --peer-python $(PEERS)/bin/python $(BENCH_ARGS)
+
+steps: $(STAMP)  ## Measure training steps
+	$(BIN)/python -m benchmarks.steps
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,1 +1,1 @@
-"""Measurements of raydist: `python -m benchmarks`."""
+"""Measurements of raydist: `python -m benchmarks.pipelines` and `python -m benchmarks.steps`."""

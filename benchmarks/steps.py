@@ -1,7 +1,8 @@
-"""Training steps: the time of one synchronous step, and from nothing to the first one."""
+"""Training steps: the time of one synchronous step, and from nothing to the first one: `python -m benchmarks.steps`."""
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class StepTime:
     @property
     def name(self) -> str:
         """What is measured."""
-        return f"step: {self.label}, G={self.batch_size}, replicas: {self.replicas}"
+        return f"{self.label}, G={self.batch_size}, replicas: {self.replicas}"
 
     def run(self, *, smoke: bool) -> str:
         """Train on random images; the clock runs while no value is read."""
@@ -99,3 +100,16 @@ BENCHMARKS = tuple(
     )
     for replicas in (1, 2)
 )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description="Time of synchronous steps.")
+    parser.add_argument("--smoke", action="store_true", help="few steps: to see that they run")
+    args = parser.parse_args()
+    print("| step | result |\n|---|---|")
+    for benchmark in BENCHMARKS:
+        print(f"| {benchmark.name} | {benchmark.run(smoke=args.smoke)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,28 +1,102 @@
+"""Raydist's own side of every workload, with little data."""
+
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+import torch
 
-from benchmarks.__main__ import BENCHMARKS
-from benchmarks.measuring import Throughput, seconds_of
-from benchmarks.pipelines import BENCHMARKS as PIPELINES
-from benchmarks.steps import StepTime
+from benchmarks.pipelines import generate
+from benchmarks.pipelines.contenders import CONTENDERS, RAYDIST
+from benchmarks.pipelines.peers import raydist_distributed, raydist_itself
+from benchmarks.pipelines.peers.raydist_passes import num_rows
+from benchmarks.pipelines.scene import Scene
+from benchmarks.pipelines.workload import Workload
+from benchmarks.pipelines.workloads import WORKLOADS
+from benchmarks.steps import BENCHMARKS
+
+BY_NAME = {workload.name: workload for workload in WORKLOADS}
+ON_RAY = ("mnist_input_workers", "jpeg_input_workers", "object_store_queue", "prefetched_next", "input_worker_scaling")
+IN_PROCESS = [workload for workload in WORKLOADS if workload.name not in ON_RAY]
+ROWS_SEEN = {"filter": 1_000, "window": 296}  # others see all rows; how many a random filter keeps is not known here
 
 
-@pytest.mark.parametrize("benchmark", PIPELINES, ids=lambda benchmark: benchmark.name)
-def test_pipeline_benchmarks_run(benchmark: Throughput) -> None:
-    assert benchmark.run(smoke=True).endswith(" examples/s")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def scene(folder: Path) -> Iterator[Scene]:
+    scene = Scene(folder, rows=0)
+    with scene.resources:
+        yield scene
+
+
+def prepared(workload: Workload, folder: Path, scene: Scene) -> Scene:
+    for name in workload.data:
+        generate.ensure(name, folder, smoke=True)
+    return Scene(folder, workload.smoke_rows, resources=scene.resources)
+
+
+@pytest.mark.parametrize("workload", IN_PROCESS, ids=lambda workload: workload.name)
+def test_workloads_in_this_process(workload: Workload, folder: Path, scene: Scene) -> None:
+    result = raydist_itself.PASSES[workload.name](prepared(workload, folder, scene))()
+    if workload.name == "parquet":
+        assert 0 < result < workload.smoke_rows
+    elif workload.is_timed:
+        assert result == ROWS_SEEN.get(workload.name, workload.smoke_rows)
+    else:
+        assert result > 0
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_workload_on_input_workers(scene: Scene) -> None:
+    read = raydist_itself.PASSES["input_worker_scaling"](Scene(scene.folder, rows=4, num_workers=1))
+    assert read() == 4
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("ray_cluster")
+def test_blocks_reach_a_replica(scene: Scene) -> None:
+    read = raydist_itself.PASSES["object_store_queue"](Scene(scene.folder, rows=2, resources=scene.resources))
+    assert read() > 0
+    scene.resources.close()
+
+
+def test_the_wait_for_a_batch_is_told_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raydist_distributed, "PAUSE_S", 0.0)
+    batches = iter([torch.zeros(1)] * 3)
+    assert 0 <= raydist_distributed.median_wait(batches) < 1_000
+
+
+def test_every_contender_of_a_workload_is_known() -> None:
+    assert {label for workload in WORKLOADS for label in workload.contenders} == set(CONTENDERS)
+    assert all(workload.contenders[0].startswith(RAYDIST) for workload in WORKLOADS)
+    assert len(BY_NAME) == len(WORKLOADS)
+
+
+def test_raydist_does_every_workload() -> None:
+    assert set(raydist_itself.PASSES) == set(BY_NAME)
+
+
+def test_rows_are_counted_in_the_first_leaf() -> None:
+    assert num_rows(({"x": [1, 2, 3]}, [4])) == 3
+
+
+def test_data_is_made_once(tmp_path: Path) -> None:
+    generate.ensure("mnist_tfrecords", tmp_path, smoke=True)
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    generate.ensure("mnist_tfrecords", tmp_path, smoke=True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == first
+    assert len(list((tmp_path / "mnist_tfrecords").iterdir())) == generate.NUM_SHARDS
 
 
 def test_step_benchmark_runs() -> None:
-    (alone,) = [b for b in BENCHMARKS if isinstance(b, StepTime) and b.replicas == 1 and "13k" in b.name]
+    (alone,) = [step for step in BENCHMARKS if step.replicas == 1 and "13k" in step.name]
     assert "ms a step" in alone.run(smoke=True)
-
-
-def test_a_pass_that_loses_examples_is_not_timed() -> None:
-    with pytest.raises(AssertionError, match="10 expected, 9 seen"):
-        seconds_of(lambda: 9, expected=10)
-
-
-def test_names_differ() -> None:
-    names = [benchmark.name for benchmark in BENCHMARKS]
-    assert len(set(names)) == len(names)
