@@ -36,6 +36,11 @@ def test_a_palette_is_rgb_and_with_a_transparent_colour_rgba() -> None:
     assert rd.image.image_shape(clear) == (37, 53, 4)
 
 
+def test_a_transparent_grey_is_alpha() -> None:
+    grey = np.array([[[7], [8]]], np.uint8)
+    assert rd.image.decode_png(encode(grey, "PNG", transparency=7)).tolist() == [[[7, 0], [8, 255]]]
+
+
 def test_one_bit_is_black_and_white() -> None:
     data = encode(picture(channels=1), "PNG", mode="1")
     assert set(np.unique(rd.image.decode_png(data))) == {0, 255}
@@ -47,6 +52,8 @@ def test_of_sixteen_bits_the_upper_ones_are_kept() -> None:
     PIL.Image.fromarray(values).save(file, "PNG")
     assert rd.image.decode_png(file.getvalue())[..., 0].tolist() == (values >> 8).tolist()
     assert rd.image.decode_png(file.getvalue(), channels=3).shape == (2, 3, 3)
+    colours = png(1, 1, b"\0" + struct.pack(">HHH", 255, 1000, 65535), bits=16)
+    assert rd.image.decode_png(colours).tolist() == [[[0, 3, 255]]]
 
 
 @given(st.data())
@@ -79,8 +86,8 @@ def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-def png(width: int, height: int, pixels: bytes, *, colour_type: int = 2) -> bytes:
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0))
+def png(width: int, height: int, pixels: bytes, *, colour_type: int = 2, bits: int = 8) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
 
 
