@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchPiece", "PackedText", "Ref", "StepBatch", "pack_piece", "store_step"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Ref = Any  # a ray.ObjectRef of a BatchPiece, or a small BatchPiece itself; None for none
+Ref = Any  # a ray.ObjectRef of a BatchPiece, a SharedPiece, or a small BatchPiece itself; None for none
 
 _INLINE_BYTES = 16 << 10  # a smaller piece travels with its step: to store one costs 0.8 ms, whatever its size
 

@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.batches import BatchPiece, Ref
+from raydist.actors.handed_on import SharedPiece
 from raydist.actors.input_pipeline import InputPipeline
 from raydist.actors.production import Poll
 from raydist.errors import DeadlineExceededError, UnavailableError
@@ -125,6 +126,9 @@ class PipelineLink:
         """A piece, mapped out of the object store; a small one came along."""
         if isinstance(ref, BatchPiece):
             return ref
+        if isinstance(ref, SharedPiece):
+            shared: BatchPiece = self._guard(lambda: ref.fetch(self.timeouts.input_s), "fetching a piece")
+            return shared
         piece: BatchPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
         return piece
 

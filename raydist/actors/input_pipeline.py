@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import ray
 
 from raydist.actors.batch_queues import Place
+from raydist.actors.handed_on import hand_on
 from raydist.actors.pool_shelf import PoolShelf, SharedExecutor, choose_num_workers, num_cores
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.production import Poll, Production
@@ -74,7 +75,7 @@ class InputPipeline:
     ) -> Production:
         return Production(
             _step_source(job, ops, local_executor if pool is None else lambda options: SharedExecutor(pool)),
-            self._put,
+            self._put if pool is None or not _on_one_node() else functools.partial(hand_on, pool.mapped, self._put),
             num_replicas=job.num_replicas,
             capacity=job.capacity,
             zero_copy=job.input_options.zero_copy,
@@ -168,6 +169,11 @@ class InputPipeline:
     def open_passes(self) -> list[str]:
         """Keys of the passes that are open."""
         return list(self._productions)
+
+
+def _on_one_node() -> bool:
+    """Whether every replica can map what a worker has made. Another node would have to fetch all of it for a part."""
+    return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1
 
 
 def _step_source(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:

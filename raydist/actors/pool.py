@@ -16,6 +16,7 @@ from typing import Any, final
 import ray
 from ray.exceptions import RayActorError
 
+from raydist.actors.handed_on import MappedResults
 from raydist.actors.input_worker import unpack_result
 from raydist.actors.isolation import Streak, isolate
 from raydist.actors.pool_task import PoolTask
@@ -66,6 +67,7 @@ class ActorExecutor(Executor):
         self.window = num_workers * _BLOCKS_PER_WORKER
         self.closed = False
         self.condemned = Streak()
+        self.mapped = MappedResults()
         self.num_workers = num_workers
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()

@@ -76,6 +76,7 @@ class PoolTask(Pending):
             raise DeadlineExceededError(self._late())
         result = unpack_result(ray.get(self._ref, timeout=self._limit_s))
         self._pool.condemned.end()
+        self._pool.mapped.remember(self._ref, result)
         return result
 
     def _late(self) -> str:

@@ -10,6 +10,7 @@ import cloudpickle
 import pytest
 
 from raydist.actors import input_pipeline
+from raydist.actors.handed_on import MappedResults
 from raydist.actors.input_job import InputJob
 from raydist.actors.input_pipeline import InputPipeline
 from raydist.actors.production import Poll
@@ -95,7 +96,9 @@ class Shelf:
 
     def borrow(self, num_workers: int, *, name: str, node_id: Any, **others: Any) -> Any:
         self.lent.append((num_workers, name, node_id))
-        return InlineExecutor()
+        pool: Any = InlineExecutor()
+        pool.mapped = MappedResults()
+        return pool
 
     def give_back(self, pool: Any, *, patience_s: float) -> None:
         self.returned += 1
