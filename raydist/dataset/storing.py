@@ -7,8 +7,10 @@ from typing import Any, Self
 
 from raydist.dataset.running import Running
 from raydist.pipelines.formats.containers import Container
+from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.formats.saved import save_blocks
 from raydist.pipelines.ops.cache import CacheOp
+from raydist.pipelines.ops.file_cache import FileCacheOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
 
 __all__ = ["Storing"]
@@ -17,18 +19,38 @@ __all__ = ["Storing"]
 class Storing(Running):
     """Elements kept: in memory, in files, for a moment."""
 
-    def cache(self) -> Self:
-        """Keep the elements of a first whole pass in memory; later passes and epochs read them there.
+    def cache(self, filename: Any = None) -> Self:
+        """Keep the elements of a first whole pass; later passes and epochs read them there.
 
         What is random before the cache is the same in every epoch. A pass that is left early, or has an error in it, is
-        not kept. Each process keeps its own; datasets derived from this one share it if they have one `Options.seed`.
-        The state of an iterator is a count: resuming in a new process reads the input again from the beginning.
+        not kept.
+
+        In memory, each process keeps its own; datasets derived from this one share it if they have one `Options.seed`.
+        In a file, the elements are there for every process and program after the one that read them, whatever the
+        pipeline before the cache is then: remove it when that changes (or use :meth:`snapshot`). They appear in one
+        step when the pass ends; chunks of some MB have checksums. One iterator at a time can fill it.
+
+        The state of an iterator is a count, and a place in the file once that is there; resuming before reads the input
+        again from the beginning.
+
+        Args:
+            filename: A path for a directory that raydist makes, local or a URI that fsspec knows (there nothing
+                locks: of several writers the first to finish wins). None keeps the elements in memory.
+
+        Raises:
+            FailedPreconditionError: Another iterator is filling the file, or there is something else (at iteration).
+            InvalidArgumentError: Elements of named tuples or dataclasses cannot be kept in a file (at iteration).
+            DataLossError: The file is damaged (at iteration).
 
         >>> ds = rd.Dataset.range(3).map(lambda x: x * 2).cache()
         >>> [[int(x) for x in ds] for epoch in (0, 1)]
         [[0, 2, 4], [0, 2, 4]]
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "cache")
+        >>> [[int(x) for x in rd.Dataset.range(n).cache(path)] for n in (3, 99)]
+        [[0, 1, 2], [0, 1, 2]]
         """
-        return type(self)(CacheOp(self._op))
+        return type(self)(CacheOp(self._op) if filename is None else FileCacheOp(self._op, path_text(filename)))
 
     def prefetch(self, buffer_size: int | None = None) -> Self:
         """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.

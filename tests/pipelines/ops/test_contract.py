@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import uuid
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +14,7 @@ from raydist.options import Options
 from raydist.values import UNKNOWN_CARDINALITY
 from tests.contracts.op import check_op
 
+FILES = tempfile.TemporaryDirectory()
 INVERSE: Dataset = Dataset.from_tensor_slices([1.0, 2.0, 0.0, 4.0, 5.0, 0.0, 0.0]).map(lambda x: 1 / float(x))
 
 
@@ -150,6 +153,11 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "rejection_resample of many classes": lambda: Dataset.range(40).rejection_resample(
         lambda x: x * 5 % 300, np.arange(300), seed=2
     ),
+    "cache in a file": lambda: Dataset.range(9).shuffle(4).map(noisy).cache(f"{FILES.name}/cache").shuffle(3).repeat(2),
+    "cache in a file that is not there yet": lambda: (
+        Dataset.range(9).shuffle(4).map(noisy).cache(f"{FILES.name}/{uuid.uuid4().hex}").repeat(2)
+    ),
+    "cache in a file of errors": lambda: INVERSE.cache(f"{FILES.name}/{uuid.uuid4().hex}").repeat(2),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)

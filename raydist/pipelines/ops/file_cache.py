@@ -1,0 +1,48 @@
+"""Dataset.cache with a file name: the elements of a first whole pass, kept in files for all passes after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from raydist.pipelines.formats.containers import Container
+from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.ops.store import Store
+from raydist.pipelines.ops.stored_pass import StoredPass, StoredPassSettings
+from raydist.pipelines.producers import BorderIterator
+
+__all__ = ["FileCacheOp"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FileCacheOp(DatasetOp):
+    """The elements of epoch 0 of `input`, read once and kept in the directory `path`."""
+
+    input: DatasetOp
+    path: str
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def name(self) -> str:
+        return "cache"
+
+    @property
+    def label(self) -> str:
+        return f"cache({self.path!r})"
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        # Every pass is epoch 0 of the input, so that whoever begins again makes the elements that were kept.
+        first = replace(ctx, epoch=(0,) * len(ctx.epoch))
+        store = Store(self.path, Container.of("arrow", None))
+        settings = StoredPassSettings(store, lambda: first.build(self.input), ctx.seed, self.label, False)
+        return BorderIterator(StoredPass(settings))
