@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 from raydist.actors.pool import ActorExecutor
@@ -48,10 +48,16 @@ def num_cores() -> int:
 
 @final
 class SharedExecutor(Executor):
-    """A pool as one iterator sees it: closing it gives up this iterator's blocks, and leaves the pool to others."""
+    """A pool as one iterator sees it: closing it gives up this iterator's blocks, and leaves the pool to others.
 
-    def __init__(self, pool: Executor) -> None:
+    Args:
+        pool: The pool.
+        on_close: Called by the first `close`.
+    """
+
+    def __init__(self, pool: Executor, on_close: Callable[[], None] | None = None) -> None:
         self._pool = pool
+        self._on_close = on_close
         self.window = pool.window
         self.place = pool.place
         self.num_workers = pool.num_workers
@@ -71,6 +77,9 @@ class SharedExecutor(Executor):
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
 
 @final
@@ -115,3 +124,10 @@ class PoolShelf:
                 self._idle = pool
                 return
         pool.close()
+
+    def clear(self) -> None:
+        """Stop the pool that is kept."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.close()

@@ -9,9 +9,9 @@ from typing import Any
 import cloudpickle
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.autotune.tuner import Tuner
 from raydist.pipelines.meters import Meters
 from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.placement import Executors
 
 __all__ = ["DatasetBase", "graphs"]
 
@@ -27,7 +27,7 @@ class DatasetBase:
         self._epochs = itertools.count()
         self._drawn_seed: int | None = None
         self._meters: Meters | None = None  # of the iteration that was begun last
-        self._tuners: list[Tuner] = []  # what iterations that have ended learned about the pipeline
+        self._executors = Executors()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # cloudpickle, because the functions of a pipeline are often lambdas. Epochs are counted anew.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from importlib import import_module
+from typing import Any, final
 
 from raydist.options import Options
 from raydist.pipelines.autotune.tuner import Tuner
@@ -10,10 +12,10 @@ from raydist.pipelines.executor import Executor, InlineExecutor
 from raydist.pipelines.threads import ThreadExecutor
 from raydist.pipelines.tuned_executor import TunedExecutor
 
-__all__ = ["local_executor", "open_executor"]
+__all__ = ["Executors", "local_executor", "open_executor"]
 
-# Makers of executors that this layer may not import: "module:function", called with the options of the pipeline.
-_MAKERS = {"actors": "raydist.actors.pool:open_pool"}
+# This layer may not import Ray: it names what keeps pools of actors.
+_POOLS = "raydist.actors.kept_pools:KeptPools"
 
 
 def local_executor(options: Options, tuners: list[Tuner] | None = None) -> Executor:
@@ -30,10 +32,30 @@ def local_executor(options: Options, tuners: list[Tuner] | None = None) -> Execu
     return InlineExecutor() if threads == 1 else ThreadExecutor(threads)
 
 
-def open_executor(options: Options, tuners: list[Tuner] | None = None) -> Executor:
-    """The executor of a plain iterator: a pool of `num_input_workers` actors, or this process. The caller closes it."""
-    if options.num_input_workers == 0:
-        return local_executor(options, tuners)
-    module, _, name = _MAKERS["actors"].partition(":")
-    executor: Executor = getattr(import_module(module), name)(options)
-    return executor
+def open_executor(options: Options) -> Executor:
+    """The executor of a single iterator: see :class:`Executors`. The caller closes it."""
+    return Executors().open(options)
+
+
+@final
+class Executors:
+    """The executors of a dataset's iterators, one after the other. What costs much is kept between them.
+
+    That is what autotuners learned, and a pool of workers; the pool ends with this object, or when it was idle long.
+    """
+
+    def __init__(self) -> None:
+        self._tuners: list[Tuner] = []
+        self._pools: Any = None
+
+    def open(self, options: Options) -> Executor:
+        """A pool of `num_input_workers` actors, or this process. The caller closes it."""
+        if options.num_input_workers == 0:
+            return local_executor(options, self._tuners)
+        if self._pools is None:
+            module, _, name = _POOLS.partition(":")
+            self._pools = getattr(import_module(module), name)()
+            # Not at exit: workers end with the process that started them.
+            weakref.finalize(self, self._pools.close).atexit = False
+        executor: Executor = self._pools.open(options)
+        return executor

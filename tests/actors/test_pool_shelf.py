@@ -101,3 +101,12 @@ def test_an_iterator_cannot_close_the_pool_of_others() -> None:
     shared = SharedExecutor(Watched())
     shared.close()
     assert shared.window == 1
+
+
+def test_clearing_the_shelf_closes_what_is_kept(shelf: PoolShelf) -> None:
+    pool = borrow(shelf, 2)
+    shelf.give_back(pool, patience_s=0)
+    shelf.clear()
+    shelf.clear()
+    assert pool.closed
+    assert borrow(shelf, 2) is not pool
