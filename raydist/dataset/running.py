@@ -17,7 +17,6 @@ from raydist.pipelines.iterator import DatasetIterator
 from raydist.pipelines.merged import merged_options
 from raydist.pipelines.meters import Meters
 from raydist.pipelines.ops.with_options import WithOptionsOp
-from raydist.pipelines.placement import open_executor
 from raydist.pipelines.plan import make_plan
 from raydist.pipelines.seeds import draw_seed
 from raydist.pipelines.stats import PipelineStats, stats_of
@@ -175,7 +174,7 @@ class Running(DatasetBase):
             seed=self._root_seed(),
             epoch=epoch,
             convert=convert,
-            make_executor=functools.partial(open_executor, tuners=self._tuners),
+            make_executor=self._executors.open,
             meters=meters,
         )
 
