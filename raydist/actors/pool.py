@@ -23,14 +23,13 @@ from raydist.actors.pool_task import PoolTask
 from raydist.actors.stage_pickles import StagePickles
 from raydist.actors.waiting import wait_for
 from raydist.actors.worker_handle import KEPT_STAGES, WorkerHandle, WorkerKind, first_line
-from raydist.cluster import connect
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
-from raydist.options import Options, Timeouts
+from raydist.options import Timeouts
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.executor import Executor, StageResult, StageSpec
 from raydist.pipelines.meters import Place
 
-__all__ = ["ActorExecutor", "open_pool"]
+__all__ = ["ActorExecutor"]
 
 log = logging.getLogger("raydist")
 
@@ -205,9 +204,3 @@ class ActorExecutor(Executor):
             workers, self._workers, self._retired = [*self._workers, *self._retired], [], []
         for worker in workers:
             worker.kill()
-
-
-def open_pool(options: Options) -> ActorExecutor:
-    """The pool for a plain iterator over a dataset with `Options(num_input_workers=)`; joins or starts Ray."""
-    connect()
-    return ActorExecutor(options.num_input_workers, name="raydist-input", memory_bytes=options.input_worker_memory)
