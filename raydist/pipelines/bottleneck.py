@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.pipelines.meters import Reading
+from raydist.pipelines.reading import Reading
+from raydist.pipelines.stats_table import workers_text
 
 __all__ = ["CONSUMER", "HANDING_OVER", "Bottleneck", "find_bottleneck", "threads_of"]
 
@@ -57,7 +58,7 @@ def find_bottleneck(readings: Sequence[Reading], *, consumer_busy_s: float = 0.0
         in_thread_s = reading.busy_s if reading.place == "inline" else reading.handling_s
         groups[threads[reading.name]][reading.name] = in_thread_s
         if reading.place != "inline":
-            workers = f"its {reading.parallelism} {reading.place}"
+            workers = f"its {workers_text(reading.parallelism, reading.place)}"
             work_s = (reading.busy_s - reading.handling_s) / reading.workers
             groups[f"{reading.name}: {workers}"] = {reading.name: work_s}
     where, busiest = max(groups.items(), key=lambda group: sum(group[1].values()))

@@ -38,7 +38,7 @@ def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
 
 def _running(stats: PipelineStats) -> Iterator[str]:
     for stage in stats.stages:
-        where = "in its consumer's thread" if stage.place == "inline" else f"on {stage.parallelism} {stage.place}"
+        where = "in its consumer's thread" if stage.where == "inline" else f"on {stage.where}"
         yield f"{stage.name}: {where}, busy {percent(stage.busy)}"
     yield from stats.findings
 

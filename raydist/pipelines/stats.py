@@ -8,11 +8,12 @@ from typing import final
 
 from raydist.pipelines.bottleneck import CONSUMER, Bottleneck, find_bottleneck
 from raydist.pipelines.meters import Kind, Meters, Place, Reading
-from raydist.pipelines.stats_table import Row, percent, quantity, render
+from raydist.pipelines.stats_table import Row, percent, quantity, render, workers_text
 
 __all__ = ["PipelineStats", "StageStats", "stats_of", "summarise"]
 
 _MOST_LABEL = 48
+_ALL = 0.995
 _NOTHING = "Nothing has run yet: iterate over the dataset first."
 
 
@@ -61,8 +62,10 @@ class StageStats:
 
     @property
     def where(self) -> str:
-        """Place and parallelism: "inline", "2 threads"."""
-        return "inline" if self.place == "inline" else f"{self.parallelism} {self.place}"
+        """Place and parallelism: "inline", "2 threads"; the one thread of a prefetch."""
+        if self.kind == "prefetch":
+            return "1 thread"
+        return "inline" if self.place == "inline" else workers_text(self.parallelism, self.place)
 
     @property
     def waits(self) -> str:
@@ -156,8 +159,8 @@ def summarise(
 
 def _because(limit: Bottleneck, elapsed_s: float) -> str:
     busy = percent(_share(limit.busy_s, elapsed_s))
-    if limit.where.startswith("its "):
-        return f"{limit.where} were busy {busy} of the time"
+    if limit.share > _ALL:
+        return f"{limit.where}: busy {busy} of the time"
     return f"{percent(limit.share)} of the work of {limit.where}, which was busy {busy} of the time"
 
 

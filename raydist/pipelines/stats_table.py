@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import final
 
-__all__ = ["HEADINGS", "Row", "percent", "quantity", "render"]
+__all__ = ["HEADINGS", "Row", "percent", "quantity", "render", "workers_text"]
 
 HEADINGS = ("stage", "where", "elements/s", "MB/s", "busy", "cpu", "queue", "waits for", "operation")
 
@@ -50,6 +50,15 @@ def quantity(number: float) -> str:
         if number >= 0.9995 * size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.3g}" if number < 999.5 else "1 k"
+
+
+def workers_text(number: int, place: str) -> str:
+    """How many workers of what kind.
+
+    >>> workers_text(1, "threads"), workers_text(4, "actors")
+    ('1 thread', '4 actors')
+    """
+    return f"{number} {place.removesuffix('s') if number == 1 else place}"
 
 
 def percent(share: float) -> str:

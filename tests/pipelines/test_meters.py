@@ -2,56 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from raydist import Dataset
-from raydist.pipelines.executor import StageResult
-from raydist.pipelines.meters import Meter, Meters, Reading
+from raydist import Dataset, Options
+from raydist.pipelines.meters import Meters, Reading
+
+PLAIN = Options()
+PLAIN.optimization.inject_prefetch = False
+PLAIN.autotune.enabled = False
 
 
 def named(readings: tuple[Reading, ...]) -> dict[str, Reading]:
     return {reading.name: reading for reading in readings}
-
-
-def result(busy_s: float, cpu_s: float) -> StageResult:
-    return StageResult((), (4,), ("",), begun_at=100.0, busy_s=busy_s, cpu_s=cpu_s, worker="thread-7")
-
-
-def test_own_work_is_what_is_left_of_the_time_in_the_consumers_thread() -> None:
-    meter = Meter("map-1")
-    meter.own_s, meter.awaited_s, meter.input_s = 3.0, 1.0, 5.0
-    reading = meter.read()
-    assert (reading.busy_s, reading.wait_s, reading.input_wait_s, reading.handling_s) == (2.0, 6.0, 5.0, 0.0)
-
-
-def test_work_of_workers_is_added_to_the_handling() -> None:
-    meter = Meter("map-1")
-    meter.own_s, meter.awaited_s = 3.0, 2.5
-    meter.worked(result(busy_s=8.0, cpu_s=7.0), here=False)
-    reading = meter.read()
-    assert (reading.busy_s, reading.handling_s, reading.cpu_s) == (8.5, 0.5, 7.0)
-
-
-def test_work_in_the_consumers_thread_counts_once() -> None:
-    meter = Meter("map-1")
-    meter.own_s = 3.0
-    meter.worked(result(busy_s=2.5, cpu_s=2.0), here=True)
-    assert meter.read().busy_s == 3.0
-
-
-def test_a_block_under_way_makes_no_negative_numbers() -> None:
-    meter = Meter("prefetch-1")
-    meter.awaited_s = 2.0  # `own_s` follows when the call returns
-    assert meter.read().busy_s == 0.0
-
-
-def test_workers_are_averaged_over_the_time() -> None:
-    now = 0.0
-    meter = Meter("map-1", clock=lambda: now)
-    now = 3.0  # with one worker until here
-    meter.parallelism = 4
-    now = 4.0
-    reading = meter.read()
-    assert (reading.parallelism, reading.mean_parallelism, reading.workers) == (4, 7 / 4, 7 / 4)
-    assert Reading("map-1", "map", parallelism=3).workers == 3.0
 
 
 def test_one_meter_a_stage_whatever_number_of_passes() -> None:
@@ -92,9 +52,10 @@ def test_an_input_that_is_not_open_yet_has_no_name() -> None:
 
 
 def test_disabled_meters_read_nothing() -> None:
-    meters = Meters().inner
-    meters.meter("range-0").elements += 1
+    meters = Meters(enabled=False)
+    assert meters.meter("range-0") is meters.meter("map-1")
     assert meters.readings() == ()
+    assert meters.inside("range-0") is meters
 
 
 def test_old_decisions_are_forgotten() -> None:
@@ -117,7 +78,8 @@ def test_time_is_the_consumers_waiting_and_working() -> None:
 
 
 def test_an_iteration_counts_elements_and_bytes_of_every_stage() -> None:
-    iterator = Dataset.range(100).map(lambda x: x + 1).filter(lambda x: x % 2 == 0).batch(10).as_numpy_iterator()
+    dataset = Dataset.range(100).map(lambda x: x + 1).filter(lambda x: x % 2 == 0).batch(10)
+    iterator = dataset.with_options(PLAIN).as_numpy_iterator()
     assert len(list(iterator)) == 5
     readings = named(iterator.meters.readings())
     counts = {name: (reading.elements, reading.bytes) for name, reading in readings.items()}
@@ -149,6 +111,18 @@ def test_datasets_inside_a_function_make_no_meters() -> None:
     readings = named(iterator.meters.readings())
     assert list(readings) == ["range-0", "flat_map-1"]
     assert readings["flat_map-1"].busy_s > readings["range-0"].busy_s
+
+
+def test_threads_of_datasets_inside_a_function_report_their_work() -> None:
+    def dataset(x: int) -> Dataset:
+        return Dataset.range(200).map(lambda y: sum(range(500)))
+
+    iterator = Dataset.range(4).interleave(dataset, cycle_length=2, num_parallel_calls=2).as_numpy_iterator()
+    list(iterator)
+    reading = named(iterator.meters.readings())["interleave-1"]
+    assert (reading.place, reading.parallelism, reading.kind) == ("threads", 2, "stage")
+    assert reading.busy_s > 0.0
+    assert reading.wait_s - reading.input_wait_s > 0.0
 
 
 def test_threads_report_their_work() -> None:

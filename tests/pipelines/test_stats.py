@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 from raydist import Dataset
 from raydist.pipelines.meters import Meters, Reading
@@ -68,10 +69,12 @@ def test_a_prefetch_waits_for_its_input() -> None:
 
 def test_the_bottleneck_and_why() -> None:
     stats = summarise([SOURCE, MAP], elapsed_s=4.0)
-    assert (stats.bottleneck, stats.because) == ("map-1", "its 2 threads were busy 75 % of the time")
+    assert (stats.bottleneck, stats.because) == ("map-1", "its 2 threads: busy 75 % of the time")
     stats = summarise([SOURCE], elapsed_s=4.0, consumer_busy_s=3.0)
     assert stats.bottleneck == "consumer"
     assert stats.because == "75 % of the work of the consumer's thread, which was busy 100 % of the time"
+    alone = summarise([Reading("range-0", "range", busy_s=1.0)], elapsed_s=2.0)
+    assert alone.because == "the consumer's thread: busy 50 % of the time"
 
 
 def test_the_text_shows_stages_bottleneck_and_decisions() -> None:
@@ -80,7 +83,7 @@ def test_the_text_shows_stages_bottleneck_and_decisions() -> None:
     assert lines[0] == "100 elements in 4.00 s, 25 a second; the consumer waited 100 % of the time."
     assert lines[3].split()[:2] == ["range-0", "inline"]
     assert "2 threads" in lines[4]
-    assert lines[-2].startswith("Bottleneck: map-1 (its 2 threads")
+    assert lines[-2].startswith("Bottleneck: map-1 (its 2 threads: busy")
     assert lines[-1] == "Autotune: map-1: 1 -> 2 threads, it was busy"
 
 
@@ -110,3 +113,9 @@ def test_an_iterator_tells_while_it_runs() -> None:
     assert 1 <= begun.elements < ended.elements == 100
     assert 0.0 < begun.elapsed_s < ended.elapsed_s
     assert ended.bottleneck in {"range-0", "map-1", "batch-2", "consumer", "handing over"}
+
+
+def test_where_a_stage_runs() -> None:
+    one = replace(MAP, parallelism=1)
+    stats = summarise([SOURCE, one, PREFETCH], elapsed_s=1.0)
+    assert [row.where for row in stats.stages] == ["inline", "1 thread", "1 thread"]

@@ -92,5 +92,8 @@ class InterleaveOp(DatasetOp):
         return probe_nested(self.input, self.fn, self.label)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
+        if self.num_threads:
+            meter = ctx.meter(self)
+            meter.place, meter.parallelism = "threads", self.num_threads
         opener = Opener(ctx.build(self.input), self.fn, ctx, ctx.operation_names[id(self)])
         return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, self.num_threads))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.autotune.buffer_size import BufferSize
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.meters import Meter
 from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
 from raydist.pipelines.read_ahead import ReadAhead
 from raydist.pipelines.resume import Outbox
@@ -63,7 +65,17 @@ class PrefetchOp(DatasetOp):
         size = _FIRST_BUFFER if self.is_tuned else (self.buffer_size or 0)
         buffer_size = BufferSize(size, tuned=self.is_tuned and ctx.options.autotune.enabled)
         name = ctx.operation_names[id(self)]
-        return _PrefetchIterator(source, ReadAhead(source, buffer_size, ctx.budgets.ram, meter, name=name))
+        ahead = ReadAhead(source, buffer_size, ctx.budgets.ram, meter, name=name, watch=_watch(meter, ctx))
+        return _PrefetchIterator(source, ahead)
+
+
+def _watch(meter: Meter, ctx: IterContext) -> Callable[[float], None]:
+    """Who wants to know how long blocks took: nobody where each stage of the input has a meter."""
+    return _nothing if ctx.meters.enabled else meter.read_ahead
+
+
+def _nothing(seconds: float) -> None:
+    """It is counted already."""
 
 
 @final

@@ -52,7 +52,7 @@ def test_short_epochs_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_later_epochs_are_what_they_would_have_been(tmp_path: Path) -> None:
-    def epochs(dataset: Dataset[Any]) -> list[list[int]]:
+    def epochs(dataset: Dataset) -> list[list[int]]:
         return [[int(x) for x in dataset] for _ in range(2)]
 
     plain, profiled = (Dataset.range(20).shuffle(20).with_options(Options(seed=3)) for _ in range(2))
