@@ -124,7 +124,8 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
         return first
     specs = first.specs
     for other in blocks[1:]:
-        specs = common_specs(first, specs, other)
+        if other.specs is not specs or other.structure is not first.structure:  # else there is nothing to compare
+            specs = common_specs(first, specs, other)
     columns = tuple(_concat_columns([b.columns[i] for b in blocks]) for i in range(len(specs)))
     return Block(first.structure, specs, columns, sum(b.num_rows for b in blocks))
 

@@ -106,6 +106,7 @@ class Opener:
         self._ahead: deque[DatasetOp | ElementError] = deque()  # made of the inputs from `next_index` on
         self._before: tuple[State, int] = ({}, 0)  # the input's state before it read these, and the first one's number
         self._run = 1  # inputs whose datasets were alike, and may be again
+        self._size = 1  # elements of each of these
 
     def open_next(self, *, threaded: bool) -> OpIterator | ElementError:
         """The dataset of the next input, read ahead by a thread if `threaded`; or the error at this place.
@@ -129,7 +130,7 @@ class Opener:
         Raises:
             StopIteration: There are no more.
         """
-        run = min(limit, self._run)
+        run = min(self._run, max(1, limit // self._size))
         self._look_ahead(run)
         first = itertools.takewhile(lambda made: isinstance(made, DatasetOp), itertools.islice(self._ahead, run))
         ops = [made for made in first if isinstance(made, DatasetOp)]
@@ -139,7 +140,7 @@ class Opener:
             return None
         for _ in ops:
             self._pop()
-        self._run = max(1, min(2 * self._run, _MAX_RUN, limit // groups.size))
+        self._run, self._size = min(2 * self._run, _MAX_RUN), groups.size
         return groups.rows
 
     def pass_over(self) -> None:
