@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["TunedExecutor"]
 
 _PERIOD_S = 0.05
+_TRIAL_PERIOD_S = 0.02
 
 
 @final
@@ -96,12 +97,12 @@ class TunedExecutor(Executor):
             return
         stages = [part.totals.take(name, part.setting) for name, part in self._parts.items()]
         elapsed_s, wait_s = clock.lap(now)
-        self._due = now + _PERIOD_S
         self._tuner.settings.update({name: part.setting for name, part in self._parts.items()})
         self._tuner.limits = self._limits(clock.budgets)
         if elapsed_s > 0 and (change := self._tuner.step(Period(elapsed_s, wait_s, elapsed_s - wait_s, stages))):
             clock.meters.decide(change.why)
             self._carry_out(change)
+        self._due = now + (_TRIAL_PERIOD_S if self._tuner.is_trying else _PERIOD_S)
 
     def _limits(self, budgets: Budgets) -> Limits:
         used = sum(part.setting.workers for part in self._parts.values())

@@ -115,7 +115,7 @@ def _learn_beside_others(cost: Cost, period: StagePeriod, elapsed_s: float) -> C
     if inflation > _CONTENDED:
         gained = workers / inflation
         return replace(cost, serial=min(1.0, 1 / gained), proven=max(cost.proven, math.ceil(gained)))
-    return replace(cost, serial=min(cost.serial, 1 / (2 * workers)), proven=max(cost.proven, workers))
+    return replace(cost, serial=min(cost.serial, 1 / (4 * workers)), proven=max(cost.proven, workers))
 
 
 def _inflation(cost: Cost, period: StagePeriod) -> float:

@@ -28,6 +28,10 @@ class Setting:
 
 
 INLINE = Setting()
+
+# Shares of their work in which sources, batches and shuffles, and the consumer, are taken to hold the GIL.
+_REST_SERIAL = 0.5
+_CONSUMER_SERIAL = 0.2
 Settings = Mapping[str, Setting]
 
 
@@ -106,7 +110,8 @@ def workers_of(settings: Settings) -> int:
 
 def predict_s(load: Load, settings: Settings) -> float:
     """How long the work of `load` takes under `settings`."""
-    own_s, serial_s, slowest_s = load.rest_s, 0.0, 0.0
+    own_s, slowest_s = load.rest_s, 0.0
+    serial_s = _REST_SERIAL * load.rest_s + _CONSUMER_SERIAL * load.consumer_s
     for work in load.works:
         setting = settings.get(work.name, INLINE)
         if setting.place == "actors":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from raydist.pipelines.autotune.costs import Cost, StagePeriod, learn
@@ -21,11 +21,11 @@ _WAITS = 0.05  # share of its time that a consumer must wait before anything is 
 _PREDICTED = 0.08  # gain that the model must promise before it is tried
 _COMPUTES = 0.1  # a stage that holds the GIL for a larger share than this is given more workers step by step
 _CONSUMER_WORKS = 0.2  # share of its time in which a consumer must work for a prefetch to be tried
-_PREFETCHED_S = 0.001  # time that making a block must take for it: handing one over costs 0.1 ms
+_PREFETCHED_S = 0.0005  # time that making a block must take for it: handing one over costs 0.1 ms
 _AWAITED = 0.1  # share of the time that a stage must be waited for to be given one more
-_GAIN = 0.03  # gain that must be measured to keep a change
-_CLEAR = 0.15  # a difference that needs no second look
-_JUDGED = 2  # periods that a trial is judged by, if it is not clear after the first
+_GAIN = 0.05  # gain that must be measured to keep a change
+_CLEAR = 0.15  # a loss that needs no second look
+_JUDGED = 3  # periods that a trial is judged by, if it is not clear before
 _PATIENCE = (16, 1024)  # periods until settings that did not help are tried again, first and at most
 _MOST_IN_VAIN = 8  # the rest between two trials doubles with each that does not help, up to 2 ** this many periods
 _RECENT_SPEEDS = 3
@@ -64,8 +64,7 @@ class _Trial:
     before: Settings
     speed_before: float
     settling: bool = True
-    best: float = 0.0
-    judged: int = 0
+    speeds: list[float] = field(default_factory=list)
 
 
 @final
@@ -101,7 +100,11 @@ class Tuner:
         if self._trial is not None:
             self.settings.update(self._trial.before)
         self._trial = None
-        self._speeds.clear()
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether the settings are on trial: the shorter the next periods, the less is lost if they are bad."""
+        return self._trial is not None
 
     def step(self, period: Period) -> Change | None:
         """Learn from `period`, which was run with `settings`, and say what to do next."""
@@ -139,7 +142,7 @@ class Tuner:
         proposal = self._modelled(load, self._open(period)) or self._one_more(load, period)
         if proposal is None:
             return None
-        self._trial = _Trial(dict(self.settings), max(self._speeds))
+        self._trial = _Trial(dict(self.settings), sum(self._speeds) / len(self._speeds))
         return self._change(proposal, f"the consumer waits {period.consumer_wait_s / period.elapsed_s:.0%} of the time")
 
     def _open(self, period: Period) -> list[Knob]:
@@ -153,7 +156,7 @@ class Tuner:
         costs = self.costs.items()
         most = {name: 2 * cost.proven if cost.serial > _COMPUTES else self.limits.workers for name, cost in costs}
         proposal = propose(load, knobs, self.limits, most)
-        enough = predict_s(load, proposal) <= (1 - _PREDICTED) * predict_s(load, self.settings)
+        enough = predict_s(load, proposal) < (1 - _PREDICTED) * predict_s(load, self.settings)
         return proposal if enough and not self._is_tried(proposal) else None
 
     def _one_more(self, load: Load, period: Period) -> Settings | None:
@@ -169,16 +172,16 @@ class Tuner:
         if trial.settling:
             trial.settling = False
             return None
-        trial.judged += 1
-        trial.best = max(trial.best, self._speed(period))
-        gain = trial.best / trial.speed_before - 1 if trial.speed_before else 1.0
-        if abs(gain) < _CLEAR and trial.judged < _JUDGED:
+        trial.speeds.append(self._speed(period))
+        speed = sum(trial.speeds) / len(trial.speeds)
+        gain = speed / trial.speed_before - 1 if trial.speed_before else 1.0
+        if gain > -_CLEAR and len(trial.speeds) < _JUDGED:
             return None
         self._trial = None
         self._speeds.clear()
         if gain >= _GAIN:
             self._in_vain = 0
-            self._speeds.append(trial.best)
+            self._speeds.append(speed)
             return None
         self._in_vain = min(_MOST_IN_VAIN, self._in_vain + 1)
         self._resting_until = self._now + 2**self._in_vain

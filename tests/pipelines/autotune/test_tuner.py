@@ -9,7 +9,7 @@ from raydist.pipelines.autotune.model import Settings, workers_of
 from raydist.pipelines.autotune.tuner import Tuner
 from tests.pipelines.autotune_simulator import Pipeline, all_settings, buffered, random_pipeline, simulate
 
-PERIODS = 60
+PERIODS = 120
 
 
 def tune(pipeline: Pipeline, noise: random.Random | None = None) -> tuple[Settings, list[Settings]]:
