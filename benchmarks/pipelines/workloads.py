@@ -117,7 +117,7 @@ WORKLOADS = (
         "state of an iterator three epochs into shuffle(1,000,000).batch(256).repeat()",
         1_000_000,
         10_000,
-        (RAYDIST, _TF, _GRAIN),
+        (RAYDIST,),
         unit="bytes",
         smaller_is_better=True,
     ),

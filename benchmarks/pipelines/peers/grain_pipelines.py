@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,23 +70,6 @@ def jpeg(scene: Scene) -> Pass:
     return reading(images.batch(32), THREADS)
 
 
-def state(scene: Scene) -> Pass:
-    def measure() -> int:
-        dataset = numbers(scene).shuffle(seed=1).batch(256).repeat().to_iter_dataset(INLINE)
-        iterator = iter(dataset)
-        for _ in range(3 * (scene.rows // 256) + 10):
-            next(iterator)
-        saved = json.dumps(iterator.get_state())
-        following = [next(iterator) for _ in range(10)]
-        other = iter(dataset)
-        other.set_state(json.loads(saved))
-        if not all(np.array_equal(batch, next(other)) for batch in following):
-            raise AssertionError("A restored iterator must give the same elements.")
-        return len(saved)
-
-    return measure
-
-
 PASSES: Mapping[str, MakePass] = {
     "element_map": element_map,
     "batch_map": batch_map,
@@ -96,5 +78,4 @@ PASSES: Mapping[str, MakePass] = {
     "mnist_element_map": mnist_element_map,
     "mnist_batch_map": mnist_batch_map,
     "jpeg": jpeg,
-    "state": state,
 }

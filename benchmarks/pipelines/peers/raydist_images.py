@@ -32,10 +32,12 @@ def mnist_batch_map(scene: Scene) -> Pass:
 
 
 def augmented(path: str, *, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """The crop comes first: the whole image is decoded, and only that part of it is worked on."""
-    image = rd.image.decode_jpeg(rd.image.read_file(path), channels=3)
-    image = rd.image.random_flip_left_right(rd.image.random_crop(image, (CROP, CROP), rng=rng), rng=rng)
-    normal: np.ndarray[Any, Any] = rd.image.normalize(image, MEAN, STD)
+    """Only the part of the file that the crop needs is decoded."""
+    data = rd.image.read_file(path)
+    height, width, _ = rd.image.image_shape(data)
+    window = (int(rng.integers(height - CROP + 1)), int(rng.integers(width - CROP + 1)), CROP, CROP)
+    image = rd.image.decode_and_crop_jpeg(data, window, channels=3)
+    normal: np.ndarray[Any, Any] = rd.image.normalize(rd.image.random_flip_left_right(image, rng=rng), MEAN, STD)
     return normal
 
 

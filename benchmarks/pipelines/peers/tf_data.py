@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -138,25 +136,6 @@ def memory(scene: Scene) -> Pass:
     return lambda: peak_over_idle(reading(dataset))
 
 
-def state(scene: Scene) -> Pass:
-    def measure() -> int:
-        dataset = tf.data.Dataset.range(scene.rows).shuffle(scene.rows).batch(256).repeat()
-        iterator = iter(dataset)
-        for _ in range(3 * (scene.rows // 256) + 10):
-            next(iterator)
-        with tempfile.TemporaryDirectory() as folder:
-            saved = tf.train.Checkpoint(iterator=iterator).save(f"{folder}/state")
-            size = sum(path.stat().st_size for path in Path(folder).iterdir())
-            following = [next(iterator).numpy() for _ in range(10)]
-            other = iter(dataset)
-            tf.train.Checkpoint(iterator=other).restore(saved)
-        if not all(np.array_equal(batch, next(other).numpy()) for batch in following):
-            raise AssertionError("A restored iterator must give the same elements.")
-        return size
-
-    return measure
-
-
 DATASETS: Mapping[str, Callable[[Scene], Any]] = {
     "element_map": element_map,
     "batch_map": batch_map,
@@ -181,5 +160,4 @@ def _read(make: Callable[[Scene], Any]) -> MakePass:
 PASSES: Mapping[str, MakePass] = {
     **{name: _read(make) for name, make in DATASETS.items()},
     "memory": memory,
-    "state": state,
 }
