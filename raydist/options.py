@@ -81,7 +81,8 @@ class OptimizationOptions(SettingsGroup):
             element, with a warning. False by default: other elements may differ in the last bit.
         shuffle_and_repeat_fusion: Draw one permutation a pass where a repeated `shuffle` holds the whole source.
         common_subgraph_elimination: Compute once what a `zip` reads twice.
-        dead_column_pruning: Let sources of columns leave out those that the first map provably does not look at.
+        dead_column_pruning: Let `from_arrow` and `from_parquet` leave out columns that the first map provably does not
+            look at. Damage to such a column in a file is then not found.
         shard_pushdown: Call a map's function for the elements of one shard only.
         inject_prefetch: Read a pipeline with functions ahead in a thread while that makes the whole faster, as the
             autotuner measures.

@@ -85,6 +85,14 @@ class ParquetFile:
         wanted = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
         return group.num_rows, sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in wanted)
 
+    def columns_without_nulls(self) -> set[str]:
+        """The columns that have no null at any depth, as far as the statistics in the footer tell."""
+        metadata = self._fragment.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+        unsure = {chunk.path_in_schema.partition(".")[0] for chunk in chunks if _may_have_nulls(chunk)}
+        return set(self.schema.names) - unsure
+
     def _batch_rows(self, row_group: int) -> int:
         group = self._fragment.metadata.row_group(row_group)
         row_bytes: int = max(1, group.total_byte_size // max(1, group.num_rows))
@@ -93,6 +101,11 @@ class ParquetFile:
     def close(self) -> None:
         """Close the file. May be called twice."""
         self._file.close()
+
+
+def _may_have_nulls(chunk: Any) -> bool:
+    statistics = chunk.statistics
+    return statistics is None or not statistics.has_null_count or statistics.null_count > 0
 
 
 @contextmanager

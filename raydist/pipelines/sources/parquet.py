@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, final
 
@@ -45,16 +45,20 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> Datas
         return TableFilesOp(names, table_format, num_rows)
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, groups[name])))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    table_format = replace(
+        table_format, null_free=frozenset(set.intersection(*(found.null_free for found in groups.values())))
+    )
     return SplitFilesOp(splits, table_format, num_rows, f"{names[0]!r}{more}")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _RowGroups:
-    """Rows of each row group of a file, and bytes of the wanted columns."""
+    """Rows of each row group of a file, bytes of the wanted columns, and the columns without nulls."""
 
     rows: tuple[int, ...]
     sizes: tuple[int, ...]
+    null_free: set[str]
 
     @property
     def num_rows(self) -> int:
@@ -65,9 +69,10 @@ def _row_groups(path: str, table_format: ParquetFormat) -> _RowGroups:
     file = open_checked(path, table_format)
     try:
         found = [file.row_group_size(number, table_format.schema.names) for number in range(file.num_row_groups)]
+        null_free = file.columns_without_nulls()
     finally:
         file.close()
-    return _RowGroups(tuple(rows for rows, _ in found), tuple(size for _, size in found))
+    return _RowGroups(tuple(rows for rows, _ in found), tuple(size for _, size in found), null_free)
 
 
 def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
@@ -83,11 +88,15 @@ def _splits(path: str, groups: _RowGroups) -> Iterator[FileSplit]:
 @final
 @dataclass(frozen=True, eq=False)
 class ParquetFormat(TableFormat, SplitFormat):
-    """The columns of `schema`, of the rows that `row_filter` (an Arrow expression, or None) is true for."""
+    """The columns of `schema`, of the rows that `row_filter` (an Arrow expression, or None) is true for.
+
+    Those of `null_free` are known to have no nulls, which would be errors.
+    """
 
     name: ClassVar[str] = "from_parquet"
     schema: pa.Schema
     row_filter: Any = None
+    null_free: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -101,6 +110,13 @@ class ParquetFormat(TableFormat, SplitFormat):
     def rows(self) -> RowSchema:
         """Makes blocks of record batches."""
         return RowSchema(self.schema)
+
+    def with_columns(self, names: Collection[str]) -> ParquetFormat | None:
+        kept = [field for field in self.schema if field.name in names]
+        dropped = {field.name for field in self.schema if field.name not in names}
+        if len(kept) < len(names) or not dropped or not dropped <= self.null_free:
+            return None
+        return replace(self, schema=pa.schema(kept))
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         return ParquetReader(self, open_checked(path, self), *position)

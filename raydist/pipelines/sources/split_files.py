@@ -7,8 +7,8 @@ run (in this thread, on threads, by input workers) and their rows come in order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -68,6 +68,10 @@ class SplitFormat(ABC):
     @abstractmethod
     def spec(self) -> Any:
         """Nest of TensorSpec of one row."""
+
+    def with_columns(self, names: Collection[str]) -> SplitFormat | None:
+        """The same without other columns; None where that saves nothing or could hide the error of a row."""
+        return None
 
     @abstractmethod
     def read_split(self, split: FileSplit) -> list[Item]:
@@ -165,6 +169,10 @@ class SplitFilesOp(ElementwiseOp):
 
     def element_spec(self) -> Any:
         return self.format.spec
+
+    def with_columns(self, names: Collection[str]) -> SplitFilesOp | None:
+        fewer = self.format.with_columns(names)
+        return None if fewer is None else replace(self, format=fewer)
 
     def kernel(self, ctx: IterContext) -> Kernel:
         return _ReadKernel(self.format, ctx.operation_names[id(self)])

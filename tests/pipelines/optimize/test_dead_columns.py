@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
@@ -50,3 +52,22 @@ def test_a_source_with_two_readers_stays() -> None:
 def test_a_missing_column_is_the_functions_error() -> None:
     items = assert_same(ROWS.map(lambda row: row["z"]).skip(0), "dead_column_pruning")
     assert all(item[0] == "KeyError" for item in items)
+
+
+def write(folder: Path, table: pa.Table) -> Dataset:
+    pq.write_table(table, folder / "rows.parquet", row_group_size=4)
+    return Dataset.from_parquet(str(folder / "rows.parquet"))
+
+
+def test_columns_of_parquet_files(tmp_path: Path) -> None:
+    dataset = write(tmp_path, TABLE).shuffle(4).map(lambda row: row["b"] + row["a"])
+    source = next(node for node in walk(make_plan(dataset._op, Options()).optimised) if node.name == "from_parquet")
+    assert sorted(source.element_spec()) == ["a", "b"]
+    assert len(assert_same(dataset, "dead_column_pruning")) == 9
+
+
+def test_a_column_with_nulls_stays_because_they_are_errors(tmp_path: Path) -> None:
+    names = pa.array(["a", None] + ["b"] * 7)
+    dataset = write(tmp_path, TABLE.set_column(2, "c", names)).map(lambda row: row["a"])
+    items = assert_same(dataset, "dead_column_pruning")
+    assert [type(item) for item in items].count(tuple) == 1
