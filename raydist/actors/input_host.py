@@ -115,6 +115,10 @@ class PipelineLink:
         """Send a poll without waiting; :meth:`receive` gives its answer."""
         return self._actor.poll.remote(self.key, poll)
 
+    def is_answered(self, asked: Any, timeout_s: float) -> bool:
+        """Whether :meth:`receive` would answer at once, within `timeout_s`."""
+        return bool(ray.wait([asked], timeout=timeout_s)[0])
+
     def receive(self, asked: Any) -> tuple[Place, ...]:
         """The answer to a poll: empty when there is nothing yet."""
         # The poll itself waits poll_s in the actor; so much longer means that the actor does not answer at all.

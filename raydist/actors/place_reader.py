@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.production import Poll
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from raydist.actors.input_host import PipelineLink
 
 __all__ = ["PlaceReader"]
+
+_SLICE_S = 0.05  # how long a thread that looks ahead goes on after it was stopped
 
 
 @final
@@ -46,6 +49,12 @@ class PlaceReader:
 
         The last place is given again and again.
         """
+        place = self.take()
+        self.look_ahead()
+        return place
+
+    def take(self) -> Place:
+        """`next_place`, without asking for more yet."""
         self._done = self._next
         if not self._buffer:
             self._fill()
@@ -53,8 +62,18 @@ class PlaceReader:
         if not place.last:
             self._buffer.popleft()
             self._next += 1
-            self._look_ahead()
         return place
+
+    def await_place(self, stopped: Callable[[], bool]) -> Place | None:
+        """The next place, once it is there; it is not taken. None when `stopped()`, or when it was not asked for."""
+        while not self._buffer and self._asked is not None:
+            if stopped():
+                return None
+            if self._link.is_answered(self._asked, _SLICE_S):
+                asked, self._asked = self._asked, None
+                self._buffer.extend(self._link.receive(asked))
+                self._asked = None if self._buffer else self._ask()
+        return self._buffer[0] if self._buffer else None
 
     def _fill(self) -> None:
         deadline = time.monotonic() + self._link.timeouts.input_s
@@ -63,13 +82,22 @@ class PlaceReader:
             self._asked = None
             self._buffer.extend(self._link.receive(asked))
             if not self._buffer and time.monotonic() > deadline:
-                raise DeadlineExceededError(
-                    f"The next element of input pipeline {self._link.name} must come within "
-                    f"{self._link.timeouts.input_s:g} s (Timeouts.input_s), and has not. A function or a file system "
-                    "may be stuck; if it is only slow, use more input workers or raise the limit."
-                )
+                raise self.late()
 
-    def _look_ahead(self) -> None:
+    @property
+    def limit_s(self) -> float:
+        """How long the next place may take."""
+        return self._link.timeouts.input_s
+
+    def late(self) -> DeadlineExceededError:
+        """The error to raise when it took longer."""
+        return DeadlineExceededError(
+            f"The next element of input pipeline {self._link.name} must come within {self.limit_s:g} s "
+            "(Timeouts.input_s), and has not. A function or a file system may be stuck; if it is only slow, use more "
+            "input workers or raise the limit."
+        )
+
+    def look_ahead(self) -> None:
         """Ask for more while there is something left to work on.
 
         A question that the producer has no credit for would only be answered empty-handed: `_done` trails the place in

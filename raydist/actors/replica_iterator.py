@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from raydist.actors.batch_iterator import BatchIterator
+from raydist.actors.piece_ahead import PieceAhead
 from raydist.actors.place_reader import PlaceReader
 from raydist.errors import FailedPreconditionError
 from raydist.nest import unflatten
@@ -42,7 +43,7 @@ class ReplicaIterator(BatchIterator):
     def __init__(self, link: PipelineLink | None, group: int) -> None:
         self._link = link
         self._group = group
-        self._reader: PlaceReader | None = None
+        self._ahead: PieceAhead | None = None
         self._ended = link is None
         self._state: State | None = None
         self._bind(0, _keep, _ignore, "stand_in")
@@ -78,30 +79,33 @@ class ReplicaIterator(BatchIterator):
         if self._link is not None:
             start: Position = self._link.call("position_of", rank)
             self._state = start.state
-            self._reader = PlaceReader(self._link, rank=rank, start=start.number, group=self._group)
+            reader = PlaceReader(self._link, rank=rank, start=start.number, group=self._group)
+            self._ahead = PieceAhead(reader, self._leaves)
 
     def __next__(self) -> Any:
-        batch = self._next_batch()
+        batch, leaves = self._next_batch()
         self._on_batch(batch)
-        piece = self._piece(batch)
-        leaves = [self._place(piece.leaf(index)) for index in range(batch.structure.num_leaves)]
-        return unflatten(batch.structure, leaves)
+        return unflatten(batch.structure, [self._place(leaf) for leaf in leaves])
 
-    def _next_batch(self) -> StepBatch:
+    def _leaves(self, batch: StepBatch) -> list[Any]:
+        piece = self._piece(batch)
+        return [piece.leaf(index) for index in range(batch.structure.num_leaves)]
+
+    def _next_batch(self) -> tuple[StepBatch, list[Any]]:
         if self._ended:
             raise StopIteration
-        if self._reader is None:
+        if self._ahead is None:
             raise FailedPreconditionError(
                 "A distributed iterator that was copied can be read inside strategy.run only: pass it in args."
             )
-        place = self._reader.next_place()
+        place, leaves = self._ahead.next_place()
         self._state = place.state or self._state
         if place.error is not None:
             raise place.error.restore()
         if place.batch is None:
             self._ended = True
             raise StopIteration
-        return place.batch
+        return place.batch, leaves
 
     def _piece(self, batch: StepBatch) -> BatchPiece:
         ref = batch.refs[self._rank]
@@ -119,6 +123,6 @@ class ReplicaIterator(BatchIterator):
 
     def release(self) -> None:
         """Stop reading for now and tell the pipeline how far this replica has come."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.give_back("release", self._rank)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close().give_back("release", self._rank)

@@ -31,6 +31,9 @@ class FakeLink:
     def ask(self, poll: Any) -> Any:
         return poll
 
+    def is_answered(self, asked: Any, timeout_s: float) -> bool:
+        return True
+
     def receive(self, asked: Any) -> Any:
         return self.pipeline.poll(self.key, asked)
 
