@@ -102,7 +102,8 @@ def _learn_inline(cost: Cost | None, period: StagePeriod) -> Cost:
 
 
 def _learn_beside_others(cost: Cost, period: StagePeriod, elapsed_s: float) -> Cost:
-    cost = replace(cost, block_bytes=_block_bytes(cost, period))
+    row_s = min(cost.row_s, period.busy_s / period.rows)  # nothing is quicker beside others than alone
+    cost = replace(cost, row_s=row_s, block_bytes=_block_bytes(cost, period))
     workers = period.setting.workers
     if period.setting.place == "actors":
         if period.awaited_s > 0.1 * elapsed_s:  # it is what all wait for: the rest of its workers' time is moving

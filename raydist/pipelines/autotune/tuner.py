@@ -27,7 +27,12 @@ _GAIN = 0.05  # gain that must be measured to keep a change
 _CLEAR = 0.15  # a loss that needs no second look
 _JUDGED = 3  # periods that a trial is judged by, if it is not clear before
 _PATIENCE = (16, 1024)  # periods until settings that did not help are tried again, first and at most
-_MOST_IN_VAIN = 8  # the rest between two trials doubles with each that does not help, up to 2 ** this many periods
+_FIRST_LOOK = 4  # periods before anything is tried: short pipelines stay undisturbed
+_REST = 4  # periods between two trials, doubled with each that does not help
+_MOST_IN_VAIN = 8
+_COMPARED = (16, 1024)  # periods until settings are compared with inline again, first and at most
+_BEYOND_DOUBT = 0.5  # gain that is no accident: less is compared with inline again at once
+_MISJUDGED = 0.75  # ratio of what a row takes now to what it took
 _RECENT_SPEEDS = 3
 
 
@@ -63,6 +68,7 @@ class Change:
 class _Trial:
     before: Settings
     speed_before: float
+    comparing: bool  # of what was kept before with inline: inline stays unless it is slower
     settling: bool = True
     speeds: list[float] = field(default_factory=list)
 
@@ -82,12 +88,14 @@ class Tuner:
         self.settings: dict[str, Setting] = {}
         self.costs: Mapping[str, Cost] = {}
         self._knobs: dict[str, Knob] = {}
+        self._weights: dict[str, float] = {}  # what a row of each knob counts: fixed, so that speeds can be compared
         self._trial: _Trial | None = None
         self._speeds: deque[float] = deque(maxlen=_RECENT_SPEEDS)
-        self._inline_speed = 0.0
         self._now = 0
+        self._waited = 0  # periods in which the consumer waited
         self._in_vain = 0  # trials in a row that did not help
         self._resting_until = 0
+        self._compare_at, self._compare_gap = 0, 0  # when to compare with inline again
         self._failures: dict[str, tuple[int, int]] = {}  # settings that did not help: until when, and patience
 
     def add(self, knob: Knob) -> None:
@@ -109,22 +117,30 @@ class Tuner:
     def step(self, period: Period) -> Change | None:
         """Learn from `period`, which was run with `settings`, and say what to do next."""
         self._now += 1
-        self.costs = learn(self.costs, period.stages, period.elapsed_s)
+        self._learn(period)
         if self._trial is not None:
             return self._judge(self._trial, period)
         if period.consumer_wait_s < _WAITS * period.elapsed_s:
             return None
         self._speeds.append(self._speed(period))
-        if workers_of(self.settings) == 0:
-            self._inline_speed = max(self._speeds)
-        elif len(self._speeds) == _RECENT_SPEEDS and max(self._speeds) < (1 - _GAIN) * self._inline_speed:
-            return self._back_to_inline()
-        return self._try_more(period) if len(self._speeds) > 1 and self._now >= self._resting_until else None
+        self._waited += 1
+        if self._waited < _FIRST_LOOK or len(self._speeds) < 2 or self._now < self._resting_until:
+            return None
+        if workers_of(self.settings) and self._now >= self._compare_at:
+            return self._compare_with_inline()
+        return self._try_more(period)
+
+    def _learn(self, period: Period) -> None:
+        before = self.costs
+        self.costs = learn(before, period.stages, period.elapsed_s)
+        for name, cost in self.costs.items():
+            self._weights.setdefault(name, cost.row_s)
+            if name in before and cost.row_s < _MISJUDGED * before[name].row_s and self.settings[name].workers:
+                self._compare_at = self._now  # the stage is cheaper than it was when it was moved
 
     def _speed(self, period: Period) -> float:
-        """Seconds of undisturbed single-threaded work that were done in a second."""
-        done_s = sum(stage.rows * self.costs[stage.name].row_s for stage in period.stages if stage.name in self.costs)
-        return done_s / period.elapsed_s
+        """Work done in a second: as much as one thread does that nothing disturbs is about 1."""
+        return sum(stage.rows * self._weights.get(stage.name, 0.0) for stage in period.stages) / period.elapsed_s
 
     def _load(self, period: Period) -> Load:
         """What the period had to do. All that is not a stage's or the consumer's is the rest."""
@@ -142,8 +158,7 @@ class Tuner:
         proposal = self._modelled(load, self._open(period)) or self._one_more(load, period)
         if proposal is None:
             return None
-        self._trial = _Trial(dict(self.settings), sum(self._speeds) / len(self._speeds))
-        return self._change(proposal, f"the consumer waits {period.consumer_wait_s / period.elapsed_s:.0%} of the time")
+        return self._begin(proposal, f"the consumer waits {period.consumer_wait_s / period.elapsed_s:.0%} of the time")
 
     def _open(self, period: Period) -> list[Knob]:
         """What may be set: a prefetch only where blocks are worth it and the consumer does something meanwhile."""
@@ -168,6 +183,14 @@ class Tuner:
         more = {**self.settings, slowest.name: Setting(setting.place, setting.workers + 1)}
         return more if fits(load, more, self.limits) and not self._is_tried(more) else None
 
+    def _begin(self, settings: Settings, why: str, *, comparing: bool = False) -> Change:
+        self._trial = _Trial(dict(self.settings), sum(self._speeds) / len(self._speeds), comparing)
+        return self._change(settings, why)
+
+    def _compare_with_inline(self) -> Change:
+        inline = dict.fromkeys(self._knobs, INLINE)
+        return self._begin(inline, f"to compare with {_shown(self.settings)}", comparing=True)
+
     def _judge(self, trial: _Trial, period: Period) -> Change | None:
         if trial.settling:
             trial.settling = False
@@ -179,19 +202,36 @@ class Tuner:
             return None
         self._trial = None
         self._speeds.clear()
-        if gain >= _GAIN:
-            self._in_vain = 0
+        if gain >= (0.0 if trial.comparing else _GAIN):
             self._speeds.append(speed)
+            self._keep(trial, gain)
             return None
-        self._in_vain = min(_MOST_IN_VAIN, self._in_vain + 1)
-        self._resting_until = self._now + 2**self._in_vain
-        self._remember_failure(self.settings)
-        return self._change(trial.before, f"{_shown(self.settings)} gave {gain:+.0%}")
+        return self._take_back(trial, gain)
 
-    def _back_to_inline(self) -> Change:
-        self._remember_failure(self.settings)
-        self._speeds.clear()
-        return self._change(dict.fromkeys(self._knobs, INLINE), "the consumer's thread alone was faster")
+    def _keep(self, trial: _Trial, gain: float) -> None:
+        """The settings on trial stay. Whether they are better than inline is looked at again, ever more rarely."""
+        if trial.comparing:
+            self._rest()
+            self._remember_failure(trial.before)
+            return
+        self._in_vain = 0
+        if not workers_of(trial.before):
+            self._compare_gap = _COMPARED[0] if gain > _BEYOND_DOUBT else 2
+            self._compare_at = self._now + self._compare_gap
+
+    def _take_back(self, trial: _Trial, gain: float) -> Change:
+        given = f"{_shown(self.settings)} gave {gain:+.0%}"
+        if trial.comparing:
+            self._compare_gap = min(_COMPARED[1], max(_COMPARED[0], 2 * self._compare_gap))
+            self._compare_at = self._now + self._compare_gap
+        else:
+            self._rest()
+            self._remember_failure(self.settings)
+        return self._change(trial.before, given)
+
+    def _rest(self) -> None:
+        self._in_vain = min(_MOST_IN_VAIN, self._in_vain + 1)
+        self._resting_until = self._now + _REST * 2**self._in_vain
 
     def _is_tried(self, settings: Settings) -> bool:
         return self._now < self._failures.get(_shown(settings), (0, 0))[0]
