@@ -20,8 +20,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LEAK_GRACE_S = 10.0
 """How long what a test closed may take to be gone (I7 allows 10 s)."""
 
-# Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools.
-LIBRARY_THREADS = ("ray", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry")
+# Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools,
+# fsspec's event loop.
+LIBRARY_THREADS = (
+    *("ray", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
+    "fsspecIO",
+)
 LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
 LIBRARY_VARIABLES = ("RAY_", "PYTEST_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "TRITON_", "GRPC_")
 

@@ -21,6 +21,7 @@ from raydist.errors import (
     RaydistError,
     SpecError,
 )
+from raydist.pipelines.formats.remote_file import RemoteFile, http_status, with_retries
 
 __all__ = [
     "OpenFile",
@@ -33,6 +34,8 @@ __all__ = [
     "open_file",
     "path_text",
 ]
+
+_DENIED = (401, 403)  # HTTP: unauthorized, forbidden
 
 
 class ReadableFile(Protocol):
@@ -100,7 +103,7 @@ def local_path(path: str) -> str | None:
 
 
 def open_file(path: str) -> OpenFile:
-    """Open a file for reading.
+    """Open a file for reading. What a remote system fails to do is tried again a few times: see `remote_file.py`.
 
     Raises:
         NotFoundError: There is no such file.
@@ -127,7 +130,7 @@ def create_file(path: str) -> BinaryIO:
 
 @contextmanager
 def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
-    """Turn the operating system's errors about `path` into ours; other I/O errors get a note with the place."""
+    """Turn what systems say about `path` into our errors; others get a note with the place."""
     try:
         yield
     except RaydistError:
@@ -138,12 +141,12 @@ def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
         ) from error
     except IsADirectoryError as error:
         raise _not_plain(path, "a directory") from error
-    except PermissionError as error:
-        raise FailedPreconditionError(
-            f"The file must be accessible, but permission is denied for {path!r} (user {_user()}). "
-            "Change its mode or owner, or run as another user."
-        ) from error
-    except OSError as error:
+    except Exception as error:
+        if isinstance(error, PermissionError) or http_status(error) in _DENIED:
+            raise FailedPreconditionError(
+                f"The file must be accessible, but permission is denied for {path!r} (user {_user()}). "
+                "Change its mode or owner, or run as another user."
+            ) from error
         error.add_note(f"while accessing {path!r}" + ("" if offset is None else f" at byte {offset}"))
         raise
 
@@ -168,10 +171,10 @@ def _open_uri(path: str) -> OpenFile:
         system, inner = fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as error:
         return _open_with_arrow(path, error)
-    if system.isdir(inner):
+    if with_retries(lambda: system.isdir(inner)):
         raise _not_plain(path, "a directory")
-    file = system.open(inner, "rb")
-    return OpenFile(file, getattr(file, "size", None))
+    file = RemoteFile(lambda: system.open(inner, "rb"))
+    return OpenFile(file, file.size_bytes)
 
 
 def _open_with_arrow(path: str, fsspec_error: Exception) -> OpenFile:

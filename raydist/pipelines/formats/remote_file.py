@@ -1,0 +1,176 @@
+"""Files of remote systems, whose servers may fail for a moment.
+
+What may be over in a moment (a lost connection, a time-out, a server that is busy) is tried again after a wait that
+doubles each time, a limited number of times; then the error is raised. Reading goes on at the same byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, final
+
+__all__ = ["ATTEMPTS", "RemoteFile", "http_status", "is_transient", "with_retries"]
+
+ATTEMPTS = 6
+"""How often something is tried. The waits between make 3 s together, and at most twice as much."""
+
+_FIRST_WAIT_S = 0.1
+_SKIPPED_BYTES = 1 << 20
+_ERRNOS = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH})
+_STATUSES = frozenset({408, 425, 429})  # of HTTP: time-out, too early, too many requests; and 500 and more
+_NETWORK_PACKAGES = ("aiohttp", "botocore", "google", "requests", "urllib3")
+
+T = TypeVar("T")
+
+
+class _SeekableFile(Protocol):
+    def read(self, size: int, /) -> bytes | None: ...
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed a moment later.
+
+    >>> is_transient(ConnectionResetError()), is_transient(FileNotFoundError(2, "gone"))
+    (True, False)
+    """
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    status = http_status(error)
+    if status is not None:
+        return status in _STATUSES or status >= 500
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _ERRNOS
+    return any(kind.__module__.partition(".")[0] in _NETWORK_PACKAGES for kind in type(error).__mro__)
+
+
+def http_status(error: BaseException) -> int | None:
+    """The status of an HTTP response, wherever a client library keeps it."""
+    for holder, name in ((error, "status"), (getattr(error, "response", None), "status_code"), (error, "code")):
+        status = getattr(holder, name, None)
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def with_retries(action: Callable[[], T], *, sleep: Callable[[float], None] = time.sleep) -> T:
+    """What `action` returns, tried again while its errors are transient; the last one gets a note that tells so."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return action()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            if attempt == ATTEMPTS:
+                error.add_note(f"The server failed {ATTEMPTS} times in a row.")
+                raise
+            # Many readers that failed together must not come back together.
+            sleep(_FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(1, 2))  # noqa: S311 - no secret
+    raise AssertionError("raydist bug: the last attempt returned or raised.")
+
+
+@final
+class RemoteFile:
+    """A file that is opened again, at the same byte, when reading it fails.
+
+    Attributes:
+        size_bytes: When it was opened; None where the server does not say.
+        closed: Whether `close` was called.
+    """
+
+    def __init__(self, open_file: Callable[[], Any]) -> None:
+        self._open_file = open_file
+        self._file: _SeekableFile | None = with_retries(open_file)
+        self._position = 0
+        self.closed = False
+        self.size_bytes: int | None = getattr(self._file, "size", None)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes, as many as the file has at hand; none at its end."""
+        data = with_retries(lambda: self._read(size))
+        self._position += len(data)
+        return data
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._opened().read(size) or b""
+        except BaseException:
+            self._drop()
+            raise
+
+    def _opened(self) -> _SeekableFile:
+        """The file at its position."""
+        if self._file is None:
+            self._file = self._open_file()
+            size = getattr(self._file, "size", None)
+            if size != self.size_bytes:
+                raise OSError(
+                    errno.ESTALE, f"The file changed while it was read: from {self.size_bytes} to {size} bytes"
+                )
+            self._go_to(self._position)
+        return self._file
+
+    def _go_to(self, position: int) -> None:
+        """Move a freshly opened file; one that only streams is read up to there."""
+        file = self._file
+        if file is None or position == 0:
+            return
+        try:
+            file.seek(position)
+        except (ValueError, io.UnsupportedOperation):
+            while position > 0:
+                passed = len(file.read(min(position, _SKIPPED_BYTES)) or b"")
+                if not passed:
+                    return
+                position -= passed
+
+    def _drop(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move to a byte, counted from the beginning, from here (1) or from the end (2)."""
+        if whence == io.SEEK_END and self.size_bytes is None:
+            raise io.UnsupportedOperation("The server does not tell the size of the file, so that its end is unknown.")
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes or 0}[whence]
+        if origin + offset != self._position:
+            self._position = origin + offset
+            with_retries(self._move)
+        return self._position
+
+    def _move(self) -> None:
+        try:
+            self._opened().seek(self._position)
+        except (ValueError, io.UnsupportedOperation):  # a stream: begin again
+            self._drop()
+            self._opened()
+        except BaseException:
+            self._drop()
+            raise
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is, at the price of reading again where the server only streams."""
+        return True
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self.closed = True
+        self._drop()

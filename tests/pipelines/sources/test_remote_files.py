@@ -1,0 +1,168 @@
+"""Every reader of files, on file systems that are not local."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import raydist as rd
+from raydist.pipelines.formats import remote_file
+from tests.contracts.op import check_op, collect, iterate, same
+from tests.pipelines.formats.record_files import COMPRESS, framed
+from tests.pipelines.http_files import FileServer, serve_files
+
+TABLE = pa.table({"x": pa.array(range(30), pa.int64()), "s": [f"text {i}" for i in range(30)]})
+LINES = b"".join(b"line %d\n" % i for i in range(30))
+RECORDS = [b"record %d" % i for i in range(30)]
+
+
+def parquet() -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(TABLE, sink, row_group_size=7, write_page_checksum=True)
+    return sink.getvalue()
+
+
+def arrow() -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=7)
+    return sink.getvalue()
+
+
+def csv() -> bytes:
+    sink = io.BytesIO()
+    pa.csv.write_csv(TABLE, sink)
+    return sink.getvalue()
+
+
+READERS: dict[str, tuple[Callable[[], bytes], Callable[[str], rd.Dataset]]] = {
+    "tfrecord": (lambda: framed(*RECORDS), rd.TFRecordDataset),
+    "tfrecord.gz": (lambda: COMPRESS["GZIP"](framed(*RECORDS)), lambda path: rd.TFRecordDataset(path, "GZIP")),
+    "tfrecord.ahead": (lambda: framed(*RECORDS), lambda path: rd.TFRecordDataset([path] * 3, num_parallel_reads=2)),
+    "text": (lambda: LINES, rd.TextLineDataset),
+    "fixed": (lambda: bytes(range(90)), lambda path: rd.FixedLengthRecordDataset(path, 3)),
+    "parquet": (parquet, rd.Dataset.from_parquet),
+    "arrow": (arrow, rd.Dataset.from_arrow),
+    "csv": (csv, rd.Dataset.from_csv),
+    "json": (lambda: b"".join(b'{"x": %d}\n' % i for i in range(30)), rd.Dataset.from_json),
+}
+STREAMABLE = [name for name in READERS if name not in ("parquet", "arrow")]  # the others begin with their last bytes
+
+
+@pytest.fixture
+def open_server() -> Iterator[Callable[[bool], FileServer]]:
+    with ExitStack() as stack:
+        yield lambda ranges: stack.enter_context(serve_files(ranges=ranges))
+
+
+@pytest.fixture(autouse=True)
+def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_file.with_retries, "__kwdefaults__", {"sleep": lambda seconds: None})
+
+
+def elements(name: str, path: str) -> list[Any]:
+    found: list[Any] = collect(iterate(READERS[name][1](path)))
+    return found
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_in_memory(name: str, tmp_path: Any) -> None:
+    make, read = READERS[name]
+    (tmp_path / "x").write_bytes(make())
+    system = fsspec.filesystem("memory")
+    system.pipe(f"/remote/{name}", make())
+    try:
+        assert same(elements(name, f"memory://remote/{name}"), elements(name, str(tmp_path / "x")))
+        assert len(elements(name, f"memory://remote/{name}")) in (30, 90)
+        check_op(lambda: read(f"memory://remote/{name}"), limit=6)
+    finally:
+        system.rm("/remote", recursive=True)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_on_a_web_server(name: str, tmp_path: Any, open_server: Callable[[bool], FileServer]) -> None:
+    make, read = READERS[name]
+    (tmp_path / "x").write_bytes(make())
+    server = open_server(True)
+    server.files[name] = make()
+    expected = elements(name, str(tmp_path / "x"))
+    assert same(elements(name, server.url(name)), expected)
+    first = iterate(read(server.url(name)))
+    assert same(collect(first, 8), expected[:8])
+    resumed = iterate(read(server.url(name)))
+    resumed.load_state_dict(first.state_dict())
+    assert same(collect(resumed), expected[8:])
+    first.close()
+
+
+@pytest.mark.parametrize("name", STREAMABLE)
+def test_on_a_web_server_that_knows_no_ranges(
+    name: str, tmp_path: Any, open_server: Callable[[bool], FileServer]
+) -> None:
+    make, read = READERS[name]
+    (tmp_path / "x").write_bytes(make())
+    server = open_server(False)
+    server.files[name] = make()
+    expected = elements(name, str(tmp_path / "x"))
+    first = iterate(read(server.url(name)))
+    assert same(collect(first, 8), expected[:8])
+    resumed = iterate(read(server.url(name)))
+    resumed.load_state_dict(first.state_dict())
+    assert same(collect(resumed), expected[8:])
+    first.close()
+
+
+@pytest.mark.parametrize("failure", [503, 429, "drop", "short"])
+@pytest.mark.parametrize("name", ["tfrecord", "parquet"])
+def test_a_server_that_fails_for_a_moment(
+    name: str, failure: Any, tmp_path: Any, open_server: Callable[[bool], FileServer]
+) -> None:
+    make, read = READERS[name]
+    (tmp_path / "x").write_bytes(make())
+    server = open_server(True)
+    server.files[name] = make()
+    dataset = read(server.url(name))
+    server.failures.extend([failure] * 3)
+    assert same(collect(iterate(dataset)), elements(name, str(tmp_path / "x")))
+    assert not server.failures
+
+
+def test_a_server_that_fails_for_good(open_server: Callable[[bool], FileServer]) -> None:
+    server = open_server(True)
+    server.files["x"] = framed(*RECORDS)
+    server.failures.extend([503] * 1000)
+    with pytest.raises(Exception, match="503") as caught:
+        next(iterate(rd.TFRecordDataset(server.url("x"))))
+    assert "The server failed 6 times in a row." in caught.value.__notes__
+    assert server.requests < 20
+
+
+def test_errors_that_are_no_moment(open_server: Callable[[bool], FileServer]) -> None:
+    server = open_server(True)
+    server.files["x"] = framed(*RECORDS)
+    with pytest.raises(rd.NotFoundError, match="must exist, got 'http.*missing'"):
+        next(iterate(rd.TFRecordDataset(server.url("missing"))))
+    for status in (401, 403):
+        server.failures.append(status)
+        with pytest.raises(rd.FailedPreconditionError, match="permission is denied for 'http"):
+            next(iterate(rd.TFRecordDataset(server.url("x"))))
+    server.failures.append(418)
+    with pytest.raises(Exception, match="418") as caught:
+        next(iterate(rd.TFRecordDataset(server.url("x"))))
+    assert f"while accessing {server.url('x')!r}" in caught.value.__notes__[0]
+
+
+def test_numpy_files_are_local(tmp_path: Any) -> None:
+    np.save(tmp_path / "x.npy", np.arange(3))
+    assert [int(x) for x in rd.Dataset.from_numpy(f"file://{tmp_path}/x.npy").as_numpy_iterator()] == [0, 1, 2]
+    with pytest.raises(rd.InvalidArgumentError, match="needs a local path, got 'memory://x.npy'"):
+        rd.Dataset.from_numpy("memory://x.npy")
