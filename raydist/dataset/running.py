@@ -115,7 +115,8 @@ class Running(DatasetBase):
         sooner is followed by the next. Later iterations get the epochs that they would have got.
 
         Args:
-            seconds: For how long, > 0. Blocks that long, and until the element under way then is made.
+            seconds: For how long from the first element on, > 0. Blocks that long, and until the element under way then
+                is made. What comes before (starting workers, filling a shuffle) is told, and left out of the numbers.
             path: Where to write the page, "<name>.html" in a directory that exists; the trace goes beside it, to
                 "<name>.trace.json". None for a new directory for temporary files.
 

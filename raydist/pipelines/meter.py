@@ -77,18 +77,23 @@ class Meter:
         self.label = label or name
         self.kind = kind
         self.inputs = tuple(inputs)
-        self.elements = self.blocks = self.bytes = self.errors = 0
-        self.own_s = self.input_s = self.awaited_s = self.worked_s = self.here_s = self.cpu_s = 0.0
         self._clock = clock
         self._parallelism = 1
-        self._worker_s = 0.0  # seconds times workers, until the number of workers changed last
-        self._changed_at = 0.0
         self.buffered = self.buffered_bytes = self.buffer_limit = 0
-        self.asked = self.found_buffered = 0
-        self.ahead_s = 0.0
         self.inside: Meter | None = None
         self.place: Place = "inline"
         self.ring: EventRing | None = None
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Forget the totals; the clock begins again at 0."""
+        self.elements = self.blocks = self.bytes = self.errors = 0
+        self.own_s = self.input_s = self.awaited_s = self.worked_s = self.here_s = self.cpu_s = self.ahead_s = 0.0
+        self.asked = self.found_buffered = 0
+        self._worker_s = 0.0  # seconds times workers, until the number of workers changed last
+        self._changed_at = 0.0
+        if self.inside is not None:
+            self.inside.begin_again()
 
     @property
     def parallelism(self) -> int:

@@ -121,6 +121,13 @@ class Meters:
         self.decisions.append(decision)
         del self.decisions[:-_KEPT_DECISIONS]
 
+    def begin_again(self) -> None:
+        """Forget the totals, between two blocks of the consumer: what comes is what was started before."""
+        self.consumer_wait_s = self.consumer_busy_s = self.convert_s = 0.0
+        self._waits_since, self._idle_since = None, time.perf_counter()
+        for _, meter in tuple(self._meters.values()):
+            meter.begin_again()
+
     def consumer_asks(self) -> None:
         """The consumer of the pipeline wants a block."""
         now = time.perf_counter()

@@ -65,6 +65,17 @@ def test_old_decisions_are_forgotten() -> None:
     assert (len(meters.decisions), meters.decisions[-1]) == (100, "149")
 
 
+def test_totals_can_begin_again() -> None:
+    iterator = Dataset.range(100).batch(2).as_numpy_iterator()
+    next(iterator)
+    iterator.meters.begin_again()
+    assert iterator.meters.elapsed_s == 0.0
+    assert [reading.elements for reading in iterator.meters.readings()] == [0, 0]
+    list(iterator)
+    assert named(iterator.meters.readings())["batch-1"].elements == 49
+    assert iterator.meters.elapsed_s > 0.0
+
+
 def test_time_is_the_consumers_waiting_and_working() -> None:
     meters = Meters()
     assert meters.elapsed_s == 0.0

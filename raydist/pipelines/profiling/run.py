@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import tempfile
 import time
@@ -19,6 +21,7 @@ from raydist.pipelines.stats import PipelineStats, stats_of
 
 __all__ = ["Profile", "run_profile"]
 
+_SLOW_START_S = 0.5  # worth telling
 _PAGE, _TRACE = "profile.html", ".trace.json"
 
 
@@ -29,6 +32,7 @@ class Profile:
 
     Attributes:
         title: Heading of the page.
+        started_s: Seconds until the first element: starting workers and filling buffers, which `stats` leaves out.
         stats: Rates, shares and the bottleneck.
         epochs: Epochs that were begun.
         html_path: A page with the graph and the table.
@@ -36,20 +40,25 @@ class Profile:
     """
 
     title: str
+    started_s: float
     stats: PipelineStats
     epochs: int
     html_path: Path
     trace_path: Path
 
     def __str__(self) -> str:
-        notes = [*_notes(self.stats, self.epochs), f"Page: {self.html_path}", f"Trace: {self.trace_path}"]
+        notes = [
+            *_notes(self.stats, self.epochs, self.started_s),
+            f"Page: {self.html_path}",
+            f"Trace: {self.trace_path}",
+        ]
         return "\n".join([self.title, str(self.stats), "", *notes])
 
 
 def run_profile(
     open_epoch: Callable[[int, Meters], DatasetIterator[Any]], *, title: str, seconds: float, path: str | Path | None
 ) -> Profile:
-    """Iterate for `seconds`, over as many epochs as that takes, and write the page and the trace.
+    """Iterate for `seconds` from the first element on, over as many epochs as that takes; write page and trace.
 
     Args:
         open_epoch: Makes an iterator over epoch 0, 1, ... that goes on with the meters it is given.
@@ -61,11 +70,11 @@ def run_profile(
         raise InvalidArgumentError(f"profile needs a finite number of seconds > 0, got {seconds!r}.")
     page = _page_path(path)
     ring = EventRing()
-    stats, epochs = _iterate(open_epoch, Meters(ring=ring), seconds)
+    stats, epochs, started_s = _iterate(open_epoch, Meters(ring=ring), seconds)
     trace = page.with_suffix(_TRACE)
-    page.write_text(render_page(stats, title=title, notes=_notes(stats, epochs)), encoding="utf-8")
+    page.write_text(render_page(stats, title=title, notes=_notes(stats, epochs, started_s)), encoding="utf-8")
     trace.write_text(chrome_trace(ring.events()), encoding="utf-8")
-    return Profile(title, stats, epochs, page, trace)
+    return Profile(title, started_s, stats, epochs, page, trace)
 
 
 def _page_path(path: str | Path | None) -> Path:
@@ -80,43 +89,46 @@ def _page_path(path: str | Path | None) -> Path:
 
 def _iterate(
     open_epoch: Callable[[int, Meters], DatasetIterator[Any]], meters: Meters, seconds: float
-) -> tuple[PipelineStats, int]:
-    iterator = open_epoch(0, meters)  # imports torch, which is none of the pipeline's work
+) -> tuple[PipelineStats, int, float]:
+    """Statistics, the number of epochs that were begun, and the seconds until the first element."""
+    begin = time.monotonic()
+    iterator = open_epoch(0, meters)
+    items = int(_advance(iterator, meters))
+    meters.begin_again()
+    started_s = time.monotonic() - begin
     end = time.monotonic() + seconds
-    epochs = 1
-    while True:
-        try:
-            items = _drain(iterator, meters, end)
+    for epoch in itertools.count(1):
+        with contextlib.closing(iterator):
+            while time.monotonic() < end and _advance(iterator, meters):
+                items += 1
             stats = stats_of(meters)  # before workers and queues are gone
-        finally:
-            iterator.close()
         if not items or time.monotonic() >= end:
-            return stats, epochs
-        iterator = open_epoch(epochs, meters)
-        epochs += 1
-
-
-def _drain(iterator: DatasetIterator[Any], meters: Meters, end: float) -> int:
-    """Elements and errors until the end of the epoch or of the time."""
-    items, errors = 0, _num_errors(meters)
-    while time.monotonic() < end:
-        try:
-            next(iterator)
-        except StopIteration:
             break
-        except Exception:
-            if _num_errors(meters) == errors:  # not of an element: the pipeline cannot be opened, say
-                raise
-            errors = _num_errors(meters)
-        items += 1
-    return items
+        iterator, items = open_epoch(epoch, meters), 0
+    return stats, epoch, started_s
+
+
+def _advance(iterator: DatasetIterator[Any], meters: Meters) -> bool:
+    """Pass over an element, or an error in the place of one; False at the end of the epoch."""
+    errors = _num_errors(meters)
+    try:
+        next(iterator)
+    except StopIteration:
+        return False
+    except Exception:
+        if _num_errors(meters) == errors:  # not of an element: the pipeline cannot be opened, say
+            iterator.close()
+            raise
+    return True
 
 
 def _num_errors(meters: Meters) -> int:
     return sum(reading.errors for reading in meters.readings())
 
 
-def _notes(stats: PipelineStats, epochs: int) -> list[str]:
+def _notes(stats: PipelineStats, epochs: int, started_s: float) -> list[str]:
     if not stats.elements:
         return ["No element was handed out."]
-    return [f"The dataset ended before the time was over: these are {epochs} epochs."] if epochs > 1 else []
+    start = [f"The first element took {started_s:.1f} s, which are left out here."] if started_s > _SLOW_START_S else []
+    again = [f"The dataset ended before the time was over: these are {epochs} epochs."] if epochs > 1 else []
+    return start + again
