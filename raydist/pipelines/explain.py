@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raydist.pipelines.op import DatasetOp, ElementwiseOp
-from raydist.pipelines.plan import Plan
+from raydist.pipelines.executor import InlineExecutor
+from raydist.pipelines.fusion import chain_of, fuse
+from raydist.pipelines.op import DatasetOp, ElementwiseOp, IterContext
+from raydist.pipelines.plan import Plan, build
 from raydist.pipelines.stats import PipelineStats
 from raydist.pipelines.stats_table import percent
 
@@ -31,9 +33,15 @@ def _tree(op: DatasetOp, plan: Plan, depth: int) -> Iterator[str]:
 
 
 def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
-    for source in op.inputs:
-        yield from _stages(source, plan)
-    yield f"{plan.names[id(op)]}: {_place(op)}"
+    if not isinstance(op, ElementwiseOp):
+        for source in op.inputs:
+            yield from _stages(source, plan)
+        yield f"{plan.names[id(op)]}: in the consumer's process"
+        return
+    chain, base = chain_of(op)
+    yield from _stages(base, plan)
+    for stage in fuse(chain, IterContext(0, (0,), plan.options, InlineExecutor(), plan.names, build, plan)):
+        yield f"{'+'.join(plan.names[id(part)] for part, _ in stage)}: {_place(stage[0][0])}"
 
 
 def _running(stats: PipelineStats) -> Iterator[str]:
@@ -43,9 +51,7 @@ def _running(stats: PipelineStats) -> Iterator[str]:
     yield from stats.findings
 
 
-def _place(op: DatasetOp) -> str:
-    if not isinstance(op, ElementwiseOp):
-        return "in the consumer's process"
+def _place(op: ElementwiseOp) -> str:
     if op.parallelism is None:
         return "on the iterator's executor"
     return "in the consumer's thread" if op.parallelism == 1 else f"on up to {op.parallelism} threads or workers"

@@ -1,18 +1,19 @@
-"""From a description to a running iterator: names, rewrites, fusion into stages."""
+"""From a description to a running iterator: names, rewrites, stages."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
 from raydist.options import Options
 from raydist.pipelines.autotune.budget import Budgets
 from raydist.pipelines.executor import Executor, InlineExecutor, StageSpec
+from raydist.pipelines.fusion import Stage, chain_of, fuse
 from raydist.pipelines.metered import MeteredIterator
 from raydist.pipelines.meters import Meter, Meters
-from raydist.pipelines.op import DatasetOp, ElementwiseOp, IterContext, Kernel, OpIterator
+from raydist.pipelines.op import DatasetOp, ElementwiseOp, IterContext, OpIterator
 from raydist.pipelines.optimize import optimize
 from raydist.pipelines.orders import Orders
 from raydist.pipelines.stage import StageIterator
@@ -20,7 +21,7 @@ from raydist.pipelines.stage_results import Crew
 from raydist.pipelines.threads import ThreadExecutor
 from raydist.pipelines.unordered_stage import UnorderedStageIterator
 
-__all__ = ["Plan", "fuse", "make_plan", "name_operations", "open_iterator", "start", "walk"]
+__all__ = ["Plan", "make_plan", "name_operations", "open_iterator", "start", "walk"]
 
 
 def walk(op: DatasetOp) -> Iterator[DatasetOp]:
@@ -126,7 +127,7 @@ def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
     if not isinstance(op, ElementwiseOp):
         iterator = op.make_iterator(ctx if op.state_is_recent else replace(ctx, any_order=False))
         return _metered(iterator, ctx.meter(op), op, ctx)
-    chain, base = _chain(op)
+    chain, base = chain_of(op)
     iterator = ctx.build(base)
     for stage in fuse(chain, ctx):
         iterator = _stage_iterator(stage, iterator, base, ctx)
@@ -142,47 +143,7 @@ def _metered(iterator: OpIterator, meter: Meter, op: DatasetOp, ctx: IterContext
     return MeteredIterator(iterator, meter, ctx.meters)
 
 
-def _chain(op: DatasetOp) -> tuple[list[ElementwiseOp], DatasetOp]:
-    """Neighbouring elementwise operations below `op`, source side first, and what they read."""
-    chain: list[ElementwiseOp] = []
-    while isinstance(op, ElementwiseOp):
-        chain.append(op)
-        (op,) = op.inputs
-    return chain[::-1], op
-
-
-def fuse(chain: Sequence[ElementwiseOp], ctx: IterContext) -> list[list[tuple[ElementwiseOp, Kernel]]]:
-    """Cut a chain into stages.
-
-    The cuts depend on the operations and options alone, never on the executor: a state saved on one executor is loaded
-    on another.
-    """
-    stages: list[list[tuple[ElementwiseOp, Kernel]]] = []
-    for op in chain:
-        kernel = op.kernel(ctx)
-        if not stages or not _joins(stages[-1], op, kernel, ctx.options):
-            stages.append([])
-        stages[-1].append((op, kernel))
-    return stages
-
-
-def _joins(stage: Sequence[tuple[ElementwiseOp, Kernel]], op: ElementwiseOp, kernel: Kernel, options: Options) -> bool:
-    if stage[-1][0].parallelism != op.parallelism or stage[-1][1].multiplies:
-        return False
-    if not all(_may_fuse(part, options) for part in (stage[-1][1], kernel)):
-        return False
-    # The index of an element behind a filter is known only when the filter has run.
-    return not kernel.uses_index or all(part.preserves_count for _, part in stage)
-
-
-def _may_fuse(kernel: Kernel, options: Options) -> bool:
-    flags = options.optimization
-    return flags.map_fusion if kernel.preserves_count else flags.filter_fusion
-
-
-def _stage_iterator(
-    stage: Sequence[tuple[ElementwiseOp, Kernel]], source: OpIterator, base: DatasetOp, ctx: IterContext
-) -> OpIterator:
+def _stage_iterator(stage: Stage, source: OpIterator, base: DatasetOp, ctx: IterContext) -> OpIterator:
     names = "+".join(ctx.operation_names[id(op)] for op, _ in stage)
     spec = StageSpec(f"{names}@{'.'.join(map(str, ctx.epoch))}", tuple(kernel for _, kernel in stage))
     parallelism = stage[0][0].parallelism

@@ -16,5 +16,5 @@ def test_the_three_views() -> None:
     assert not any("skip" in line for line in optimised)
     assert any("gather(" in line for line in optimised)
     stages = lines[lines.index("stages:") :]
-    assert "  map-2: in the consumer's thread" in stages
+    assert "  from_tensor_slices-0+map-2: in the consumer's thread" in stages
     assert "  map-4: on up to 4 threads or workers" in stages

@@ -1,24 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
-
 from raydist.dataset import Dataset
-from raydist.options import OptimizationOptions, Options
+from raydist.options import Options
 from raydist.pipelines.executor import InlineExecutor
-from raydist.pipelines.op import ElementwiseOp, IterContext
-from raydist.pipelines.plan import build, fuse, make_plan, name_operations, open_iterator, walk
-
-
-def noisy(x: float, *, rng: np.random.Generator) -> float:
-    return float(rng.random())
-
-
-def stages(dataset: Dataset, **flags: bool) -> list[list[str]]:
-    options = Options(optimization=OptimizationOptions(**flags))
-    names = name_operations(dataset._op)
-    chain = [op for op in walk(dataset._op) if isinstance(op, ElementwiseOp)]
-    ctx = IterContext(0, (0,), options, InlineExecutor(), names, build)
-    return [[names[id(op)] for op, _ in stage] for stage in fuse(chain, ctx)]
+from raydist.pipelines.plan import make_plan, name_operations, open_iterator
 
 
 def test_names_do_not_change_with_what_follows() -> None:
@@ -27,23 +12,6 @@ def test_names_do_not_change_with_what_follows() -> None:
     longer = name_operations(Dataset.zip(start.map(abs), start)._op)
     assert names == {key: longer[key] for key in names}
     assert sorted(longer.values()) == ["map-2", "range-0", "shuffle-1", "zip-3"]
-
-
-def test_neighbours_are_fused() -> None:
-    dataset = Dataset.range(9).map(abs).filter(lambda x: True).map(abs)
-    assert stages(dataset) == [["map-1", "filter-2", "map-3"]]
-    assert stages(dataset, map_fusion=False) == [["map-1"], ["filter-2"], ["map-3"]]
-    assert stages(dataset.map(abs), filter_fusion=False) == [["map-1"], ["filter-2"], ["map-3", "map-4"]]
-
-
-def test_random_functions_behind_a_filter_start_a_stage() -> None:
-    assert stages(Dataset.range(9).map(noisy).map(noisy)) == [["map-1", "map-2"]]
-    assert stages(Dataset.range(9).filter(lambda x: True).map(noisy)) == [["filter-1"], ["map-2"]]
-
-
-def test_another_parallelism_starts_a_stage() -> None:
-    dataset = Dataset.range(9).map(abs).map(abs, num_parallel_calls=2).map(abs, num_parallel_calls=1)
-    assert stages(dataset) == [["map-1"], ["map-2"], ["map-3"]]
 
 
 def test_the_fingerprint_is_that_of_the_graph() -> None:

@@ -33,7 +33,7 @@ def with_flag(dataset: Dataset, flag: str, on: bool) -> Dataset:
 
 
 def test_every_rewrite_has_a_setting_and_every_setting_a_rewrite() -> None:
-    in_stages = {"map_fusion", "filter_fusion"}  # these cut stages: see plan.fuse
+    in_stages = {"map_fusion", "filter_fusion"}  # these cut stages: see fusion.py
     assert {rewrite.flag for rewrite in REWRITES} | in_stages == set(FLAGS)
 
 
