@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from raydist.dataset.running import Running
+from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.containers import Container
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.formats.saved import save_blocks
 from raydist.pipelines.ops.cache import CacheOp
 from raydist.pipelines.ops.file_cache import FileCacheOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
+from raydist.pipelines.ops.snapshot import SnapshotOp
 
 __all__ = ["Storing"]
 
@@ -51,6 +53,53 @@ class Storing(Running):
         [[0, 1, 2], [0, 1, 2]]
         """
         return type(self)(CacheOp(self._op) if filename is None else FileCacheOp(self._op, path_text(filename)))
+
+    def snapshot(
+        self,
+        path: Any,
+        compression: str | None = "AUTO",
+        reader_func: Callable[[Any], Any] | None = None,
+        shard_func: Callable[..., Any] | None = None,
+    ) -> Self:
+        """A cache in files that is made anew when what is before it changes.
+
+        The elements of a first whole pass are kept in a directory below `path`, named by a fingerprint of the pipeline
+        before it: functions (their code, constants, defaults, what they close over, the globals that they name), data
+        in memory, file names, arguments, seeds; not the content of files. What is random is frozen. A pass that is
+        left early or has an error in it is not kept; while one iterator writes, others read their input. State and
+        resuming are those of :meth:`cache` with a file name.
+
+        With `reader_func` or `shard_func` all elements are written before the first is handed out, so that their order
+        is the same in every epoch that the reader sees them in; an error in the input then ends the iteration, and a
+        second iterator that would write is an error. The state of an iterator is the reader's.
+
+        Args:
+            path: Local or a URI that fsspec knows; made where it is missing. Directories of old pipelines stay there.
+            compression: "AUTO", None, "GZIP", "ZSTD", "LZ4" or "SNAPPY".
+            reader_func: Gets a dataset of datasets, one for each shard, and returns the dataset of all their elements.
+                Called in every epoch. None: one shard after the other.
+            shard_func: Gets what a map function gets and returns the shard of an element, a whole number >= 0. None:
+                one shard, in the order of the elements.
+
+        Raises:
+            InvalidArgumentError: Another compression; shards of a dataset without an end. Elements of named tuples or
+                dataclasses (at iteration).
+            SpecError: `shard_func` returns no whole number, `reader_func` no dataset (at iteration).
+            DataLossError: A file is damaged (at iteration).
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "snapshots")
+        >>> ds = rd.Dataset.range(20).shuffle(20).snapshot(path)
+        >>> [int(x) for x in ds] == [int(x) for x in ds]
+        True
+        >>> [int(x) for x in rd.Dataset.range(3).snapshot(path)], len(os.listdir(path))
+        ([0, 1, 2], 2)
+        """
+        for name, function in (("reader_func", reader_func), ("shard_func", shard_func)):
+            if function is not None and not callable(function):
+                raise InvalidArgumentError(f"{name} must be a function or None, got {function!r:.100}.")
+        container = SnapshotOp.compression(compression)
+        return type(self)(SnapshotOp(self._op, path_text(path), container, type(self), reader_func, shard_func))
 
     def prefetch(self, buffer_size: int | None = None) -> Self:
         """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.fingerprint import NOT_IN_FINGERPRINT
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
 from raydist.pipelines.producers import Producer, ReplayIterator, read_item
 
@@ -42,7 +43,7 @@ class CacheOp(DatasetOp):
     """The elements of epoch 0 of `input`, read once."""
 
     input: DatasetOp
-    kept: Kept = field(default_factory=Kept)
+    kept: Kept = field(default_factory=Kept, metadata=NOT_IN_FINGERPRINT)
 
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:

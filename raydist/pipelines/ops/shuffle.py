@@ -8,13 +8,14 @@ block's outputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.fingerprint import NOT_IN_FINGERPRINT
 from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, IterContext, OpIterator, State
 from raydist.pipelines.seeds import RandomKey, draw_seed
 from raydist.pipelines.slots import Slots
@@ -37,7 +38,7 @@ class ShuffleOp(DatasetOp):
     buffer_size: int
     seed: int | None = None
     reshuffle_each_iteration: bool = True
-    drawn_seed: int = -1
+    drawn_seed: int = field(default=-1, metadata=NOT_IN_FINGERPRINT)
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1 and self.buffer_size != UNKNOWN_CARDINALITY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import final
 
@@ -10,7 +11,7 @@ from raydist.nest import unflatten
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.formats.containers import Container
 from raydist.pipelines.formats.file_lock import FileLock
-from raydist.pipelines.formats.files import local_path
+from raydist.pipelines.formats.files import file_errors, local_path
 from raydist.pipelines.formats.manifest import Manifest
 from raydist.pipelines.formats.new_directory import new_directory, remove_remains
 from raydist.pipelines.formats.saved import SavedWriter, ShardFunction, read_manifest
@@ -69,6 +70,8 @@ class Recorder:
             FailedPreconditionError: There is something else.
         """
         if self._lock is not None:
+            with file_errors(self._lock.path):
+                os.makedirs(os.path.dirname(os.path.abspath(self._lock.path)), exist_ok=True)
             if not self._lock.acquire():
                 raise BusyStoreError(self._lock.holder())
             remove_remains(self._store.path)

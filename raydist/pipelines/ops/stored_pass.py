@@ -40,6 +40,29 @@ class StoredPassSettings:
     label: str
     waits_for_nobody: bool
 
+    def recorder(self) -> Recorder:
+        """Begin to write.
+
+        Raises:
+            FailedPreconditionError: Somebody else is writing, or there is something else.
+        """
+        recorder = Recorder(self.store, str(self.seed))
+        try:
+            recorder.open()
+        except BusyStoreError as busy:
+            raise FailedPreconditionError(
+                f"Only one iterator at a time can fill {self.label} in {self.store.path!r}, and {busy} does. Wait "
+                "until it has read everything, or close it."
+            ) from busy
+        return recorder
+
+    def changed(self) -> FailedPreconditionError:
+        """The error of a state whose elements cannot be had any more."""
+        return FailedPreconditionError(
+            f"The files of {self.label} must be those that the state was saved with, but in {self.store.path!r} they "
+            "have been removed or written anew. Begin a new epoch."
+        )
+
 
 @final
 class StoredPass(ResumableProducer):
@@ -75,17 +98,13 @@ class StoredPass(ResumableProducer):
         found = self._settings.store.find()
         if found is None:
             self._open_recorder()
-            # Whoever held the lock before may have finished in between.
-            found = self._settings.store.find() if self._recorder is not None else None
+            found = self._settings.store.find()  # whoever was writing may have finished in between
         own = str(self._settings.seed)
-        if found is not None and self._origin in (None, found.origin) and self._settings.store.shard_func is None:
+        if found is not None and self._origin in (None, found.origin):
             self._read_kept(found)
             return
         if self._origin not in (None, own):
-            raise FailedPreconditionError(
-                f"The files of {self._settings.label} must be those that the state was saved with, but in "
-                f"{self._settings.store.path!r} they have been removed or written anew. Begin a new epoch."
-            )
+            raise self._settings.changed()
         if found is not None:
             self._stop_recording()
         self._origin = own
@@ -93,20 +112,12 @@ class StoredPass(ResumableProducer):
         self._pass_over()
 
     def _open_recorder(self) -> None:
-        recorder = Recorder(self._settings.store, str(self._settings.seed))
         try:
-            recorder.open()
-        except BusyStoreError as busy:
-            if not self._settings.waits_for_nobody:
-                raise FailedPreconditionError(
-                    f"Only one iterator at a time can fill {self._settings.label} in {self._settings.store.path!r}, "
-                    f"and {busy} does. Wait until it has read everything, or close it."
-                ) from None
-        except FailedPreconditionError:
-            if self._settings.store.find() is None:
+            self._recorder = self._settings.recorder()
+        except FailedPreconditionError as error:
+            busy = isinstance(error.__cause__, BusyStoreError)
+            if not (busy and self._settings.waits_for_nobody) and self._settings.store.find() is None:
                 raise
-        else:
-            self._recorder = recorder
 
     def _read_kept(self, manifest: Manifest) -> None:
         self._stop_recording()

@@ -158,6 +158,13 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
         Dataset.range(9).shuffle(4).map(noisy).cache(f"{FILES.name}/{uuid.uuid4().hex}").repeat(2)
     ),
     "cache in a file of errors": lambda: INVERSE.cache(f"{FILES.name}/{uuid.uuid4().hex}").repeat(2),
+    "snapshot": lambda: Dataset.range(9).shuffle(4).map(noisy).snapshot(FILES.name).shuffle(3).repeat(2),
+    "snapshot in shards": lambda: (
+        Dataset.range(9)
+        .map(noisy)
+        .snapshot(f"{FILES.name}/{uuid.uuid4().hex}", None, _in_turns, lambda x: int(x) % 3)
+        .repeat(2)
+    ),
     "a training input": lambda: (
         Dataset.from_tensor_slices((np.arange(40).reshape(20, 2), np.arange(20)))
         .shuffle(8)
@@ -171,6 +178,10 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
 
 def _rows_of(number: np.int64) -> Dataset:
     return Dataset.range(int(number)).map(lambda x: x + 10 * number)
+
+
+def _in_turns(shards: Dataset) -> Dataset:
+    return shards.interleave(lambda shard: shard.shuffle(2))
 
 
 def _shuffled(key: np.int64, window: Dataset) -> Dataset:

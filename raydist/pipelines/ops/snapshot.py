@@ -1,0 +1,163 @@
+"""Dataset.snapshot: a cache in files that knows what it was made of, in shards if that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.fingerprint import fingerprint
+from raydist.pipelines.formats.containers import Container
+from raydist.pipelines.formats.manifest import Manifest
+from raydist.pipelines.formats.saved import ShardFunction
+from raydist.pipelines.nested import graph_of, open_nested
+from raydist.pipelines.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.ops.store import Store
+from raydist.pipelines.ops.stored_pass import StoredPass, StoredPassSettings
+from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.sources.saved import saved_op, shards_op
+from raydist.pipelines.sources.table_files import TableFilesIterator
+from raydist.values import INFINITE_CARDINALITY
+
+__all__ = ["SnapshotOp"]
+
+_AUTO = "LZ4"  # reads about as fast as what is not compressed
+_ROWS = 4096  # elements read at a time while writing
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SnapshotOp(DatasetOp):
+    """The elements of epoch 0 of `input`, kept in a directory below `path` whose name says what they were made of.
+
+    `make_dataset` makes what users hold of an operation.
+    """
+
+    input: DatasetOp
+    path: str
+    container: Container
+    make_dataset: Callable[[DatasetOp], Any]
+    reader_func: Callable[[Any], Any] | None = None
+    shard_func: ShardFunction | None = None
+    graph: str = ""
+
+    def __post_init__(self) -> None:
+        sharded = self.reader_func is not None or self.shard_func is not None
+        if sharded and self.input.cardinality() == INFINITE_CARDINALITY:
+            raise InvalidArgumentError(
+                "snapshot with reader_func or shard_func writes all elements before it hands out the first, and the "
+                "dataset has no end. Use take(n) before it, or repeat after it."
+            )
+        if not self.graph:  # as written: what is run may be rewritten
+            object.__setattr__(self, "graph", fingerprint(self.input, self.container, self.shard_func))
+
+    @classmethod
+    def compression(cls, name: str | None) -> Container:
+        """How elements are kept; "AUTO" leaves that to raydist."""
+        return Container.of("arrow", _AUTO if name == "AUTO" else name)
+
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    @property
+    def label(self) -> str:
+        return f"snapshot({self.path!r})"
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
+
+    def directory(self, ctx: IterContext) -> str:
+        """Where the elements of a pipeline with these options are."""
+        name = fingerprint(self.graph, ctx.options.seed)
+        return f"{self.path.rstrip('/')}/{name}"
+
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        first = replace(ctx, epoch=(0,) * len(ctx.epoch))
+        store = Store(self.directory(ctx), self.container, self.shard_func)
+        settings = StoredPassSettings(store, lambda: first.build(self.input), ctx.seed, self.label, True)
+        if self.reader_func is None and self.shard_func is None:
+            return BorderIterator(StoredPass(settings))
+
+        def open_reader(manifest: Manifest) -> OpIterator:
+            return self._reader(store.path, manifest, ctx)
+
+        return BorderIterator(_ShardedPass(settings, open_reader, ctx.operation_names[id(self)]))
+
+    def _reader(self, path: str, manifest: Manifest, ctx: IterContext) -> OpIterator:
+        if self.reader_func is None:
+            return TableFilesIterator(saved_op(path, manifest, manifest.parts))
+        shards = self.make_dataset(shards_op(path, manifest, self.make_dataset))
+        op = graph_of(self.reader_func(shards), self.label)
+        return open_nested(op, ctx, ctx.operation_names[id(self)], 0)
+
+
+@final
+class _ShardedPass(ResumableProducer):
+    """Writes all elements of the input where they are not there yet, and hands out what the reader makes of them.
+
+    So their order does not depend on whether they were there. Its state is the reader's.
+    """
+
+    def __init__(self, settings: StoredPassSettings, open_reader: Callable[[Manifest], OpIterator], name: str) -> None:
+        self._settings = settings
+        self._open_reader = open_reader
+        self._name = name
+        self._origin: str | None = None
+        self._resume_at: State | None = None
+        self._reader: OpIterator | None = None
+        self._ended = False
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._ended:
+            raise StopIteration
+        if self._reader is None:
+            try:
+                self._reader = self._open()
+            except Exception:
+                self._ended = True  # what could not be written is no element: the iteration ends
+                raise
+        return [read_item(self._reader, limit)]
+
+    def _open(self) -> OpIterator:
+        store = self._settings.store
+        if store.find() is None:
+            self._write()
+        manifest = store.find()
+        if manifest is None or self._origin not in (None, manifest.origin):
+            raise self._settings.changed()
+        self._origin = manifest.origin
+        reader = self._open_reader(manifest)
+        if self._resume_at is not None:
+            reader.load_state_dict(self._resume_at)
+        return reader
+
+    def _write(self) -> None:
+        recorder = self._settings.recorder()
+        source = self._settings.read_input()
+        try:
+            while True:
+                recorder.write(source.next_block(_ROWS))
+        except StopIteration:
+            recorder.commit()
+        except Exception as error:
+            error.add_note(f"In {self._name}: nothing was kept.")
+            raise
+        finally:
+            recorder.close()
+            source.close()
+
+    def border(self) -> State:
+        at = self._resume_at if self._reader is None else self._reader.state_dict()
+        return {"origin": self._origin, "at": at}
+
+    def restore(self, border: State) -> None:
+        self._origin, self._resume_at = border["origin"], border["at"]
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
