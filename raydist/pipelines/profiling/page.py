@@ -46,6 +46,7 @@ tbody tr:last-child > * { border-bottom: 0; }
   background: var(--line); vertical-align: middle; overflow: hidden; }
 .meter i { display: block; height: 100%; background: var(--bar); } tr.marked .meter i { background: var(--hot); }
 .share { display: inline-block; min-width: 42px; }
+.wide + p { margin-top: 12px; }
 ul { margin: 0; padding-left: 20px; }
 @media (max-width: 600px) { main { padding: 16px 8px 32px; } section { padding: 12px; } }
 """
@@ -97,7 +98,7 @@ def _section(heading: str, content: str) -> str:
 
 
 def _limit(stats: PipelineStats) -> list[str]:
-    sentence = f"<strong>{escape(stats.bottleneck)}</strong>: {escape(stats.because)}."
+    sentence = f"<strong>{escape(stats.bottleneck)}</strong> ({escape(stats.because)})."
     return [f'<section class="limit"><p>▲ Bottleneck: {sentence}</p></section>']
 
 
