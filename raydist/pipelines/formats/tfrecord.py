@@ -101,11 +101,12 @@ class RecordReader:
     def _scan(self, records: list[bytes], limit: int) -> None:
         """Append the whole and intact records in the buffer; stop before anything else. 0.8 us a record."""
         buffer, at, first = self._buffer, self._at, len(records)
-        checksum, footer_at = google_crc32c.value, _FOOTER.unpack_from
+        checksum, footer_at, known = google_crc32c.value, _FOOTER.unpack_from, self._lengths
         crc_start = len(buffer) - _FOOTER.size
         while len(records) < limit and at + _HEADER.size <= crc_start:
             data = at + _HEADER.size
-            end = data + self._plain_length(buffer[at:data])
+            header = buffer[at:data]
+            end = data + (known.get(header) or self._length(header))
             if not data <= end <= crc_start:
                 break
             record = buffer[data:end]
@@ -119,11 +120,8 @@ class RecordReader:
         self.index += len(records) - first
         self._at = at
 
-    def _plain_length(self, header: bytes) -> int:
+    def _length(self, header: bytes) -> int:
         """The length that a header tells, negative where it is damaged or too large. Most records share few lengths."""
-        known = self._lengths.get(header)
-        if known is not None:
-            return known
         length, length_crc = _HEADER.unpack(header)
         if length > self._max_record_bytes or length_crc != masked_crc32c(header[:_LENGTH_BYTES]):
             return -1
