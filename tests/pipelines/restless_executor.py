@@ -1,0 +1,52 @@
+"""An executor that changes its mind all the time: whatever an autotuner may do between two blocks, it does."""
+
+from __future__ import annotations
+
+from typing import final
+
+from raydist.options import Options
+from raydist.pipelines.autotune.model import INLINE, Setting
+from raydist.pipelines.blocks import Block
+from raydist.pipelines.executor import Executor, InlineExecutor, Pending, StageSpec
+from raydist.pipelines.meters import Meter
+from raydist.pipelines.op import IterContext
+from raydist.pipelines.tuned_part import TunedPart
+from raydist.pipelines.tuned_prefetch import TunedPrefetch
+from raydist.pipelines.tuned_stage import TunedStage
+
+__all__ = ["RestlessExecutor"]
+
+
+@final
+class RestlessExecutor(Executor):
+    """Moves every stage to threads and back, and starts and stops reading ahead, after every `every` blocks."""
+
+    window = 1
+
+    def __init__(self, options: Options, every: int = 2) -> None:
+        self._every = every
+        self._looks = 0
+        self.parts: list[TunedPart] = []
+
+    def for_stage(self, meter: Meter, ctx: IterContext) -> Executor:
+        stage = TunedStage(meter, ctx, self._look)
+        self.parts.append(stage)
+        return stage
+
+    def for_prefetch(self, meter: Meter, ctx: IterContext) -> TunedPrefetch:
+        prefetch = TunedPrefetch(meter, ctx, self._look)
+        self.parts.append(prefetch)
+        return prefetch
+
+    def _look(self, part: TunedPart) -> None:
+        self._looks += 1
+        if self._looks % self._every == 0:
+            setting = INLINE if part.setting.workers else Setting("threads", 2)
+            part.apply(setting, row_s=0.001, block_bytes=100)
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        return InlineExecutor().submit(spec, block, starts)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.end()
