@@ -6,6 +6,7 @@ Source: NumPy enhancement proposal 1 (the .npy format); PKWARE's APPNOTE.TXT 4.3
 from __future__ import annotations
 
 import errno
+import os
 import struct
 import tokenize
 import zipfile
@@ -69,6 +70,25 @@ class StoredArray:
             if self.num_bytes == 0:  # nothing to map
                 return np.empty(self.shape, self.dtype)
             return self._load_compressed() if self.offset is None else self._map(self.offset)
+
+    def require_whole(self) -> None:
+        """DataLossError where the file has become too short for its mapping: reading that would kill the process.
+
+        A microsecond. (A file that shrinks between this call and the reading does kill it: nobody can prevent that.)
+        """
+        if self.offset is None:
+            return
+        try:
+            size = os.stat(self.path).st_size
+        except FileNotFoundError:  # removed, which leaves the mapping whole
+            return
+        if size < self.offset + self.num_bytes:
+            raise data_loss(
+                self.path,
+                size,
+                f"A file must not change while a dataset reads it, but {_name(self.path, self.member)} needs "
+                f"{self.offset + self.num_bytes} bytes, and the file has {size} now",
+            )
 
     def _map(self, offset: int) -> np.ndarray[Any, Any]:
         order: Literal["F", "C"] = "F" if self.fortran_order else "C"

@@ -111,8 +111,15 @@ class _FileAccess(RandomAccess):
         return [array.load() for array in self.arrays]
 
     def gather(self, indices: Any) -> Block:
-        columns = tuple(_rows(array, indices) for array in self._loaded)
+        loaded = self._loaded
+        max(self.arrays, key=_end).require_whole()
+        columns = tuple(_rows(array, indices) for array in loaded)
         return Block(self.structure, _specs(self.arrays), columns, len(indices))
+
+
+def _end(array: StoredArray) -> int:
+    """Where the array's bytes end in the file; 0 if they are held in memory."""
+    return 0 if array.offset is None else array.offset + array.num_bytes
 
 
 def _describe(path: str) -> tuple[Structure, tuple[StoredArray, ...]]:

@@ -118,3 +118,23 @@ def test_reads_real_images() -> None:
     assert len(dataset) == 10_000
     assert all(isinstance(spec, rd.TensorSpec) for spec in dataset.element_spec.values())
     assert len(list(dataset.take(3))) == 3
+
+
+def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    for name, save in (("x.npy", np.save), ("x.npz", np.savez)):
+        path = tmp_path / name
+        save(path, np.arange(100_000))
+        iterator = rd.Dataset.from_numpy(path).batch(1000).as_numpy_iterator()
+        next(iterator)
+        path.write_bytes(path.read_bytes()[:5000])
+        with pytest.raises(rd.DataLossError, match="must not change while .* the file has 5000 now .*byte 5000"):
+            for _ in iterator:
+                pass
+
+
+def test_a_file_that_is_removed_is_read_on(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(5000))
+    iterator = rd.Dataset.from_numpy(tmp_path / "x.npy").batch(1000).as_numpy_iterator()
+    next(iterator)
+    (tmp_path / "x.npy").unlink()
+    assert [int(batch[0]) for batch in iterator] == [1000, 2000, 3000, 4000]
