@@ -10,6 +10,7 @@ from typing import Any, final
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.functions import call_rows, describe, wants_rng
+from raydist.pipelines.large_results import large_blocks
 from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
 from raydist.pipelines.outputs import DeclaredOutput
 from raydist.pipelines.probe import probe_spec
@@ -106,10 +107,13 @@ def items_of_results(results: list[Any], failed: Sequence[int], start: int) -> l
     for row in failed:
         items += [*_blocks(results[first:row], start + first), results[row]]
         first = row + 1
-    return items + _blocks(results[first:], start + first)
+    return items + _blocks(results[first:] if failed else results, start + first)
 
 
 def _blocks(values: list[Any], start: int) -> list[Item]:
+    large = large_blocks(values)
+    if large is not None:
+        return [*large]
     return [item if isinstance(item, Block) else _moved(item, start) for item in items_of_rows(values)]
 
 
