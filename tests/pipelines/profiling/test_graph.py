@@ -56,6 +56,13 @@ def test_a_dataset_that_two_branches_read_is_drawn_once() -> None:
     assert corners["map-1"][1] == corners["map-2"][1] != corners["range-0"][1]
 
 
+def test_a_dataset_stands_above_the_longest_of_its_branches() -> None:
+    branches = [Reading("map-1", "map", ("range-0",)), Reading("map-2", "map", ("range-0",))]
+    branches += [Reading("map-3", "map", ("map-2",)), Reading("zip-4", "zip", ("map-1", "map-3"))]
+    corners = place(nodes_of(summarise([SOURCE, *branches], elapsed_s=1.0)))
+    assert corners["range-0"][1] < corners["map-2"][1] < corners["map-3"][1] < corners["zip-4"][1]
+
+
 def test_the_drawing_is_well_formed() -> None:
     root = ElementTree.fromstring(draw(STATS))
     texts = [element.text for element in root.iter() if element.text and element.text.strip()]
