@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,12 @@ def test_what_cannot_be_opened_is_raised(tmp_path: Path) -> None:
         run_profile(open_epoch, title="x", seconds=60.0, path=tmp_path / "p.html")
 
 
-def test_a_new_directory_by_default() -> None:
+def test_a_new_directory_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     profile = Dataset.range(10).profile(0.01)
     assert profile.html_path.name == "profile.html"
     assert profile.trace_path.parent == profile.html_path.parent
+    assert profile.html_path.parent.parent == tmp_path
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "5"])
