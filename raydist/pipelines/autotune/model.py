@@ -24,7 +24,9 @@ class Setting:
     workers: int = 0
 
     def __str__(self) -> str:
-        return "inline" if self.place == "inline" else f"{self.workers} {self.place}"
+        if self.place == "inline":
+            return "inline"
+        return f"{self.workers} {self.place.removesuffix('s') if self.workers == 1 else self.place}"
 
 
 INLINE = Setting()
