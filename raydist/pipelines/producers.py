@@ -13,12 +13,22 @@ from typing import final
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.demand import Demand
 from raydist.pipelines.executor import reject_others
 from raydist.pipelines.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
 from raydist.pipelines.resume import Outbox, count_items
 
-__all__ = ["Agreement", "BorderIterator", "Producer", "ReplayIterator", "ResumableProducer", "read_item"]
+__all__ = [
+    "Agreement",
+    "BorderIterator",
+    "Producer",
+    "ReplayIterator",
+    "ResumableProducer",
+    "read_item",
+    "read_watched",
+]
 
+_WHOLE = 1 << 62
 _ROWS = 1024  # items made at a time while an iterator makes again what it handed out before
 
 
@@ -29,6 +39,19 @@ def read_item(source: OpIterator, limit: int) -> Item:
     except (StopIteration, *MACHINERY_ERRORS):
         raise
     except Exception as error:  # the error of one element: it takes that element's place
+        return ElementError(error)
+
+
+def read_watched(source: OpIterator, demand: Demand) -> Item:
+    """As many of the next elements as `demand` finds worth reading at a time, or the error at this place.
+
+    For producers that must read a number of elements to make one that nobody knows.
+    """
+    try:
+        return demand.read(source, _WHOLE)
+    except (StopIteration, *MACHINERY_ERRORS):
+        raise
+    except Exception as error:  # as above
         return ElementError(error)
 
 

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError
+from raydist.options import Options
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.demand import Demand
+from raydist.pipelines.executor import InlineExecutor
 from raydist.pipelines.op import ElementError, Item
-from raydist.pipelines.producers import Agreement, Producer, ReplayIterator
+from raydist.pipelines.plan import open_iterator
+from raydist.pipelines.producers import Agreement, Producer, ReplayIterator, read_watched
+from raydist.pipelines.resume import count_items
 from raydist.pipelines.rows import block_of_rows
 
 
@@ -67,3 +74,16 @@ def test_the_first_element_is_the_measure() -> None:
     items = agreement.checked([texts, numbers])
     assert [isinstance(item, Block) for item in items] == [False, False, True]
     assert np.array_equal(items[-1].columns[0], [1, 2]) if isinstance(items[-1], Block) else False
+
+
+def test_read_watched_reads_more_at_a_time_while_that_is_quick() -> None:
+    op = Dataset.range(100).map(lambda x: 1 // int(x - 9))._op
+    source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+    demand = Demand()
+    items: list[Item] = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            items.append(read_watched(source, demand))
+    assert count_items(items) == 100
+    assert [isinstance(item, ElementError) for item in items].count(True) == 1
+    assert len(items) < 50

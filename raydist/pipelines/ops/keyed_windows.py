@@ -11,10 +11,11 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, unflatten
 from raydist.pipelines.blocks import Block, concat_blocks, object_column
+from raydist.pipelines.demand import Demand
 from raydist.pipelines.functions import call_rows, describe
 from raydist.pipelines.leaves import as_leaf
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
-from raydist.pipelines.producers import Producer, ReplayIterator, read_item
+from raydist.pipelines.producers import Producer, ReplayIterator, read_watched
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.spec import DatasetSpec, TensorSpec
 from raydist.values import UNKNOWN_CARDINALITY
@@ -23,7 +24,6 @@ __all__ = ["KeyedWindowsOp"]
 
 _INT64 = np.dtype(np.int64)
 _PAIR = (LEAF, LEAF)
-_MAX_READ = 4096  # elements read at a time
 
 
 @final
@@ -108,26 +108,19 @@ class _KeyedWindows(Producer):
         self._name = name
         self._windows: dict[int, _Window] = {}
         self._index = 0  # of the next element
-        self._sizes = _MAX_READ if op.window_size is None else op.window_size  # the smallest size so far
+        self._demand = Demand()
         self._ended = False
 
     def make(self, limit: int) -> Sequence[Item]:
         if not self._ended:
             try:
-                return self._group(read_item(self._source, self._read_size()))
+                return self._group(read_watched(self._source, self._demand))
             except StopIteration:
                 self._ended = True
         if not self._windows:
             raise StopIteration
         key = min(self._windows)
         return [self._pair(key, self._windows.pop(key))]
-
-    def _read_size(self) -> int:
-        """Elements to read: until a window can be full, and a little more, because small blocks are slow."""
-        if not self._windows and self._op.window_size is None:
-            return 1
-        first_full = min((window.missing for window in self._windows.values()), default=self._sizes)
-        return min(max(first_full, self._sizes // 4, 1), _MAX_READ)
 
     def _group(self, item: Item) -> list[Item]:
         if isinstance(item, ElementError):
@@ -178,11 +171,10 @@ class _KeyedWindows(Producer):
 
     def _size(self, key: int) -> int:
         if self._op.window_size_func is None:
-            return self._sizes
+            return self._op.window_size or 0
         size = _int64(self._op.window_size_func(np.int64(key)), "A window size")
         if size < 1:
             raise InvalidArgumentError(f"A window size must be >= 1, got {size}.")
-        self._sizes = min(self._sizes, size)
         return size
 
     def _pair(self, key: int, window: _Window) -> Item:

@@ -12,11 +12,12 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.blocks import Block
+from raydist.pipelines.demand import Demand
 from raydist.pipelines.functions import call_rows, describe
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.ops.class_balance import ClassBalance
 from raydist.pipelines.ops.map import MapOp, items_of_results
-from raydist.pipelines.producers import Agreement, BorderIterator, ReplayIterator, ResumableProducer, read_item
+from raydist.pipelines.producers import Agreement, BorderIterator, ReplayIterator, ResumableProducer, read_watched
 from raydist.pipelines.seeds import RandomKey
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -80,12 +81,13 @@ class _Resampling(ResumableProducer):
         self._key = key
         self._label = label
         self._agreement = Agreement(label)
-        self._max_rows = min(_MAX_ROWS, max(1, _MAX_CELLS // op.balance.num_classes))
+        self._demand = Demand(min(_MAX_ROWS, max(1, _MAX_CELLS // op.balance.num_classes)))
         self._index = 0
         self._seen = np.zeros(op.balance.num_classes, np.int64)
 
     def make(self, limit: int) -> Sequence[Item]:
-        item = read_item(self._source, min(limit, self._max_rows))
+        # Few may be kept of what is read: the consumer's wish says little about how much to read.
+        item = read_watched(self._source, self._demand)
         start = self._index
         if isinstance(item, ElementError):
             self._index += 1
