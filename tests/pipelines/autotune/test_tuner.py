@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from raydist.pipelines.autotune.model import Settings, workers_of
+from raydist.pipelines.autotune.costs import StagePeriod
+from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Setting, Settings, workers_of
 from raydist.pipelines.autotune.tuner import Period, Tuner
 from tests.pipelines.autotune_simulator import Pipeline, all_settings, buffered, random_pipeline, simulate
 
@@ -45,7 +46,87 @@ def best_s(pipeline: Pipeline) -> float:
 @pytest.mark.parametrize("seed", range(30))
 def test_it_comes_near_the_best_fixed_settings_and_keeps_the_limits(seed: int) -> None:
     pipeline = random_pipeline(seed)
-    settled, used = tune(pipeline)
+    settled, used = tune(pipeline, random.Random(seed))
     assert max(workers_of(settings) for settings in used) <= pipeline.limits.workers
     assert max(buffered(pipeline, settings) for settings in used) <= pipeline.limits.ram_bytes
     assert simulated(pipeline, settled).elapsed_s <= 1.2 * best_s(pipeline)
+
+
+ONE = StagePeriod("map", INLINE, rows=100, blocks=10, busy_s=0.9, cpu_s=0.9)
+
+
+def tuner_of(workers: int = 4) -> Tuner:
+    tuner = Tuner(Limits(workers))
+    tuner.add(Knob("map"))
+    return tuner
+
+
+def period_of(tuner: Tuner, speedup: float = 1.0, wait: float = 1.0) -> Period:
+    """A second, in which threads did so many times the work that one does inline."""
+    setting = tuner.settings["map"]
+    if not setting.workers:
+        return Period(1.0, wait, 1 - wait, [ONE])
+    rows, busy_s = int(100 * speedup), 0.9 * setting.workers
+    return Period(1.0, wait, 1 - wait, [replace(ONE, setting=setting, rows=rows, busy_s=busy_s, awaited_s=0.9)])
+
+
+def changes(tuner: Tuner, count: int, speedup: float = 1.0, wait: float = 1.0) -> list[Setting]:
+    """Where the stage was, without repetitions."""
+    seen = [tuner.settings["map"]]
+    for _ in range(count):
+        tuner.step(period_of(tuner, speedup, wait))
+        if tuner.settings["map"] != seen[-1]:
+            seen.append(tuner.settings["map"])
+    return seen
+
+
+def test_nothing_changes_while_the_consumer_does_not_wait() -> None:
+    assert changes(tuner_of(), 50, wait=0.04) == [INLINE]
+
+
+def test_short_pipelines_stay_undisturbed() -> None:
+    assert changes(tuner_of(), 3) == [INLINE]
+
+
+def test_what_helps_stays_and_is_compared_with_inline_ever_more_rarely() -> None:
+    two = Setting("threads", 2)
+    seen = changes(tuner_of(2), 100, speedup=1.9)
+    assert seen == [INLINE, two, INLINE, two, INLINE, two]
+
+
+def test_what_does_not_help_is_taken_back_and_tried_ever_more_rarely() -> None:
+    tuner = tuner_of()
+    first, later = changes(tuner, 50, speedup=0.9), changes(tuner, 50, speedup=0.9)
+    assert first[-1] == later[-1] == INLINE
+    assert 1 < len(first) <= 7
+    assert len(later) < len(first)
+
+
+def test_what_stops_helping_goes_back_to_inline() -> None:
+    tuner = tuner_of(2)
+    assert changes(tuner, 12, speedup=1.9)[-1].workers == 2
+    assert changes(tuner, 60, speedup=0.7)[-1] == INLINE
+
+
+def test_lower_limits_hold_at_once() -> None:
+    tuner = tuner_of(4)
+    changes(tuner, 12, speedup=1.9)
+    tuner.limits = Limits(0)
+    tuner.settings["map"] = INLINE  # what could be carried out
+    assert changes(tuner, 50, speedup=1.9) == [INLINE]
+
+
+def test_a_trial_that_was_not_judged_is_taken_back() -> None:
+    tuner = tuner_of()
+    while not tuner.is_trying:
+        tuner.step(period_of(tuner))
+    assert tuner.settings["map"].workers
+    tuner.pause()
+    assert tuner.settings["map"] == INLINE
+
+
+def test_changes_tell_what_and_why() -> None:
+    tuner = tuner_of(2)
+    whys = [change.why for _ in range(20) if (change := tuner.step(period_of(tuner, speedup=0.5))) is not None]
+    assert whys[0] == "map 2 threads: the consumer waits 100% of the time"
+    assert whys[1] == "map inline: map 2 threads gave -50%"
