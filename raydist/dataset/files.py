@@ -51,7 +51,7 @@ class FileSources(DatasetBase):
 
         A .npy file gives its rows, a .npz file a dict with one row of each of its arrays. Files are mapped into memory:
         only what is read is loaded, and every process maps the file itself. The arrays of a compressed .npz (made by
-        `np.savez_compressed`) are loaded whole, once in every process that reads them.
+        `np.savez_compressed`) are loaded whole, once in every process that reads them; 8 GiB each at most.
 
         Args:
             source: A local path that ends in .npy or .npz, or a nest of arrays with equal first dimensions.

@@ -21,7 +21,12 @@ import numpy as np
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.formats.files import data_loss, file_errors
 
-__all__ = ["StoredArray", "stored_array", "stored_arrays"]
+__all__ = ["MAX_DECOMPRESSED_BYTES", "StoredArray", "stored_array", "stored_arrays"]
+
+MAX_DECOMPRESSED_BYTES = 1 << 33
+"""A larger array must not be compressed."""
+
+_MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
 
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -127,8 +132,27 @@ def _read_member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, fil
         found = _read_header(path, name, member)
         header_bytes = found.offset or 0
     _require_bytes(found, info.file_size - header_bytes)
+    _require_moderate(found, info)
     start = None if info.compress_type != zipfile.ZIP_STORED else _data_start(path, info, file) + header_bytes
     return StoredArray(path, name, found.shape, found.dtype, found.fortran_order, start)
+
+
+def _require_moderate(array: StoredArray, info: zipfile.ZipInfo) -> None:
+    """Refuse what would take all memory when it is decompressed."""
+    if info.compress_type == zipfile.ZIP_STORED:
+        return
+    if array.num_bytes > MAX_DECOMPRESSED_BYTES:
+        raise InvalidArgumentError(
+            f"A compressed array may have at most {MAX_DECOMPRESSED_BYTES} bytes, because it is held in memory, but "
+            f"{_name(array.path, array.member)} has {array.num_bytes}. Save it with np.savez, which does not compress."
+        )
+    if array.num_bytes > (info.compress_size + 1) * _MAX_DEFLATE_RATIO and info.compress_type == zipfile.ZIP_DEFLATED:
+        raise data_loss(
+            array.path,
+            info.header_offset,
+            f"{info.compress_size} compressed bytes must hold {_name(array.path, array.member)}, but no compression "
+            f"makes {array.num_bytes} bytes so small",
+        )
 
 
 def _data_start(path: str, info: zipfile.ZipInfo, file: Any) -> int:

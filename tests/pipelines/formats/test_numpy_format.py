@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
+from raydist.pipelines.formats import numpy_format
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
 
 
@@ -146,3 +147,15 @@ def test_mutations_are_errors_or_arrays(tmp_path: Path, name: str) -> None:
         except RaydistError:
             continue
         assert name != "deflated.npz" or np.array_equal(arrays[0], array)
+
+
+def test_a_compressed_bomb_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, a=np.zeros(1 << 20))
+    monkeypatch.setattr(numpy_format, "MAX_DECOMPRESSED_BYTES", 1 << 20)
+    with path.open("rb") as file, pytest.raises(InvalidArgumentError, match="at most 1048576 bytes, .* has 8388608"):
+        stored_arrays(str(path), file)
+    monkeypatch.undo()
+    monkeypatch.setattr(numpy_format, "_MAX_DEFLATE_RATIO", 10)
+    with path.open("rb") as file, pytest.raises(DataLossError, match="no compression makes 8388608 bytes so small"):
+        stored_arrays(str(path), file)

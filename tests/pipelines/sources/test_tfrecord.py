@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from tests.contracts.op import check_op, collect
+from tests.contracts.op import check_op, collect, is_error
 from tests.pipelines.formats.record_files import COMPRESS, framed
 
 
@@ -164,6 +164,32 @@ def test_a_file_that_shrank_cannot_be_resumed(tmp_path: Path) -> None:
     resumed.load_state_dict(state)
     with pytest.raises(rd.DataLossError, match="must reach byte 17, where reading is to go on, but it has 0 bytes"):
         next(resumed)
+
+
+@pytest.mark.parametrize("reads", [None, 2])
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, reads: int | None) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        Path(path).write_bytes(framed(bytes(5000)) * 2000)
+    iterator = rd.TFRecordDataset(paths, num_parallel_reads=reads).as_numpy_iterator()
+    next(iterator)
+    for path in paths:
+        os.truncate(path, 5_000_000)
+    found = collect(iterator)
+    losses = [item[1] for item in found if is_error(item)]
+    assert len(losses) == 2
+    assert all(repr(path) in text for path, text in zip(paths, losses, strict=True))
+    assert "must keep its size while it is read" in losses[0]
+    assert len(found) < 2500
+
+
+def test_a_file_that_vanishes_before_its_turn(files: list[str]) -> None:
+    iterator = iter(rd.TFRecordDataset(files))
+    next(iterator)
+    Path(files[1]).unlink()
+    assert [one if isinstance(one, bytes) else one[0] for one in collect(iterator)] == [
+        *(b"1", b"2", "NotFoundError", b"5")
+    ]
 
 
 def test_a_state_of_other_files_is_refused(files: list[str]) -> None:
