@@ -21,7 +21,16 @@ from raydist.pipelines.op import ElementError, Item, IterContext, Kernel
 if TYPE_CHECKING:
     from raydist.pipelines.tuned_prefetch import TunedPrefetch
 
-__all__ = ["Executor", "InlineExecutor", "Pending", "StageResult", "StageSpec", "reject_others", "run_stage"]
+__all__ = [
+    "Executor",
+    "InlineExecutor",
+    "Pending",
+    "StageResult",
+    "StageSpec",
+    "other_kind_error",
+    "reject_others",
+    "run_stage",
+]
 
 
 @final
@@ -112,8 +121,15 @@ def reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence
 
 
 def _rejected(block: Block, signature: str, label: str) -> list[Item]:
-    message = f"All elements must have one structure and dtype: {label} gave {signature}, and now {block.signature}."
-    return [ElementError(SpecError(message)) for _ in range(block.num_rows)]
+    return [ElementError(other_kind_error(label, signature, block.signature)) for _ in range(block.num_rows)]
+
+
+def other_kind_error(label: str, signature: str, other: str) -> SpecError:
+    """The error for an element of another structure or dtype than those before it."""
+    return SpecError(
+        f"All elements must have one structure and dtype: {label} gave {signature}, and now {other}. Let it return the "
+        "same for every element."
+    )
 
 
 def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) -> tuple[list[Item], int]:

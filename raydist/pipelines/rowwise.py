@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raydist.errors import SpecError
-from raydist.pipelines.executor import StageResult, StageSpec
+from raydist.pipelines.executor import StageResult, StageSpec, other_kind_error
 from raydist.pipelines.op import ElementError, Item
 
 __all__ = ["join_results"]
@@ -46,6 +45,5 @@ def _moved(item: Item, distance: int) -> Item:
 def _checked(spec: StageSpec, row: StageResult, signatures: Sequence[str]) -> Sequence[Item]:
     for kernel, wanted, got in zip(spec.kernels, signatures, row.signatures, strict=True):
         if wanted and got and wanted != got:
-            message = f"All elements must have one structure and dtype: {kernel.label} gave {wanted}, and now {got}."
-            return [ElementError(SpecError(message))]
+            return [ElementError(other_kind_error(kernel.label, wanted, got))]
     return row.items
