@@ -15,7 +15,7 @@ from typing import final
 from raydist.pipelines.blocks import Block, concat_blocks
 from raydist.pipelines.op import DatasetOp
 
-__all__ = ["Groups", "groups_of"]
+__all__ = ["Groups", "groups_of", "rows_of"]
 
 
 @final
@@ -26,6 +26,19 @@ class Groups:
     rows: Block
     count: int
     size: int
+
+
+def rows_of(ops: Sequence[DatasetOp]) -> Block | None:
+    """The elements of datasets that are alike, one dataset after the other; None where it takes iterators."""
+    held = [op.held for op in ops]
+    first = held[0]
+    if first is None:
+        groups = groups_of(ops)
+        return None if groups is None else groups.rows
+    same = [block for block in held if block is not None and _is_of_one_kind(first, block)]
+    if len(same) < len(ops):
+        return None
+    return concat_blocks(same) if len(same) > 1 else first.shared()
 
 
 def groups_of(ops: Sequence[DatasetOp]) -> Groups | None:
@@ -57,7 +70,11 @@ def _joined(blocks: Sequence[Block | None]) -> Groups | None:
 
 
 def _fits(first: Block, other: Block) -> bool:
-    if first.num_rows != other.num_rows or first.structure != other.structure:
+    return first.num_rows == other.num_rows and _is_of_one_kind(first, other)
+
+
+def _is_of_one_kind(first: Block, other: Block) -> bool:
+    if first.structure != other.structure:
         return False
     return first.specs is other.specs or first.specs == other.specs
 

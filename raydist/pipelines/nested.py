@@ -14,7 +14,7 @@ from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.blocks import Block, private_column
 from raydist.pipelines.executor import InlineExecutor
 from raydist.pipelines.functions import call_rows, describe
-from raydist.pipelines.groups import groups_of
+from raydist.pipelines.groups import rows_of
 from raydist.pipelines.merged import merged_options
 from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
 from raydist.pipelines.ops.prefetch import PrefetchOp
@@ -134,14 +134,14 @@ class Opener:
         self._look_ahead(run)
         first = itertools.takewhile(lambda made: isinstance(made, DatasetOp), itertools.islice(self._ahead, run))
         ops = [made for made in first if isinstance(made, DatasetOp)]
-        groups = groups_of(ops) if ops else None
-        if groups is None or groups.size == 0:
+        rows = rows_of(ops) if ops else None
+        if rows is None or rows.num_rows == 0:
             self._run = 1
             return None
         for _ in ops:
             self._pop()
-        self._run, self._size = min(2 * self._run, _MAX_RUN), groups.size
-        return groups.rows
+        self._run, self._size = min(2 * self._run, _MAX_RUN), max(1, rows.num_rows // len(ops))
+        return rows
 
     def pass_over(self) -> None:
         """Read the next input and leave it: its dataset had ended before the state was saved."""

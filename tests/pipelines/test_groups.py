@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
-from raydist.pipelines.groups import groups_of
+from raydist.pipelines.groups import groups_of, rows_of
 
 ROWS = [Dataset.from_tensor_slices(np.arange(at, at + 4)) for at in range(3)]
 
 Graph = Callable[[Dataset], Dataset]
 
 
-def rows_of(make: Graph) -> list[object] | None:
+def listed(make: Graph) -> list[object] | None:
     groups = groups_of([make(rows)._op for rows in ROWS])
     if groups is None:
         return None
@@ -35,7 +35,7 @@ def rows_of(make: Graph) -> list[object] | None:
 def test_what_is_alike_is_computed_at_once(make: Graph) -> None:
     one_by_one = [element for rows in ROWS for element in make(rows).as_numpy_iterator()]
     first = [element[0] if isinstance(element, tuple) else element for element in one_by_one]
-    assert rows_of(make) == [leaf.tolist() for leaf in first]
+    assert listed(make) == [leaf.tolist() for leaf in first]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,16 @@ def test_what_is_alike_is_computed_at_once(make: Graph) -> None:
     ],
 )
 def test_what_needs_an_iterator_or_differs_is_not(make: Graph) -> None:
-    assert rows_of(make) is None
+    assert listed(make) is None
+
+
+def test_datasets_of_any_length_follow_each_other() -> None:
+    assert [int(x) for x in Dataset.range(5).flat_map(lambda n: Dataset.range(n))] == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
+    rows = rows_of([Dataset.range(count)._op for count in (0, 3, 2)])
+    assert rows is not None
+    assert rows.columns[0].tolist() == [0, 1, 2, 0, 1]
+    assert rows_of([Dataset.range(3)._op, Dataset.range(3, output_type="int32")._op]) is None
+    assert rows_of([Dataset.range(1 << 40)._op]) is None
 
 
 def test_one_dataset_shares_its_memory_and_is_read_only() -> None:

@@ -12,6 +12,11 @@ from typing import final
 
 from raydist.options import Options
 from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.ops.batch import BatchOp
+from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.ops.repeat import RepeatOp
+from raydist.pipelines.ops.shard import ShardOp
+from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.optimize.common_subgraphs import computed_once
 from raydist.pipelines.optimize.dead_columns import without_dead_columns
 from raydist.pipelines.optimize.graph import Names
@@ -35,26 +40,28 @@ class Rewrite:
     Attributes:
         flag: The setting of `OptimizationOptions` that it belongs to.
         apply: The rewritten graph; the same object where there is nothing to change.
+        changes: What it changes or begins at: graphs without such an operation are left alone.
         when: The value of the setting with which it is applied.
         nested: Whether it is applied to datasets inside functions too.
     """
 
     flag: str
     apply: Callable[[DatasetOp, Names], DatasetOp]
+    changes: type = object
     when: bool = True
     nested: bool = True
 
 
 REWRITES: tuple[Rewrite, ...] = (
     Rewrite("noop_elimination", without_noops),
-    Rewrite("map_parallelization", maps_in_order, when=False),
-    Rewrite("common_subgraph_elimination", computed_once),
-    Rewrite("dead_column_pruning", without_dead_columns),
-    Rewrite("shard_pushdown", shard_early),
+    Rewrite("map_parallelization", maps_in_order, MapOp, when=False),
+    Rewrite("common_subgraph_elimination", computed_once, ZipOp),
+    Rewrite("dead_column_pruning", without_dead_columns, MapOp),
+    Rewrite("shard_pushdown", shard_early, ShardOp),
     Rewrite("late_gather", gather_late),
-    Rewrite("shuffle_and_repeat_fusion", shuffle_whole_passes),
-    Rewrite("map_vectorization", vectorised),
-    Rewrite("map_and_batch_fusion", batch_in_stage),
+    Rewrite("shuffle_and_repeat_fusion", shuffle_whole_passes, RepeatOp),
+    Rewrite("map_vectorization", vectorised, MapOp),
+    Rewrite("map_and_batch_fusion", batch_in_stage, BatchOp),
     Rewrite("inject_prefetch", prefetched, nested=False),
 )
 
@@ -67,11 +74,23 @@ def optimize(
     `names` gains the names of new operations: those of the operations that they stand for.
     """
     changed: list[str] = []
+    kinds = _kinds(op)
     for rewrite in REWRITES:
-        if getattr(options.optimization, rewrite.flag) is not rewrite.when or (nested and not rewrite.nested):
+        if not _is_wanted(rewrite, kinds, options, nested):
             continue
         new = rewrite.apply(op, names)
         if new is not op:
             changed.append(rewrite.flag)
         op = new
     return op, tuple(changed)
+
+
+def _kinds(op: DatasetOp) -> set[type]:
+    return set[type]({object, type(op)}).union(*map(_kinds, op.inputs))
+
+
+def _is_wanted(rewrite: Rewrite, kinds: set[type], options: Options, nested: bool) -> bool:
+    # Asked for each of thousands of short datasets inside functions: what cannot change anything costs nothing.
+    if rewrite.changes not in kinds or (nested and not rewrite.nested):
+        return False
+    return getattr(options.optimization, rewrite.flag) is rewrite.when

@@ -22,6 +22,8 @@ def without_dead_columns(op: DatasetOp, names: Names) -> DatasetOp:
     """The graph with sources that read what is looked at; one that is read at several places stays."""
     readers: Counter[DatasetOp] = Counter()
     _count_readers(op, readers)
+    if not any(type(node).with_columns is not DatasetOp.with_columns for node in readers):
+        return op
 
     def visit(node: DatasetOp) -> DatasetOp:
         needed = columns_read(node.fn) if isinstance(node, MapOp) else None

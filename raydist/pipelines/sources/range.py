@@ -17,6 +17,8 @@ from raydist.pipelines.spec import TensorSpec
 
 __all__ = ["RangeOp"]
 
+_FEW = 1024  # numbers that may as well be made at once
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,11 @@ class RangeOp(DatasetOp):
 
     def random_access(self) -> RandomAccess:
         return _RangeAccess(range(self.start, self.stop, self.step), self.dtype)
+
+    @property
+    def held(self) -> Block | None:
+        count = self.cardinality()
+        return self.random_access().gather(np.arange(count)) if count <= _FEW else None
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return IndexedIterator(self.random_access())
