@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def describe(fn: Callable[..., Any]) -> str:
     inner = inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn)
     name = getattr(inner, "__name__", type(inner).__name__)
     code = getattr(inner, "__code__", None) or getattr(vars(type(inner)).get("__call__"), "__code__", None)
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno} {name}" if code else name
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {name}" if code else name
 
 
 def wants_rng(fn: Callable[..., Any]) -> bool:
@@ -32,6 +33,9 @@ def wants_rng(fn: Callable[..., Any]) -> bool:
     >>> wants_rng(lambda x, *, rng: x)
     True
     """
+    if isinstance(fn, FunctionType) and not vars(fn):  # nothing that says it stands for another: 40 us less
+        code = fn.__code__
+        return "rng" in code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # builtins without a signature

@@ -55,3 +55,15 @@ def test_random_calls_depend_on_the_index() -> None:
     part, _ = call_rows(augment, block_of_rows([0.0]), 6, key)
     assert part == [whole[1]]
     assert len(set(whole)) == 3
+
+
+def test_only_a_keyword_only_rng_is_wanted() -> None:
+    def plain(x: int, y: int = 1, *, scale: int = 2, rng: object) -> int:
+        return x
+
+    @functools.wraps(plain)
+    def wrapper(*args: int, **keywords: object) -> int:
+        return 1
+
+    assert all(map(wants_rng, (plain, wrapper, functools.partial(plain, scale=3))))
+    assert not any(map(wants_rng, (lambda x, rng: x, lambda rng: rng, lambda x, *, seed: x, lambda **rng: rng, len)))
