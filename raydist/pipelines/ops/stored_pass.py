@@ -154,6 +154,7 @@ class StoredPass(ResumableProducer):
             self._ended = True
             raise
         self._record(item)
+        # The recorder holds it for a while, and a user may work in place.
         return item if isinstance(item, ElementError) else item.shared()
 
     def _record(self, item: Item) -> None:
@@ -161,7 +162,7 @@ class StoredPass(ResumableProducer):
             self._stop_recording()
         elif self._recorder is not None:
             try:
-                self._recorder.write(item.shared())
+                self._recorder.write(item)
             except BaseException:
                 self._ended = True  # a full disk, say: going on would lose what it cannot write
                 self._stop_recording()

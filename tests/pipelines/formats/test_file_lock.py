@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -42,3 +43,18 @@ def test_the_holder_of_a_removed_file_has_nothing(tmp_path: Path) -> None:
 def test_a_parent_must_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         FileLock(str(tmp_path / "no" / "x.lock")).acquire()
+
+
+def test_a_lock_of_a_file_that_was_just_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = FileLock(str(tmp_path / "x.lock"))
+    flock = fcntl.flock
+
+    def removed_before(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "x.lock").unlink()  # its holder goes between our opening and locking it
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    assert lock.acquire()
+    assert not FileLock(str(tmp_path / "x.lock")).acquire()
+    lock.release()

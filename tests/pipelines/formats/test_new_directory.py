@@ -72,3 +72,12 @@ def test_remains_of_a_crash_are_removed(tmp_path: Path) -> None:
 def test_a_parent_must_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         new_directory(tmp_path / "no" / "x").create("a")
+
+
+def test_an_empty_directory_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+    directory = new_directory(tmp_path / "x")
+    put(directory, "a", b"data")
+    (tmp_path / "x").mkdir()
+    with pytest.raises(FailedPreconditionError, match="does not exist yet"):
+        directory.commit(b"1")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
