@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,5 +66,7 @@ def test_only_a_keyword_only_rng_is_wanted() -> None:
     def wrapper(*args: int, **keywords: object) -> int:
         return 1
 
-    assert all(map(wants_rng, (plain, wrapper, functools.partial(plain, scale=3))))
-    assert not any(map(wants_rng, (lambda x, rng: x, lambda rng: rng, lambda x, *, seed: x, lambda **rng: rng, len)))
+    wanting: list[Callable[..., Any]] = [plain, wrapper, functools.partial(plain, scale=3)]
+    others: list[Callable[..., Any]] = [lambda x, rng: x, lambda rng: rng, lambda x, *, seed: x, lambda **rng: rng, len]
+    assert [wants_rng(fn) for fn in wanting] == [True] * 3
+    assert [wants_rng(fn) for fn in others] == [False] * 5
