@@ -7,6 +7,7 @@ So `batch` is a reshape, `take` a slice, and a shuffle one gather.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,8 @@ from raydist.pipelines.spec import TensorSpec, most_specific_common
 __all__ = ["Block", "Column", "common_specs", "concat_blocks", "copied", "object_column", "private_column"]
 
 Column = np.ndarray[Any, np.dtype[Any]]
+
+_MAX_SIGNATURE = 400
 
 
 @final
@@ -87,7 +90,12 @@ class Block:
 @lru_cache(maxsize=256)  # asked for every block, and the name of a dtype alone takes numpy 5 us
 def _signature(structure: Structure, dtypes: tuple[np.dtype[Any], ...]) -> str:
     names = [{"S": "bytes", "U": "str"}.get(dtype.kind, dtype.name) for dtype in dtypes]
-    return f"{structure} of {', '.join(names)}"
+    text = f"{structure} of {', '.join(names)}"
+    if len(text) <= _MAX_SIGNATURE:
+        return text
+    # Tables may have thousands of columns, and an iterator's state, which holds signatures, must stay small.
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[:_MAX_SIGNATURE]}... ({len(names)} leaves, {digest})"
 
 
 def _object_bytes(column: Column) -> int:

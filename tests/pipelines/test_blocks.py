@@ -51,3 +51,10 @@ def test_blocks_of_another_kind_show_both() -> None:
 def test_bytes_are_counted() -> None:
     assert block_of_rows([np.zeros((10, 10))] * 3).num_bytes == 2400
     assert block_of_rows([b"abcd", b"e"]).num_bytes == 24
+
+
+def test_the_signature_of_a_wide_block_is_short_and_its_own() -> None:
+    wide = [block_of_rows([{f"column {i}": i for i in range(1000)} | {"last": last}]) for last in (1, 0.5)]
+    assert [len(block.signature) < 500 for block in wide] == [True, True]
+    assert wide[0].signature != wide[1].signature
+    assert "... (1001 leaves, " in wide[0].signature

@@ -121,3 +121,22 @@ def test_a_file_that_changed_since(tmp_path: Path) -> None:
     write(tmp_path / "a", 19, 5)
     with pytest.raises(rd.DataLossError, match=r"must not change .* 0 .. 3 had 20 rows, and now 19 .*/a', byte 0"):
         next(iter(dataset))
+
+
+def test_the_state_of_a_wide_table_is_small(tmp_path: Path) -> None:
+    pq.write_table(pa.table({f"a column with a long name {i}": [1, 2] for i in range(1000)}), tmp_path / "wide")
+    iterator = iterate(rd.Dataset.from_parquet(tmp_path / "wide").shuffle(2).batch(1))
+    next(iterator)
+    assert len(json.dumps(iterator.state_dict())) < 5000
+    iterator.close()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_input_workers_read_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_SPLIT_BYTES", 200)
+    paths = [write(tmp_path / name, 100, 10) for name in "ab"]
+    dataset = rd.Dataset.from_parquet(paths, filters=[("x", ">=", 50)]).with_options(rd.Options(num_input_workers=2))
+    iterator = dataset.as_numpy_iterator()
+    assert [int(row["x"]) for row in iterator] == [*range(50, 100)] * 2
+    iterator.close()
