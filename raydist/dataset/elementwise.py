@@ -113,7 +113,8 @@ class Elementwise(Running):
             block_length: Elements a turn, 1 by default.
             num_parallel_calls: How many of the open datasets are read ahead, in a thread each; AUTOTUNE: all. None:
                 every dataset is read in the consumer's thread.
-            deterministic: As in TensorFlow; here the order of `interleave` itself is always kept.
+            deterministic: False takes what is there of the datasets that are read ahead, so that a slow one holds back
+                no other (None: `Options.deterministic` decides). The rest is as for `map`.
 
         Raises:
             InvalidArgumentError: A length below 1, or `num_parallel_calls` above `cycle_length`.
@@ -125,7 +126,9 @@ class Elementwise(Running):
         """
         if deterministic is not None and not isinstance(deterministic, bool):
             raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
-        return type(self)(InterleaveOp.of(self._op, map_func, cycle_length, block_length, num_parallel_calls))
+        return type(self)(
+            InterleaveOp.of(self._op, map_func, cycle_length, block_length, num_parallel_calls, deterministic)
+        )
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Self:
         """The outputs of `scan_func(state, element)`, which returns the next state and an output.

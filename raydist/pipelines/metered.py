@@ -48,6 +48,9 @@ class MeteredIterator(OpIterator):
             if meter.ring is not None:
                 meter.ring.record_here(meter.name, begin, spent_s, meter.elements - before)
 
+    def has_ready(self) -> bool:
+        return self._source.has_ready()
+
     def state_dict(self) -> State:
         return self._source.state_dict()
 

@@ -160,6 +160,10 @@ class OpIterator(ABC):
             Exception: The error of the element at this place. The iterator stays usable and goes on after it.
         """
 
+    def has_ready(self) -> bool:
+        """Whether `next_block` would not wait for a thread. One that was not asked yet begins to work."""
+        return True
+
     @abstractmethod
     def state_dict(self) -> State:
         """State after the elements and errors handed out so far.

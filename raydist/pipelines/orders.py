@@ -7,11 +7,16 @@ part of the iterator's state. A stage that resumes follows the notes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, final
 
 __all__ = ["Order", "Orders"]
+
+_LONG = 2000  # characters
 
 
 @final
@@ -46,29 +51,24 @@ class Order:
 
     def since(self, first: int, given: int) -> list[Any]:
         """The notes from block `first` on, and since `given` blocks were given, in short."""
-        sizes = [[size, len(list(same))] for size, same in groupby(self._sizes[first - self._first :])]
-        return [first, sizes, given, _runs(self._numbers[given - self._given :])]
+        numbers = self._numbers[given - self._given :]
+        distances = [number - place for place, number in enumerate(numbers, given)]  # few different ones: see `_short`
+        return [first, _counted(self._sizes[first - self._first :]), given, _counted(distances)]
 
     @classmethod
     def parse(cls, notes: list[Any]) -> Order:
         """From what `since` gave."""
-        first, sizes, given, runs = notes
-        return cls(
-            first,
-            [size for size, count in sizes for _ in range(count)],
-            given,
-            [number for start, count in runs for number in range(start, start + count)],
-        )
+        first, sizes, given, distances = notes
+        numbers = [place + distance for place, distance in enumerate(_repeated(distances), given)]
+        return cls(first, _repeated(sizes), given, numbers)
 
 
-def _runs(numbers: list[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == sum(runs[-1]):
-            runs[-1][1] += 1
-        else:
-            runs.append([number, 1])
-    return runs
+def _counted(values: Iterable[int]) -> list[list[int]]:
+    return [[value, len(list(same))] for value, same in groupby(values)]
+
+
+def _repeated(counted: Iterable[Sequence[int]]) -> list[int]:
+    return [value for value, count in counted for _ in range(count)]
 
 
 @final
@@ -88,11 +88,24 @@ class Orders:
         for name, first, given in _marks(state):
             known = oldest.get(name, (first, given))
             oldest[name] = (min(first, known[0]), min(given, known[1]))
-        return {name: self.of(name).since(*found) for name, found in oldest.items()}
+        return {name: _short(self.of(name).since(*found)) for name, found in oldest.items()}
 
     def load(self, notes: dict[str, Any]) -> None:
         """Forget all orders but those that `since` gave."""
-        self._orders = {name: Order.parse(order) for name, order in notes.items()}
+        self._orders = {name: Order.parse(_long(order)) for name, order in notes.items()}
+
+
+def _short(notes: list[Any]) -> list[Any] | str:
+    """Long notes as text that is short: thousands of turns are some kilobytes."""
+    text = json.dumps(notes)
+    return notes if len(text) < _LONG else base64.b85encode(zlib.compress(text.encode())).decode()
+
+
+def _long(notes: list[Any] | str) -> list[Any]:
+    if isinstance(notes, list):
+        return notes
+    found: list[Any] = json.loads(zlib.decompress(base64.b85decode(notes)))
+    return found
 
 
 def _marks(state: Any) -> Iterator[tuple[str, int, int]]:

@@ -93,6 +93,11 @@ class _Buffer:
             self._changed.notify_all()
             return self._stopped or not self._paused
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether `get` would answer at once."""
+        return bool(self._ready) or self._ended
+
     def get(self, limit_s: float) -> tuple[Item, State] | None:
         """The next item; None at the end, and where it was paused."""
         with self._changed:
@@ -224,6 +229,11 @@ class ReadAhead:
         ready = self._buffer.get(self._limits.input_s)
         self._meter.awaited_s += time.perf_counter() - begin
         return ready
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `get` would answer at once."""
+        return self._buffer.has_ready
 
     @property
     def was_paused(self) -> bool:

@@ -11,6 +11,7 @@ from raydist.pipelines.blocks import Block
 from raydist.pipelines.nested import Opener
 from raydist.pipelines.op import ElementError, Item, State
 from raydist.pipelines.ops.slot import Slot, weave
+from raydist.pipelines.ops.turns import Turns
 from raydist.pipelines.producers import Agreement, ResumableProducer
 from raydist.pipelines.resume import count_items, join_items
 
@@ -22,9 +23,15 @@ _MAX_STATE = 4096  # characters of state for all slots; those with longer ones a
 
 @final
 class Cycle(ResumableProducer):
-    """Visits slots in turn. Its state is the input's before the oldest open dataset, and where each slot is."""
+    """Visits slots in turn. Its state is the input's before the oldest open dataset, and where each slot is.
 
-    def __init__(self, opener: Opener, length: int, block_length: int, num_threads: int) -> None:
+    With `turns` it takes what is there.
+    """
+
+    def __init__(
+        self, opener: Opener, length: int, block_length: int, num_threads: int, turns: Turns | None = None
+    ) -> None:
+        self._turns = turns
         self._opener = opener
         self._slots: list[Slot | None] = [None] * length
         self._block_length = block_length
@@ -36,7 +43,7 @@ class Cycle(ResumableProducer):
     def make(self, limit: int) -> Sequence[Item]:
         items: list[Item] = []
         missing = limit
-        while missing > 0:
+        while missing > 0 and not (items and self._turns):
             try:
                 made = self._make_some(missing)
             except StopIteration:
@@ -48,6 +55,8 @@ class Cycle(ResumableProducer):
         return self._agreement.checked(join_items(items))
 
     def _make_some(self, limit: int) -> Sequence[Item]:
+        if self._turns is not None:
+            return self._take_turn(self._turns, limit)
         block = self._whole_datasets(limit) if len(self._slots) == 1 else self._whole_rounds(limit)
         return self._visit(limit) if block is None else [block]
 
@@ -63,6 +72,24 @@ class Cycle(ResumableProducer):
         open_slots = [slot for slot in in_turn if slot is not None]
         rounds = min(limit, _MAX_ROWS) // (self._block_length * max(1, len(open_slots)))
         return weave(open_slots, self._block_length, rounds) if open_slots and rounds else None
+
+    def _take_turn(self, turns: Turns, limit: int) -> Sequence[Item]:
+        """What a slot has that is ready; nothing if it had to be filled, or has ended."""
+        turn = turns.choose(self._turn, self._slots, may_fill=not self._opener.ended)
+        self._turn = turn.place
+        slot = self._slots[turn.place]
+        items: Sequence[Item] = ()
+        if slot is None:
+            opened = self._fill(turn.place)
+            items = [opened] if isinstance(opened, ElementError) else ()
+        else:
+            items = slot.take(turn.size) if turn.size else slot.take_some(limit)
+            if not items:
+                slot.close()
+                self._slots[turn.place] = None
+        turns.took(count_items(items))
+        self._pass_turn()
+        return items
 
     def _visit(self, limit: int) -> Sequence[Item]:
         """What one slot hands out at this visit; nothing if it turns out to have ended."""
@@ -117,12 +144,15 @@ class Cycle(ResumableProducer):
             "ended": self._opener.ended,
             "turn": self._turn,
             "used": self._used,
+            **({} if self._turns is None else {"turns": self._turns.state_dict()}),
             "signature": self._agreement.signature,
             "slots": [None if slot is None else _slot_state(slot, room) for slot in self._slots],
         }
 
     def restore(self, border: State) -> None:
         self._turn, self._used = int(border["turn"]), int(border["used"])
+        if self._turns is not None:
+            self._turns.load_state_dict(border["turns"])
         self._agreement.signature = str(border["signature"])
         saved = {state[0]: (place, state) for place, state in enumerate(border["slots"]) if state is not None}
         self._opener.go_to(border["input"], int(border["read"]), int(border["first"]))

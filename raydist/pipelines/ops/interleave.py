@@ -7,8 +7,8 @@ empty, gives its turn away, and takes the next input only when it is visited aga
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.functions import describe
@@ -16,6 +16,7 @@ from raydist.pipelines.nested import Opener, probe_nested
 from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
 from raydist.pipelines.ops.cycle import Cycle
 from raydist.pipelines.ops.map import parse_parallelism
+from raydist.pipelines.ops.turns import Turns
 from raydist.pipelines.producers import BorderIterator
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
@@ -33,12 +34,15 @@ class InterleaveOp(DatasetOp):
     `num_threads` of them are read ahead in a thread each; none by default.
     """
 
+    state_is_recent: ClassVar[bool] = True
+
     input: DatasetOp
     fn: Callable[..., Any]
     cycle_length: int
     block_length: int
     num_threads: int = 0
     made_by: str = "interleave"
+    deterministic: bool | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -59,13 +63,15 @@ class InterleaveOp(DatasetOp):
         cycle_length: int | None,
         block_length: int | None,
         num_parallel_calls: int | None,
+        deterministic: bool | None = None,
     ) -> InterleaveOp:
         """From the arguments of `interleave`."""
         calls = parse_parallelism(num_parallel_calls)
         if cycle_length is None or cycle_length == AUTOTUNE:
             cycle_length = max(_CYCLE_LENGTH, calls or 0)
         threads = cycle_length if num_parallel_calls == AUTOTUNE else calls or 0
-        return cls(source, fn, cycle_length, 1 if block_length is None else block_length, threads)
+        length = 1 if block_length is None else block_length
+        return cls(source, fn, cycle_length, length, threads, deterministic=deterministic)
 
     @classmethod
     def flat_map(cls, source: DatasetOp, fn: Callable[..., Any]) -> InterleaveOp:
@@ -95,5 +101,14 @@ class InterleaveOp(DatasetOp):
         if self.num_threads:
             meter = ctx.meter(self)
             meter.place, meter.parallelism = "threads", self.num_threads
-        opener = Opener(ctx.build(self.input), self.fn, ctx, ctx.operation_names[id(self)])
-        return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, self.num_threads))
+        # Datasets are known by the numbers of their inputs, which must come in order.
+        source = replace(ctx, any_order=False).build(self.input)
+        opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)])
+        turns = self._turns(ctx) if ctx.any_order and self.num_threads else None
+        return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, self.num_threads, turns))
+
+    def _turns(self, ctx: IterContext) -> Turns | None:
+        if ctx.options.deterministic if self.deterministic is None else self.deterministic:
+            return None
+        name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
+        return Turns(ctx.orders.of(name), name)

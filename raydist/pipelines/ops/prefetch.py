@@ -90,15 +90,23 @@ class _PrefetchIterator(OpIterator):
 
     def next_block(self, limit: int) -> Block:
         outbox = self._open_outbox()
-        if not self._started:
-            self._started = True
-            self._ahead.start()
+        self._start()
         while not outbox:
             ready = self._ahead.get()
             if ready is None:
                 raise StopIteration
             outbox.put([ready[0]], ready[1])
         return outbox.take(limit)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._ahead.start()
+
+    def has_ready(self) -> bool:
+        outbox = self._open_outbox()
+        self._start()
+        return bool(outbox) or self._ahead.has_ready
 
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:

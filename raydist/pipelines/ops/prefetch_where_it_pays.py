@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.pipelines.blocks import Block
 from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
@@ -20,6 +20,8 @@ __all__ = ["PrefetchWhereItPaysOp"]
 @dataclass(frozen=True, eq=False)
 class PrefetchWhereItPaysOp(DatasetOp):
     """`input`, made by the consumer's thread or by another one, as the autotuner finds out."""
+
+    state_is_recent: ClassVar[bool] = True
 
     input: DatasetOp
 

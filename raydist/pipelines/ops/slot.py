@@ -10,6 +10,7 @@ import numpy as np
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.blocks import Block, Column
 from raydist.pipelines.op import Item, OpIterator, State
+from raydist.pipelines.producers import read_item
 from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
 
 __all__ = ["Slot", "weave"]
@@ -42,6 +43,22 @@ class Slot:
         items = keep_items(self._held, count)
         self._drop(count_items(items))
         return items
+
+    def take_some(self, limit: int) -> list[Item]:
+        """What is there: a block of at most `limit` elements, or an error; nothing at the end. Waits for a thread."""
+        if not self._held:
+            self._before, self._passed = self._source.state_dict(), 0
+            try:
+                self._held = [read_item(self._source, limit)]
+            except StopIteration:
+                return []
+        items = keep_items(self._held[:1], limit)
+        self._drop(count_items(items))
+        return items
+
+    def has_ready(self) -> bool:
+        """Whether `take_some` would not wait for a thread."""
+        return bool(self._held) or self._source.has_ready()
 
     def ready(self, wanted: int, needed: int) -> Block | None:
         """A block of the elements that come next, at least `needed` and some `wanted`; None where they do not follow.

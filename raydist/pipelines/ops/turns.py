@@ -1,0 +1,74 @@
+"""Whose turn it is in an interleave that takes what is there (`deterministic=False`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from raydist.options import Timeouts
+from raydist.pipelines.op import State
+from raydist.pipelines.ops.slot import Slot
+from raydist.pipelines.orders import Order
+
+__all__ = ["Turn", "Turns"]
+
+_FIRST_NAP_S = 0.0002  # between two looks for a slot that has something; doubled up to the last
+_LAST_NAP_S = 0.005
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn: which slot, and how many elements it gives; None for what it has."""
+
+    place: int
+    size: int | None
+
+
+@final
+class Turns:
+    """Gives the turn to the next slot that has something, and notes it; follows the notes when resuming.
+
+    Args:
+        order: Notes of this interleave.
+        name: Under which they are kept.
+    """
+
+    def __init__(self, order: Order, name: str) -> None:
+        self._order = order
+        self._name = name
+        self._given = 0
+
+    def choose(self, next_place: int, slots: Sequence[Slot | None], *, may_fill: bool) -> Turn:
+        """The next turn: at or behind `next_place`; an empty slot has its turn while it `may_fill`. Waits for one."""
+        noted = self._order.number_at(self._given)
+        distance = _wait_for(next_place, slots, may_fill) if noted is None else noted - self._given
+        self._order.was_given(self._given, self._given + distance)
+        return Turn((next_place + distance) % len(slots), self._order.size_of(self._given))
+
+    def took(self, size: int) -> None:
+        """The slot whose turn it was gave so many items."""
+        self._order.was_read(self._given, size)
+        self._given += 1
+
+    def state_dict(self) -> State:
+        """How many turns there were, for `Orders.since`."""
+        return {"order": self._name, "first": self._given, "given": self._given}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on behind so many turns."""
+        self._given = int(state["given"])
+
+
+def _wait_for(next_place: int, slots: Sequence[Slot | None], may_fill: bool) -> int:
+    nap_s, deadline = _FIRST_NAP_S, time.monotonic() + Timeouts().input_s
+    in_turn = [*slots[next_place:], *slots[:next_place]]
+    while any(in_turn) and time.monotonic() < deadline:
+        for distance, slot in enumerate(in_turn):
+            if may_fill if slot is None else slot.has_ready():
+                return distance
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, _LAST_NAP_S)
+    return next((distance for distance, slot in enumerate(in_turn) if slot is not None), 0)  # its own wait has a limit
