@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import raydist as rd
 from tests.contracts.op import check_op, collect, is_error
 from tests.pipelines.formats.record_files import COMPRESS, framed
+from tests.real_data import real_file
 
 
 def write(path: Path, records: Sequence[bytes], compression: str | None = None) -> str:
@@ -207,3 +208,21 @@ def test_names_that_are_no_names(files: list[str]) -> None:
     dataset = rd.TFRecordDataset(rd.Dataset.range(1))
     with pytest.raises(rd.SpecError, match=r"must have elements of str, got .*0"):
         next(iter(dataset))
+
+
+@pytest.mark.parametrize("name", ["criteo_sample.tr.tfrecords", "criteo_sample.te.tfrecords"])
+def test_round_trip_of_what_tensorflow_wrote(name: str, tmp_path: Path) -> None:
+    original = real_file(name)
+    features: dict[str, Any] = {
+        "label": rd.FixedLenFeature((), "float32"),
+        **{f"C{i}": rd.FixedLenFeature((), "int64") for i in range(1, 27)},
+    }
+    with rd.TFRecordWriter(tmp_path / "copy") as writer:
+        for record in rd.TFRecordDataset(original).as_numpy_iterator():
+            writer.write(record)
+    assert (tmp_path / "copy").read_bytes() == original.read_bytes()
+    copies = rd.TFRecordDataset(tmp_path / "copy").batch(64).map(lambda batch: rd.parse_example(batch, features))
+    batches = list(copies.as_numpy_iterator())
+    alone = [rd.parse_example(record, features) for record in rd.TFRecordDataset(original).as_numpy_iterator()]
+    for key in features:
+        assert np.concatenate([batch[key] for batch in batches]).tolist() == [one[key] for one in alone]
