@@ -41,14 +41,14 @@ class TunedPart(ABC):
         knob: What can be set.
         setting: What it is set to.
         totals: What was done since somebody took them.
-        least_blocks: Blocks of a period that says enough.
+        least_blocks: Blocks of a period that says enough: one, where they are made one after the other.
         charged_bytes: What it has taken of the budget for memory because of its setting.
     """
 
     knob: Knob
     setting: Setting = INLINE
     totals: Totals
-    least_blocks: int = 4
+    least_blocks: int = 1
     charged_bytes: int = 0
 
     @abstractmethod

@@ -14,6 +14,8 @@ from raydist.pipelines.tuned_part import Totals, TunedPart
 
 __all__ = ["TunedPrefetch"]
 
+_LEAST_READ = 4  # blocks of a period in which a thread reads: some were made before it, some will be left behind
+
 
 @final
 class TunedPrefetch(TunedPart):
@@ -47,6 +49,7 @@ class TunedPrefetch(TunedPart):
             self.setting = INLINE  # a thread that runs gives itself back when it ends
         elif not self.setting.workers and self._budgets.threads.take(1):
             self.setting = Setting("threads", 1)
+        self.least_blocks = _LEAST_READ if self.setting.workers else TunedPart.least_blocks
         self._meter.place = self.setting.place
         self._meter.kind = "prefetch" if self.setting.workers else "stage"
 

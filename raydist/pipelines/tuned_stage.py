@@ -55,7 +55,7 @@ class TunedStage(TunedPart, Executor):
         self.setting = Setting("threads", workers) if workers else INLINE
         self.place, self.num_workers = self.setting.place, max(1, workers)
         self.window = max(1, BLOCKS_PER_WORKER * workers)
-        self.least_blocks = max(TunedPart.least_blocks, self.window)
+        self.least_blocks = self.window
         self.least_rows = min(_MOST_ROWS, math.ceil(_WORTH_S / row_s)) if workers and row_s > 0 else 1
         self._charge(int(BLOCKS_PER_WORKER * workers * block_bytes))
         self._meter.place, self._meter.parallelism = self.place, self.num_workers
