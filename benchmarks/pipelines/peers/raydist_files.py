@@ -22,7 +22,7 @@ def parsed(records: Any) -> Any:
 
 def mnist_tfrecords(scene: Scene) -> Pass:
     files = rd.Dataset.list_files(str(scene.folder / "mnist_tfrecords" / "*.tfrecord"))
-    records = files.interleave(rd.TFRecordDataset, cycle_length=8, num_parallel_calls=scene.num_calls)
+    records = files.interleave(rd.TFRecordDataset, cycle_length=8)
     batches = records.shuffle(2_000).batch(128).map(parsed, scene.num_calls)
     return reading(placed(batches, scene))
 
