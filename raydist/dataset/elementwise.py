@@ -38,7 +38,8 @@ class Elementwise(Running):
             map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
                 numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
                 depends on (seed, operation, epoch, index of the element) alone.
-            num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist.
+            num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist,
+                which begins in the thread that iterates and moves to others what is faster there, as it measures.
             deterministic: False hands out results as they are finished, where several calls run at a time, so that a
                 slow one holds back no other (None: `Options.deterministic` decides). Nothing is lost or doubled, also
                 when resuming. Below operations that remember much (`shuffle`, `scan`, `window`, ...) the order is kept.
