@@ -93,6 +93,18 @@ def failing_range(x: Any) -> Dataset:
     return Dataset.range(int(fail_some(x) % 6)).map(fail_some)
 
 
+def parity(x: Any) -> int:
+    return int(x % 2)
+
+
+def failing_parity(x: Any) -> int:
+    return int(fail_some(x) % 2)
+
+
+def jittered_window(key: Any, window: Dataset) -> Dataset:
+    return window.map(jitter).shuffle(2)
+
+
 # Of a pair of numbers.
 
 

@@ -56,17 +56,23 @@ class Pipeline:
     kind: str
     input: Pipeline | None = None
 
-    def build(self) -> Dataset:
-        """The dataset, made anew."""
-        return self._build({})
+    def build(self, *, shared: bool = True) -> Dataset:
+        """The dataset, made anew. What stands at several places is made once, or (as by its repr) at each of them."""
+        return self._build({} if shared else None)
 
-    def _build(self, built: dict[int, Dataset]) -> Dataset:
+    def _build(self, built: dict[int, Dataset] | None) -> Dataset:
+        if built is None:
+            return self._make(None)
         if id(self) not in built:
-            owner: Any = Dataset if self.input is None else self.input._build(built)
-            args = [_argument(arg, built) for arg in self.args]
-            keywords = {name: _argument(value, built) for name, value in self.keywords.items()}
-            built[id(self)] = getattr(owner, self.method)(*args, **keywords)
+            built[id(self)] = self._make(built)
         return built[id(self)]
+
+    def _make(self, built: dict[int, Dataset] | None) -> Dataset:
+        owner: Any = Dataset if self.input is None else self.input._build(built)
+        args = [_argument(arg, built) for arg in self.args]
+        keywords = {name: _argument(value, built) for name, value in self.keywords.items()}
+        dataset: Dataset = getattr(owner, self.method)(*args, **keywords)
+        return dataset
 
     def __repr__(self) -> str:
         owner = "Dataset" if self.input is None else repr(self.input)
@@ -89,7 +95,7 @@ def evaluate(text: str) -> Dataset:
     return dataset
 
 
-def _argument(value: Any, built: dict[int, Dataset]) -> Any:
+def _argument(value: Any, built: dict[int, Dataset] | None) -> Any:
     if isinstance(value, Pipeline):
         return value._build(built)
     if isinstance(value, Shown):
@@ -241,6 +247,19 @@ def _rows(draw: Draw, ds: Pipeline) -> Pipeline:
     return ds.then("map", fn.row_of, output_spec=Shown("ROWS_SPEC", fn.ROWS_SPEC), kind=ROW)
 
 
+def _by_parity(draw: Draw, ds: Pipeline) -> Pipeline:
+    function = draw(st.sampled_from([fn.parity, fn.failing_parity]))
+    if draw(st.booleans()):
+        return ds.then("group_by_window", function, fn.jittered_window, draw(st.integers(1, 4)))
+    initial = draw(st.sampled_from([None, [0.5, 0.5]]))
+    return ds.then("rejection_resample", function, [0.7, 0.3], initial, kind=PAIR)
+
+
+def _by_length(draw: Draw, ds: Pipeline) -> Pipeline:
+    sizes = [draw(st.integers(1, 3)) for _ in range(3)]
+    return ds.then("bucket_by_sequence_length", len, [2, 3], sizes, kind=OTHER)
+
+
 Step = Callable[[Draw, Pipeline], Pipeline]
 
 STEPS: tuple[tuple[tuple[str, ...], Step], ...] = (
@@ -250,11 +269,13 @@ STEPS: tuple[tuple[tuple[str, ...], Step], ...] = (
     ((NUMBER,), lambda draw, ds: ds.then("map_batches", fn.double, draw(st.integers(1, 5)))),
     ((NUMBER,), lambda draw, ds: ds.then("scan", 0, fn.running_sum)),
     ((NUMBER,), _nested),
+    ((NUMBER,), _by_parity),
     ((NUMBER, TEXT), lambda draw, ds: ds.then("unique")),
     ((PAIR,), lambda draw, ds: _map(draw, ds, (fn.change_signs, PAIR), (fn.first_of_two, NUMBER))),
     ((PAIR,), lambda draw, ds: _filter(draw, ds, fn.is_small_pair)),
     ((ROW,), lambda draw, ds: _map(draw, ds, (fn.double, ROW), (fn.total, NUMBER))),
     ((ROW,), lambda draw, ds: _filter(draw, ds, fn.is_long)),
+    ((ROW,), _by_length),
     ((ROW,), lambda draw, ds: ds.then("padded_batch", draw(st.integers(1, 4)), kind=OTHER)),
     ((TEXT,), lambda draw, ds: _map(draw, ds, (fn.length, NUMBER))),
     ((TEXT,), lambda draw, ds: _filter(draw, ds, fn.is_not_empty)),

@@ -8,8 +8,8 @@ from tests.pipelines.random_pipelines import STEPS, Pipeline, evaluate, pipeline
 LIMIT = 60
 
 
-def elements(pipeline: Pipeline) -> list[object]:
-    iterator = iterate(pipeline.build())
+def elements(pipeline: Pipeline, *, shared: bool = True) -> list[object]:
+    iterator = iterate(pipeline.build(shared=shared))
     found = collect(iterator, LIMIT)
     iterator.close()
     return found
@@ -23,7 +23,7 @@ def test_what_is_built_twice_is_the_same(pipeline: Pipeline) -> None:
 @given(pipelines())
 def test_its_repr_is_its_code(pipeline: Pipeline) -> None:
     written = iterate(evaluate(repr(pipeline)))
-    assert same(collect(written, LIMIT), elements(pipeline))
+    assert same(collect(written, LIMIT), elements(pipeline, shared=False))
     written.close()
 
 
