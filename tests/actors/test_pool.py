@@ -215,3 +215,18 @@ def test_an_abandoned_iterator_takes_its_workers_along() -> None:
     iterator = iter(Dataset.range(10_000).map(lambda x: x).with_options(Options(num_input_workers=1)))
     assert int(next(iterator)) == 0
     del iterator  # the leak check around each test waits for the actors to be gone
+
+
+def test_a_slow_block_holds_back_no_other_where_any_order_will_do(pool: ActorExecutor) -> None:
+    def slow_first(x: Any) -> Any:
+        time.sleep(1.5 if x == 0 else 0.001)
+        return x
+
+    dataset = Dataset.range(200).map(slow_first, deterministic=False)
+    first = iterate(dataset, pool)
+    begun = [int(next(first)) for _ in range(50)]
+    assert begun[0] != 0
+    resumed = iterate(dataset, pool)
+    resumed.load_state_dict(first.state_dict())
+    first.close()
+    assert sorted(begun + [int(x) for x in resumed]) == list(range(200))
