@@ -105,8 +105,8 @@ class Storing(Running):
         """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.
 
         A size that adapts begins with 2, doubles (up to 1,024) when the consumer finds the buffer empty after it was
-        full, and is halved while more than half of it is never needed. `Options.autotune.ram_budget` bounds the bytes in
-        all buffers of a pipeline. Pipelines with functions are read ahead without a `prefetch` too, while that pays:
+        full, and is halved while more than half of it is never needed. `Options.autotune.ram_budget` bounds the bytes
+        in all buffers of a pipeline. Pipelines with functions are read ahead without a `prefetch` too, while that pays:
         `Options.optimization.inject_prefetch`. The state of an iterator is that of the elements handed out. The thread
         ends with the iterator.
 
