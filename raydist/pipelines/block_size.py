@@ -40,7 +40,8 @@ class BlockSize:
         """Elements of the next block, for a consumer that wants `limit` and a window of so many blocks."""
         rows = max(1, min(max(-(-limit // window), least, self._least), self._most))
         whole = -(-rows // self._together) * self._together
-        return rows if whole > max(limit, self._most) else whole
+        # A consumer that wants less than a whole one completes what it has: the next blocks are then whole again.
+        return rows if whole > self._most or rows <= limit < whole else whole
 
     def learn_input(self, seconds: float) -> None:
         """The input took so long to make a block."""

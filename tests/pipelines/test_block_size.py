@@ -48,3 +48,11 @@ def test_a_slow_input_is_not_asked_for_more_than_is_wanted() -> None:
     for _ in range(3):
         size.learn_input(0.5)
     assert size.rows(1, 4, 1) == 8
+
+
+def test_blocks_are_multiples_of_what_the_consumer_takes_together() -> None:
+    size = BlockSize(away=False, together=10)
+    learn(size, rows=3, seconds=0.001)
+    assert [size.rows(limit, 3, 1) for limit in (10, 30, 100)] == [10, 10, 40]
+    assert [size.rows(limit, 1, 1) for limit in (20, 7, 3)] == [20, 7, 3], "a rest is completed, and no more"
+    assert BlockSize(away=False, together=100).rows(200, 2, 1) == 64, "nothing is known of the size of elements"
