@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["limit_memory"]
+__all__ = ["free_in_containers", "limit_memory"]
 
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))  # of versions 2 and 1, as a container sees them
+_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_FILE_PAGES = re.compile(r"^(?:in)?active_file (\d+)$", re.MULTILINE)
+_LEAST = 1 << 30  # of what counts as free: less is found only when others are about to give much back
 
 
 def limit_memory(num_bytes: int | None) -> int | None:
@@ -40,14 +43,17 @@ def _field(path: str, name: str) -> int:
 
 
 def _free_memory() -> int:
-    return min([_field("/proc/meminfo", "MemAvailable"), *_free_in_containers()])
+    return max(_LEAST, min([_field("/proc/meminfo", "MemAvailable"), *free_in_containers(_CGROUPS)]))
 
 
-def _free_in_containers() -> list[int]:
+def free_in_containers(folders: Iterable[Path]) -> list[int]:
+    """What the container in each cgroup folder may still take; what it holds of files can be given back."""
     free = []
-    for limit, used in _CGROUP_FILES:
-        try:
-            free.append(int((_CGROUP / limit).read_text()) - int((_CGROUP / used).read_text()))
-        except (OSError, ValueError):  # another version of cgroups, or "max": no limit
-            continue
+    for folder in folders:
+        for limit, used in _LIMITS:
+            try:
+                cached = sum(map(int, _FILE_PAGES.findall((folder / "memory.stat").read_text())))
+                free.append(int((folder / limit).read_text()) - int((folder / used).read_text()) + cached)
+            except (OSError, ValueError):  # another version of cgroups, or "max": no limit
+                continue
     return free
