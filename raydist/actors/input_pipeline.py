@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import ray
 
 from raydist.actors.batch_queues import Place
+from raydist.actors.growing_executor import GrowingExecutor
 from raydist.actors.handed_on import hand_on
 from raydist.actors.pool_shelf import PoolShelf, SharedExecutor, choose_num_workers, num_cores
 from raydist.actors.portable_errors import pack_error
@@ -73,8 +74,9 @@ class InputPipeline:
     def _make_production(
         self, job: InputJob, ops: Sequence[DatasetOp], pool: ActorExecutor | None, on_end: Callable[[], None]
     ) -> Production:
+        make_executor = local_executor if pool is None else functools.partial(_on_pool, pool, job, len(ops))
         return Production(
-            _step_source(job, ops, local_executor if pool is None else lambda options: SharedExecutor(pool)),
+            _step_source(job, ops, make_executor),
             self._put if pool is None or not _on_one_node() else functools.partial(hand_on, pool.mapped, self._put),
             num_replicas=job.num_replicas,
             capacity=job.capacity,
@@ -174,6 +176,13 @@ class InputPipeline:
 def _on_one_node() -> bool:
     """Whether every replica can map what a worker has made. Another node would have to fetch all of it for a part."""
     return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1
+
+
+def _on_pool(pool: ActorExecutor, job: InputJob, num_iterators: int, options: Options) -> Executor:
+    """The pool for one of so many iterators; it may grow where raydist chose its size for one iterator alone."""
+    if job.num_workers != AUTOTUNE or num_iterators > 1 or not options.autotune.enabled:
+        return SharedExecutor(pool)
+    return GrowingExecutor(pool, pool.num_workers, options.autotune.cpu_budget or num_cores())
 
 
 def _step_source(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:
