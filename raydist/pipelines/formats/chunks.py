@@ -108,5 +108,6 @@ def read_chunk(file: ReadableFile, path: str, chunk: Chunk) -> bytes:
     if missing:
         raise data_loss(path, chunk.offset, f"A chunk must have {chunk.size} bytes, but {missing} of them are missing")
     if crc32c(data) != chunk.crc32c:
-        raise data_loss(path, chunk.offset, f"The checksum of a chunk of {chunk.rows} elements must match")
+        problem = f"The checksum of a chunk of {chunk.rows} elements must match. Restore the file or write it anew"
+        raise data_loss(path, chunk.offset, problem)
     return data

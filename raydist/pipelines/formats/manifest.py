@@ -121,7 +121,10 @@ class Manifest:
                 raise ValueError("its checksum does not match")
             return cls._of_content(content)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, SpecError) as error:
-            raise data_loss(path, 0, f"The manifest of saved elements must be intact, but {error!r}") from error
+            problem = (
+                f"The manifest of saved elements must be intact, but {error!r}. Restore the directory or remove it"
+            )
+            raise data_loss(path, 0, problem) from error
 
     @classmethod
     def _of_content(cls, content: Any) -> Manifest:

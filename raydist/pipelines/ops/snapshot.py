@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from raydist.errors import InvalidArgumentError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.fingerprint import fingerprint
 from raydist.pipelines.formats.containers import Container
 from raydist.pipelines.formats.manifest import Manifest
@@ -126,7 +126,11 @@ class _ShardedPass(ResumableProducer):
     def _open(self) -> OpIterator:
         store = self._settings.store
         if store.find() is None:
-            self._write()
+            try:
+                self._write()
+            except FailedPreconditionError:
+                if store.find() is None:  # else another writer has finished in between
+                    raise
         manifest = store.find()
         if manifest is None or self._origin not in (None, manifest.origin):
             raise self._settings.changed()

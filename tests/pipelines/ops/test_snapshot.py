@@ -11,6 +11,8 @@ from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
 from raydist.pipelines.formats import saved
+from raydist.pipelines.ops.store import Recorder
+from raydist.pipelines.ops.stored_pass import StoredPassSettings
 from tests.contracts.op import check_op, collect, iterate
 from tests.pipelines.model import recorder
 
@@ -125,3 +127,22 @@ def test_bad_functions_and_arguments(tmp_path: Path) -> None:
         counted(tmp_path, compression="auto")
     with pytest.raises(InvalidArgumentError, match="shard_func must be a function or None, got 3"):
         counted(tmp_path, shard_func=3)
+
+
+def test_shards_that_another_writer_finishes_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = counted(tmp_path, shard_func=is_odd)
+    second, calls = counted(tmp_path, shard_func=is_odd)
+    begin = StoredPassSettings.recorder
+
+    def begin_after_the_first(settings: StoredPassSettings) -> Recorder:
+        monkeypatch.setattr(StoredPassSettings, "recorder", begin)
+        list(first)
+        return begin(settings)
+
+    monkeypatch.setattr(StoredPassSettings, "recorder", begin_after_the_first)
+    assert [int(x) for x in second] == [0, 2, 4, 1, 3, 5]
+    assert calls == []
+
+
+def is_odd(x: Any) -> int:
+    return int(x % 2)
