@@ -11,10 +11,11 @@ import ray
 from raydist.actors.batch_queues import Place
 from raydist.actors.growing_executor import GrowingExecutor
 from raydist.actors.handed_on import hand_on
-from raydist.actors.pool_shelf import PoolShelf, SharedExecutor, choose_num_workers, num_cores
+from raydist.actors.pool_shelf import PoolShelf, SharedExecutor, choose_num_workers
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.production import Poll, Production
 from raydist.errors import CancelledError, RaydistError
+from raydist.pipelines.autotune.machine import num_cores
 from raydist.pipelines.iterator import DatasetIterator
 from raydist.pipelines.placement import local_executor
 from raydist.pipelines.steps import DealtElements, GlobalBatches, StepSource, elements

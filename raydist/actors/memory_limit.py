@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["free_in_containers", "limit_memory"]
+from raydist.pipelines.autotune.machine import free_memory
 
-_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))  # of versions 2 and 1, as a container sees them
-_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-_FILE_PAGES = re.compile(r"^(?:in)?active_file (\d+)$", re.MULTILINE)
-_LEAST = 1 << 30  # of what counts as free: less is found only when others are about to give much back
+__all__ = ["limit_memory"]
 
 
 def limit_memory(num_bytes: int | None) -> int | None:
@@ -29,7 +25,7 @@ def limit_memory(num_bytes: int | None) -> int | None:
         return None
     import resource
 
-    room = _free_memory() if num_bytes is None else num_bytes
+    room = num_bytes if num_bytes is not None else free_memory() or 0
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _field("/proc/self/status", "VmData") + room
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
@@ -40,20 +36,3 @@ def _field(path: str, name: str) -> int:
     """A field of a file of /proc, in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
-
-
-def _free_memory() -> int:
-    return max(_LEAST, min([_field("/proc/meminfo", "MemAvailable"), *free_in_containers(_CGROUPS)]))
-
-
-def free_in_containers(folders: Iterable[Path]) -> list[int]:
-    """What the container in each cgroup folder may still take; what it holds of files can be given back."""
-    free = []
-    for folder in folders:
-        for limit, used in _LIMITS:
-            try:
-                cached = sum(map(int, _FILE_PAGES.findall((folder / "memory.stat").read_text())))
-                free.append(int((folder / limit).read_text()) - int((folder / used).read_text()) + cached)
-            except (OSError, ValueError):  # another version of cgroups, or "max": no limit
-                continue
-    return free

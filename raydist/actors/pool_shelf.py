@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -39,11 +38,6 @@ def choose_num_workers(ops: Sequence[DatasetOp], *, num_cores: int, num_replicas
 
 def _may_spread(node: DatasetOp) -> bool:
     return isinstance(node, ElementwiseOp) and node.parallelism != 1
-
-
-def num_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @final

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from raydist.actors.memory_limit import free_in_containers, limit_memory
+from raydist.actors.memory_limit import limit_memory
 
 CODE = """
 import numpy as np
@@ -35,20 +34,3 @@ def test_a_process_cannot_take_more(limit: int | None) -> None:
 def test_other_systems_have_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert limit_memory(1) is None
-
-
-@pytest.mark.parametrize(
-    ("limit_name", "limit", "used_name", "free"),
-    [
-        ("memory.max", "1000", "memory.current", [550]),
-        ("memory.max", "max", "memory.current", []),
-        ("memory.limit_in_bytes", "1000", "memory.usage_in_bytes", [550]),
-    ],
-)
-def test_cached_files_of_a_container_are_free(
-    tmp_path: Path, limit_name: str, limit: str, used_name: str, free: list[int]
-) -> None:
-    (tmp_path / limit_name).write_text(f"{limit}\n")
-    (tmp_path / used_name).write_text("800\n")
-    (tmp_path / "memory.stat").write_text("anon 400\nfile 400\nshmem 50\ninactive_file 300\nactive_file 50\n")
-    assert free_in_containers([tmp_path / "none", tmp_path]) == free

@@ -65,4 +65,5 @@ class Budgets:
     @functools.cached_property
     def ram(self) -> Budget:
         """Bytes in the buffers of all prefetches: `ram_budget`, or half of the memory that is free when it is asked."""
-        return Budget(self._ram_budget or free_memory() / 2)
+        free = free_memory()
+        return Budget(self._ram_budget or (float("inf") if free is None else free / 2))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["free_memory", "num_cores"]
+__all__ = ["free_in_containers", "free_memory", "num_cores"]
 
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))  # of versions 2 and 1, as a container sees them
+_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_FILE_PAGES = re.compile(r"^(?:in)?active_file (\d+)$", re.MULTILINE)
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
+_LEAST = 1 << 30  # of what counts as free: less is found only when others are about to give much back
 
 
 def num_cores() -> int:
@@ -18,19 +22,23 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_memory() -> float:
-    """Bytes that can be had without swapping; infinity where the system does not tell."""
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping, on the machine and in the container; None where no system tells."""
     if sys.platform != "linux":
-        return float("inf")
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return min([int(found[1]) * 1024.0 if found else float("inf"), *_free_in_containers()])
+        return None
+    found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
+    available = int(found[1]) * 1024 if found else _LEAST
+    return max(_LEAST, min([available, *free_in_containers(_CGROUPS)]))
 
 
-def _free_in_containers() -> list[float]:
+def free_in_containers(folders: Iterable[Path]) -> list[int]:
+    """What the container in each cgroup folder may still take; what it holds of files can be given back."""
     free = []
-    for limit, used in _CGROUP_FILES:
-        try:
-            free.append(float(int((_CGROUP / limit).read_text()) - int((_CGROUP / used).read_text())))
-        except (OSError, ValueError):  # another version of cgroups, or "max": no limit
-            continue
+    for folder in folders:
+        for limit, used in _LIMITS:
+            try:
+                cached = sum(map(int, _FILE_PAGES.findall((folder / "memory.stat").read_text())))
+                free.append(int((folder / limit).read_text()) - int((folder / used).read_text()) + cached)
+            except (OSError, ValueError):  # another version of cgroups, or "max": no limit
+                continue
     return free
