@@ -54,7 +54,8 @@ Placement = Literal["inline", "pool", "exchange"]
 class DatasetOp(ABC):
     """Description of one operation. Subclasses are frozen dataclasses with `eq=False` (an op is itself, not its value).
 
-    No operation asks what type another one is: planner and optimiser read these properties.
+    No operation asks what type another one is, and neither does the planner: they read these properties. Only a rewrite
+    (`optimize/`) names the operations that it is about.
     """
 
     placement: ClassVar[Placement] = "inline"
