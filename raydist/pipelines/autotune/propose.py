@@ -101,12 +101,13 @@ class _Problem:
         places = self.knobs[work.name].places if work.name in self.knobs else ()
         most = self._most(work.name)
         if "threads" in places and most:
-            return Setting("threads", min(most, math.ceil(work.seconds / target_s / _SLACK)))
+            # One at least: a stage that feeds many elements from one piece may have had nothing to do for a period.
+            return Setting("threads", min(most, max(1, math.ceil(work.seconds / target_s / _SLACK))))
         return self._on_actors(work, target_s) if "actors" in places and most else None
 
     def _on_actors(self, work: Work, target_s: float) -> Setting:
         needed = math.ceil((work.seconds + work.moving_s) / target_s / _SLACK)
-        return Setting("actors", min(self._most(work.name), needed))
+        return Setting("actors", min(self._most(work.name), max(1, needed)))
 
     def _off_process(self, settings: dict[str, Setting], target_s: float) -> Settings | None:
         """Move stages to actors until the others leave each other enough of the GIL; None where none may move."""

@@ -44,3 +44,11 @@ def test_the_largest_stages_leave_first() -> None:
     works = [Work("small", 1.0, serial=0.0), Work("large", 6.0, serial=0.0)]
     settings = propose(Load(works, 0.0, 0.0), [Knob("small"), Knob("large")], Limits(3), {})
     assert settings == {"small": INLINE, "large": Setting("threads", 3)}
+
+
+def test_a_stage_that_had_nothing_to_do_gets_no_fraction_of_a_worker() -> None:
+    idle = Work("read", 0.0, serial=0.5)
+    load = Load([idle, Work("map", 6.0, serial=0.0)], 2.0, 1.0)
+    for places in (("inline", "threads"), ("inline", "threads", "actors"), ("inline", "actors")):
+        settings = propose(load, [Knob("read", places), Knob("map", places)], Limits(3), {})
+        assert all(setting == INLINE or setting.workers >= 1 for setting in settings.values())
