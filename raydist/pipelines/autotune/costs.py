@@ -12,6 +12,7 @@ from raydist.pipelines.autotune.model import Setting, Work
 __all__ = ["Cost", "StagePeriod", "learn"]
 
 _RECENT = 0.3  # weight of the newest period in running means
+_FORGOTTEN = 0.01  # of what threads told about a stage, in each period without any
 _CONTENDED = 1.25  # work that takes so much longer beside others is held up by them
 _COPY_BYTES_S = 1e9  # into the object store and out of it, measured
 _CALL_S = 0.001  # calling an actor with a block, measured: 0.5 to 0.8 ms
@@ -93,12 +94,13 @@ def _block_bytes(cost: Cost | None, period: StagePeriod) -> float:
 def _learn_inline(cost: Cost | None, period: StagePeriod) -> Cost:
     row_s, block_rows = period.busy_s / period.rows, period.rows / max(1, period.blocks)
     block_bytes = _block_bytes(cost, period)
+    prior = 0.5 * min(1.0, period.cpu_s / period.busy_s)
     if cost is not None:
         row_s = cost.row_s + _RECENT * (row_s - cost.row_s)
         block_rows = cost.block_rows + _RECENT * (block_rows - cost.block_rows)
-        return replace(cost, row_s=row_s, block_rows=block_rows, block_bytes=block_bytes)
-    computing = min(1.0, period.cpu_s / period.busy_s)
-    return Cost(row_s, 0.5 * computing, _CALL_S + block_bytes / _COPY_BYTES_S, block_rows, block_bytes)
+        serial = cost.serial + _FORGOTTEN * (prior - cost.serial)
+        return replace(cost, row_s=row_s, serial=serial, block_rows=block_rows, block_bytes=block_bytes)
+    return Cost(row_s, prior, _CALL_S + block_bytes / _COPY_BYTES_S, block_rows, block_bytes)
 
 
 def _learn_beside_others(cost: Cost, period: StagePeriod, elapsed_s: float) -> Cost:
@@ -127,6 +129,8 @@ def _inflation(cost: Cost, period: StagePeriod) -> float:
 def _share_the_gil(costs: dict[str, Cost], periods: Sequence[StagePeriod], elapsed_s: float) -> dict[str, Cost]:
     """Where stages held each other up, the GIL was held all the time: by those that compute, as far as is known."""
     here = [period for period in periods if period.name in costs and period.setting.place != "actors"]
+    if all(period.setting.place == "inline" for period in here):  # nobody to hold anybody up
+        return costs
     if max((_inflation(costs[period.name], period) for period in here), default=0.0) < _CONTENDED:
         return costs
     held_s = sum(period.rows * costs[period.name].row_s * costs[period.name].serial for period in here)

@@ -189,7 +189,7 @@ class Tuner:
 
     def _compare_with_inline(self) -> Change:
         inline = dict.fromkeys(self._knobs, INLINE)
-        return self._begin(inline, f"to compare with {_shown(self.settings)}", comparing=True)
+        return self._begin(inline, f"to compare with {_moved(self.settings)}", comparing=True)
 
     def _judge(self, trial: _Trial, period: Period) -> Change | None:
         if trial.settling:
@@ -220,7 +220,7 @@ class Tuner:
             self._compare_at = self._now + self._compare_gap
 
     def _take_back(self, trial: _Trial, gain: float) -> Change:
-        given = f"{_shown(self.settings)} gave {gain:+.0%}"
+        given = f"{_moved(self.settings) or 'inline'} gave {gain:+.0%}"
         if trial.comparing:
             self._compare_gap = min(_COMPARED[1], max(_COMPARED[0], 2 * self._compare_gap))
             self._compare_at = self._now + self._compare_gap
@@ -260,3 +260,8 @@ def _here_s(stage: StagePeriod, work: Work) -> float:
 
 def _shown(settings: Settings) -> str:
     return ", ".join(f"{name} {setting}" for name, setting in sorted(settings.items()))
+
+
+def _moved(settings: Settings) -> str:
+    """Those that are not inline."""
+    return _shown({name: setting for name, setting in settings.items() if setting.workers})

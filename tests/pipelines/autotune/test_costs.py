@@ -45,6 +45,16 @@ def test_one_thread_beside_a_busy_consumer_shows_that_both_hold_the_gil() -> Non
     assert costs["map"].serial == costs["other"].serial == 1.0
 
 
+def test_a_hiccup_of_the_machine_is_not_taken_for_contention() -> None:
+    assert after(ALONE, replace(ALONE, busy_s=9.0), elapsed_s=9.0).serial == pytest.approx(0.5, abs=0.01)
+
+
+def test_what_threads_told_is_forgotten_slowly() -> None:
+    held = [ALONE, on("threads", 2, busy_s=2.0)]
+    assert after(*held, *[ALONE] * 10).serial > 0.9
+    assert after(*held, *[ALONE] * 500).serial < 0.6
+
+
 def test_nothing_is_quicker_beside_others_than_alone() -> None:
     assert after(ALONE, on("threads", 2, busy_s=0.2)).row_s == pytest.approx(0.002)
 
