@@ -230,7 +230,7 @@ class Timeouts:
         collective_s: One collective: how long ranks wait for the slowest of them (its compute included).
         step_s: One dispatched step, from its dispatch to its result, queueing included.
         input_s: The next element from an input pipeline.
-        element_s: One call of a user's function on one block, on a pool of input workers.
+        element_s: A user's function on one block, on a pool of input workers; a worker that is stuck is killed then.
         close_s: Until everything has stopped when closing; what still lives then is killed.
         poll_s: One long poll between actors; only a longer limit above ends a wait.
     """
