@@ -24,7 +24,7 @@ _CONSUMER_WORKS = 0.2  # share of its time in which a consumer must work for a p
 _PREFETCHED_S = 0.0005  # time that making a block must take for it: handing one over costs 0.1 ms
 _AWAITED = 0.1  # share of the time that a stage must be waited for to be given one more
 _GAIN = 0.05  # gain that must be measured to keep a change
-_CLEAR = 0.15  # a loss that needs no second look
+_HOPELESS = 0.5  # a loss after which a trial ends at once; half of it ends it after two periods
 _JUDGED = 3  # periods that a trial is judged by, if it is not clear before
 _PATIENCE = (16, 1024)  # periods until settings that did not help are tried again, first and at most
 _FIRST_LOOK = 4  # periods before anything is tried: short pipelines stay undisturbed
@@ -198,7 +198,7 @@ class Tuner:
         trial.speeds.append(self._speed(period))
         speed = sum(trial.speeds) / len(trial.speeds)
         gain = speed / trial.speed_before - 1 if trial.speed_before else 1.0
-        if gain > -_CLEAR and len(trial.speeds) < _JUDGED:
+        if gain > -_HOPELESS / len(trial.speeds) and len(trial.speeds) < _JUDGED:
             return None
         self._trial = None
         self._speeds.clear()
