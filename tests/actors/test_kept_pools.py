@@ -10,6 +10,7 @@ from raydist.actors.kept_pools import KeptPools
 from raydist.dataset import Dataset
 from raydist.options import Options
 from tests.conftest import live_actors
+from tests.contracts.op import iterate
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -27,7 +28,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         threading.Event().wait(0.05)
-    raise AssertionError("It did not happen within 10 s.")
+    assert condition(), "It did not happen within 10 s."
 
 
 def test_the_next_epoch_finds_the_workers_of_the_last_one() -> None:
@@ -56,19 +57,25 @@ def test_two_iterators_at_a_time_have_a_pool_each() -> None:
     second.close()
 
 
+def read_one_and_close(pools: KeptPools, close_first: bool = False) -> set[str]:
+    """The actors that there are when an iterator on `pools` has its first element."""
+    iterator = iterate(on_workers(Dataset.range(4).map(lambda x: x)), pools.open)
+    assert next(iterator) == 0
+    actors = live_actors()
+    if close_first:
+        pools.close()
+    iterator.close()
+    return actors
+
+
 def test_an_idle_pool_is_stopped_after_a_while() -> None:
     before = live_actors()
     pools = KeptPools(kept_s=0.2)
-    lent = pools.open(Options(num_input_workers=1))
-    lent.close()
+    assert len(read_one_and_close(pools) - before) == 1
     wait_until(lambda: live_actors() == before)
-    pools.close()
 
 
 def test_a_pool_that_comes_back_to_nobody_is_stopped() -> None:
     before = live_actors()
-    pools = KeptPools()
-    lent = pools.open(Options(num_input_workers=1))
-    pools.close()
-    lent.close()
-    assert live_actors() == before
+    assert len(read_one_and_close(KeptPools(), close_first=True) - before) == 1
+    wait_until(lambda: live_actors() == before)
