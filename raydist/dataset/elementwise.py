@@ -40,6 +40,7 @@ class Elementwise(Running):
                 depends on (seed, operation, epoch, index of the element) alone.
             num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist,
                 which begins in the thread that iterates and moves to others what is faster there, as it measures.
+                (Other threads do not see what is set for one alone, as `torch.no_grad` is.)
             deterministic: False hands out results as they are finished, where several calls run at a time, so that a
                 slow one holds back no other (None: `Options.deterministic` decides). Nothing is lost or doubled, also
                 when resuming. Below operations that remember much (`shuffle`, `scan`, `window`, ...) the order is kept.
