@@ -120,11 +120,12 @@ class Generation:
 
     def _listen(self) -> None:
         heard = self._bulletin.failure() if self._bulletin is not None else None
-        if heard is not None:
-            with self._lock:
-                self._failure = self._failure or heard
-            if self._bulletin is not None and not isinstance(heard, CancelledError):
-                self._bulletin.roll_call(0.0)
+        if heard is None:
+            return
+        if not isinstance(heard, CancelledError):
+            heard = self._with_missing(heard)  # it was posted before its author knew who was missing
+        with self._lock:
+            self._failure = self._failure or heard
 
     def _record(self, failure: RaydistError) -> None:
         with self._lock:
@@ -135,10 +136,11 @@ class Generation:
     def _fail(self, error: RaydistError, operation: str) -> RaydistError:
         """Record what one rank saw, and add who is missing."""
         self._record(error)
+        return self._with_missing(error)
+
+    def _with_missing(self, error: RaydistError) -> RaydistError:
         missing = self._bulletin.roll_call(_ROLL_CALL_S) if self._bulletin is not None else ()
-        if missing:
-            return type(error)(f"{error.message} No sign of {_ranks(missing)}.")
-        return error
+        return type(error)(f"{error.message} No sign of {_ranks(missing)}.") if missing else error
 
     def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
         message = f"{describe(self.membership, operation)} timed out after {limit_s} s."
