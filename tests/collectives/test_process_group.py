@@ -13,7 +13,7 @@ import torch.distributed
 from raydist.collectives.base import Communicator
 from raydist.collectives.process_group import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, RaydistError
 from raydist.values import ReduceOp
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import begin_threads
