@@ -86,16 +86,14 @@ def call_rows(
     calls = map(fn, *arguments) if key is None else _random_calls(fn, arguments, key, start)
     results: list[Any] = []
     failed: list[int] = []
-    append = results.append
     while len(results) < block.num_rows:
         try:
-            for value in calls:
-                append(value)
+            results.extend(calls)  # keeps what came before an error
             if len(results) < block.num_rows:  # map() ends early when the function itself raises StopIteration
                 raise RuntimeError("The function raised StopIteration, which would end the iteration.")
         except Exception as error:
             failed.append(len(results))
-            append(ElementError(error, start + len(results)))
+            results.append(ElementError(error, start + len(results)))
     return results, failed
 
 
