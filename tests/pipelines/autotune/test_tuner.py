@@ -85,7 +85,7 @@ def test_nothing_changes_while_the_consumer_does_not_wait() -> None:
 
 
 def test_short_pipelines_stay_undisturbed() -> None:
-    assert changes(tuner_of(), 3) == [INLINE]
+    assert changes(tuner_of(), 9) == [INLINE]
 
 
 def test_what_helps_stays_and_is_compared_with_inline_ever_more_rarely() -> None:
@@ -104,7 +104,7 @@ def test_what_does_not_help_is_taken_back_and_tried_ever_more_rarely() -> None:
 
 def test_what_stops_helping_goes_back_to_inline() -> None:
     tuner = tuner_of(2)
-    assert changes(tuner, 12, speedup=1.9)[-1].workers == 2
+    assert changes(tuner, 20, speedup=1.9)[-1].workers == 2
     assert changes(tuner, 60, speedup=0.7)[-1] == INLINE
 
 
