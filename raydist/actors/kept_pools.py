@@ -32,6 +32,7 @@ class KeptPools:
         self._shelf = PoolShelf()
         self._cluster = ""
         self._closed = False
+        self._lock = threading.RLock()  # of the timer, and of what is closed: iterators end in any thread
         self._timer: threading.Timer | None = None
 
     def open(self, options: Options) -> Executor:
@@ -55,20 +56,27 @@ class KeptPools:
             pool.close()
             return
         shelf.give_back(pool, patience_s=_PATIENCE_S)
-        self._timer = threading.Timer(self._kept_s, shelf.clear)
-        self._timer.name = "raydist-idle-pool"
-        self._timer.daemon = True
-        self._timer.start()
+        with self._lock:
+            self._stop_timer()  # there is one, however many pools come back
+            if self._closed:
+                shelf.clear()
+                return
+            self._timer = threading.Timer(self._kept_s, shelf.clear)
+            self._timer.name = "raydist-idle-pool"
+            self._timer.daemon = True
+            self._timer.start()
 
     def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     def close(self) -> None:
         """Stop the pool that is kept; one that is lent stops when it comes back."""
-        self._closed = True
-        self._stop_timer()
+        with self._lock:
+            self._closed = True
+            self._stop_timer()
         self._shelf.clear()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -55,6 +56,9 @@ def test_two_iterators_at_a_time_have_a_pool_each() -> None:
     assert int(next(first)) != int(next(second))
     first.close()
     second.close()
+    del dataset, first, second
+    gc.collect()
+    wait_until(lambda: not any(thread.name == "raydist-idle-pool" for thread in threading.enumerate()))
 
 
 def read_one_and_close(pools: KeptPools, close_first: bool = False) -> set[str]:
