@@ -8,6 +8,8 @@ import pytest
 
 import raydist
 
+pytest_plugins = ("tests.shared_strategies",)
+
 
 @pytest.fixture(autouse=True)
 def name_the_package(doctest_namespace: dict[str, Any]) -> None:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raydist import image as image
     from raydist import text as text
+    from raydist.context.replica_context import ReplicaContext as ReplicaContext
+    from raydist.context.replica_context import get_replica_context as get_replica_context
+    from raydist.context.replica_context import get_strategy as get_strategy
+    from raydist.context.replica_context import has_strategy as has_strategy
+    from raydist.context.replica_context import in_cross_replica_context as in_cross_replica_context
+    from raydist.context.strategy import Strategy as Strategy
+    from raydist.context.strategy import ValueContext as ValueContext
     from raydist.dataset import Dataset as Dataset
+    from raydist.dataset.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
+    from raydist.dataset.readers import TextLineDataset as TextLineDataset
+    from raydist.dataset.readers import TFRecordDataset as TFRecordDataset
     from raydist.distributed_dataset import DistributedDataset as DistributedDataset
     from raydist.distributed_dataset import DistributedIterator as DistributedIterator
     from raydist.errors import CancelledError as CancelledError
@@ -35,35 +45,25 @@ if TYPE_CHECKING:
     from raydist.options import RunOptions as RunOptions
     from raydist.options import ThreadingOptions as ThreadingOptions
     from raydist.options import Timeouts as Timeouts
-    from raydist.pipelines.formats.composite_features import FixedLenSequenceFeature as FixedLenSequenceFeature
-    from raydist.pipelines.formats.composite_features import RaggedFeature as RaggedFeature
-    from raydist.pipelines.formats.composite_features import RaggedTensorValue as RaggedTensorValue
-    from raydist.pipelines.formats.composite_features import SparseFeature as SparseFeature
-    from raydist.pipelines.formats.composite_features import SparseTensorValue as SparseTensorValue
-    from raydist.pipelines.formats.example import parse_example as parse_example
-    from raydist.pipelines.formats.example import parse_single_example as parse_single_example
-    from raydist.pipelines.formats.features import FixedLenFeature as FixedLenFeature
-    from raydist.pipelines.formats.features import VarLenFeature as VarLenFeature
+    from raydist.pipelines.elements.spec import DatasetSpec as DatasetSpec
+    from raydist.pipelines.elements.spec import TensorSpec as TensorSpec
+    from raydist.pipelines.engine.op import DatasetOp as DatasetOp
     from raydist.pipelines.formats.tfrecord_writer import TFRecordOptions as TFRecordOptions
     from raydist.pipelines.formats.tfrecord_writer import TFRecordWriter as TFRecordWriter
-    from raydist.pipelines.iterator import DatasetIterator as DatasetIterator
-    from raydist.pipelines.iterator import Optional as Optional
-    from raydist.pipelines.op import DatasetOp as DatasetOp
-    from raydist.pipelines.profiling.run import Profile as Profile
-    from raydist.pipelines.spec import DatasetSpec as DatasetSpec
-    from raydist.pipelines.spec import TensorSpec as TensorSpec
-    from raydist.pipelines.stats import PipelineStats as PipelineStats
-    from raydist.pipelines.stats import StageStats as StageStats
-    from raydist.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
-    from raydist.readers import TextLineDataset as TextLineDataset
-    from raydist.readers import TFRecordDataset as TFRecordDataset
-    from raydist.strategies.base import Strategy as Strategy
-    from raydist.strategies.base import ValueContext as ValueContext
-    from raydist.strategies.context import ReplicaContext as ReplicaContext
-    from raydist.strategies.context import get_replica_context as get_replica_context
-    from raydist.strategies.context import get_strategy as get_strategy
-    from raydist.strategies.context import has_strategy as has_strategy
-    from raydist.strategies.context import in_cross_replica_context as in_cross_replica_context
+    from raydist.pipelines.metering.stats import PipelineStats as PipelineStats
+    from raydist.pipelines.metering.stats import StageStats as StageStats
+    from raydist.pipelines.run.iterator import DatasetIterator as DatasetIterator
+    from raydist.pipelines.run.iterator import Optional as Optional
+    from raydist.pipelines.run.profile import Profile as Profile
+    from raydist.pipelines.tf_example.composite_features import FixedLenSequenceFeature as FixedLenSequenceFeature
+    from raydist.pipelines.tf_example.composite_features import RaggedFeature as RaggedFeature
+    from raydist.pipelines.tf_example.composite_features import RaggedTensorValue as RaggedTensorValue
+    from raydist.pipelines.tf_example.composite_features import SparseFeature as SparseFeature
+    from raydist.pipelines.tf_example.composite_features import SparseTensorValue as SparseTensorValue
+    from raydist.pipelines.tf_example.features import FixedLenFeature as FixedLenFeature
+    from raydist.pipelines.tf_example.features import VarLenFeature as VarLenFeature
+    from raydist.pipelines.tf_example.parse import parse_example as parse_example
+    from raydist.pipelines.tf_example.parse import parse_single_example as parse_single_example
     from raydist.strategies.losses import compute_average_loss as compute_average_loss
     from raydist.strategies.mirrored import MirroredStrategy as MirroredStrategy
     from raydist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
@@ -91,17 +91,17 @@ _MODULE_OF = {
     "CollectiveMismatchError": "raydist.errors",
     "DataLossError": "raydist.errors",
     "Dataset": "raydist.dataset",
-    "DatasetIterator": "raydist.pipelines.iterator",
-    "DatasetOp": "raydist.pipelines.op",
-    "DatasetSpec": "raydist.pipelines.spec",
+    "DatasetIterator": "raydist.pipelines.run.iterator",
+    "DatasetOp": "raydist.pipelines.engine.op",
+    "DatasetSpec": "raydist.pipelines.elements.spec",
     "DeadlineExceededError": "raydist.errors",
     "DistributedDataset": "raydist.distributed_dataset",
     "DistributedIterator": "raydist.distributed_dataset",
     "EarlyStopping": "raydist.training.early_stopping",
     "FailedPreconditionError": "raydist.errors",
-    "FixedLenFeature": "raydist.pipelines.formats.features",
-    "FixedLenSequenceFeature": "raydist.pipelines.formats.composite_features",
-    "FixedLengthRecordDataset": "raydist.readers",
+    "FixedLenFeature": "raydist.pipelines.tf_example.features",
+    "FixedLenSequenceFeature": "raydist.pipelines.tf_example.composite_features",
+    "FixedLengthRecordDataset": "raydist.dataset.readers",
     "History": "raydist.training.callbacks",
     "INFINITE_CARDINALITY": "raydist.values",
     "InputContext": "raydist.values",
@@ -113,43 +113,43 @@ _MODULE_OF = {
     "NotFoundError": "raydist.errors",
     "OneDeviceStrategy": "raydist.strategies.one_device",
     "OptimizationOptions": "raydist.options",
-    "Optional": "raydist.pipelines.iterator",
+    "Optional": "raydist.pipelines.run.iterator",
     "Options": "raydist.options",
     "OutOfRangeError": "raydist.errors",
     "PerReplica": "raydist.values",
-    "PipelineStats": "raydist.pipelines.stats",
-    "Profile": "raydist.pipelines.profiling.run",
-    "RaggedFeature": "raydist.pipelines.formats.composite_features",
-    "RaggedTensorValue": "raydist.pipelines.formats.composite_features",
+    "PipelineStats": "raydist.pipelines.metering.stats",
+    "Profile": "raydist.pipelines.run.profile",
+    "RaggedFeature": "raydist.pipelines.tf_example.composite_features",
+    "RaggedTensorValue": "raydist.pipelines.tf_example.composite_features",
     "RaydistError": "raydist.errors",
     "ReduceOp": "raydist.values",
-    "ReplicaContext": "raydist.strategies.context",
+    "ReplicaContext": "raydist.context.replica_context",
     "RunOptions": "raydist.options",
-    "SparseFeature": "raydist.pipelines.formats.composite_features",
-    "SparseTensorValue": "raydist.pipelines.formats.composite_features",
+    "SparseFeature": "raydist.pipelines.tf_example.composite_features",
+    "SparseTensorValue": "raydist.pipelines.tf_example.composite_features",
     "SpecError": "raydist.errors",
-    "StageStats": "raydist.pipelines.stats",
-    "Strategy": "raydist.strategies.base",
-    "TFRecordDataset": "raydist.readers",
+    "StageStats": "raydist.pipelines.metering.stats",
+    "Strategy": "raydist.context.strategy",
+    "TFRecordDataset": "raydist.dataset.readers",
     "TFRecordOptions": "raydist.pipelines.formats.tfrecord_writer",
     "TFRecordWriter": "raydist.pipelines.formats.tfrecord_writer",
-    "TensorSpec": "raydist.pipelines.spec",
-    "TextLineDataset": "raydist.readers",
+    "TensorSpec": "raydist.pipelines.elements.spec",
+    "TextLineDataset": "raydist.dataset.readers",
     "ThreadingOptions": "raydist.options",
     "Timeouts": "raydist.options",
     "SyncBatchNorm": "raydist.strategies.sync_batch_norm",
     "UNKNOWN_CARDINALITY": "raydist.values",
     "UnavailableError": "raydist.errors",
-    "ValueContext": "raydist.strategies.base",
-    "VarLenFeature": "raydist.pipelines.formats.features",
+    "ValueContext": "raydist.context.strategy",
+    "VarLenFeature": "raydist.pipelines.tf_example.features",
     "compute_average_loss": "raydist.strategies.losses",
-    "get_replica_context": "raydist.strategies.context",
-    "get_strategy": "raydist.strategies.context",
-    "has_strategy": "raydist.strategies.context",
+    "get_replica_context": "raydist.context.replica_context",
+    "get_strategy": "raydist.context.replica_context",
+    "has_strategy": "raydist.context.replica_context",
     "image": "raydist",
-    "in_cross_replica_context": "raydist.strategies.context",
-    "parse_example": "raydist.pipelines.formats.example",
-    "parse_single_example": "raydist.pipelines.formats.example",
+    "in_cross_replica_context": "raydist.context.replica_context",
+    "parse_example": "raydist.pipelines.tf_example.parse",
+    "parse_single_example": "raydist.pipelines.tf_example.parse",
     "text": "raydist",
 }
 

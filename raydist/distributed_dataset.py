@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 import cloudpickle
 
-from raydist.actors.driver_iterator import BatchLeaf, DistributedIterator, PassOpener
-from raydist.actors.input_job import InputJob
-from raydist.actors.replica_iterator import ReplicaIterator
+from raydist.actors.passes.job import InputJob
+from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator, PassOpener
+from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.errors import InvalidArgumentError
 from raydist.nest import map_structure
 from raydist.options import InputOptions, Timeouts
-from raydist.pipelines.convert import torch_rows
-from raydist.pipelines.iterator import DatasetIterator, Optional
-from raydist.pipelines.seeds import draw_seed
-from raydist.pipelines.spec import TensorSpec
-from raydist.pipelines.split import no_rows_error
+from raydist.pipelines.elements.convert import torch_rows
+from raydist.pipelines.elements.seeds import draw_seed
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.run.iterator import DatasetIterator, Optional
+from raydist.pipelines.run.split import no_rows_error
 from raydist.values import InputContext
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from raydist.dataset import Dataset
     from raydist.options import Options
-    from raydist.pipelines.blocks import Block
-    from raydist.pipelines.op import State
+    from raydist.pipelines.elements.blocks import Block
+    from raydist.pipelines.engine.op import State
 
 __all__ = [
     "BatchLeaf",

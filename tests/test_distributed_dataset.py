@@ -15,9 +15,9 @@ from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset, distribute, distribute_from_function
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from raydist.options import InputOptions, Options
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import InputContext, PerReplica
-from tests.actors.fakes import fake_side
+from tests.actors.readers.fakes import fake_side
 
 OPTIONS = InputOptions(num_input_workers=0)
 

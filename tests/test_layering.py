@@ -99,7 +99,7 @@ def test_has_a_layer(path: Path) -> None:
     ("module", "source", "kind"),
     [
         ("pipelines.ops.map", "from raydist.dataset import Dataset", "upward"),
-        ("pipelines.ops.map", "def f():\n    import raydist.strategies.base", "upward"),
+        ("pipelines.ops.map", "def f():\n    import raydist.context.strategy", "upward"),
         ("values", "from raydist import pipelines", "upward"),
         ("strategies.base", "import ray", "Ray"),
         ("collectives.base", "def f():\n    from ray.util import collective", "Ray"),
@@ -117,8 +117,8 @@ def test_the_check_sees(module: str, source: str, kind: str) -> None:
     [
         ("values", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n    import ray"),
         ("dataset", "def iterate():\n    import torch"),
-        ("actors.pool", "import ray\nfrom raydist.pipelines.op import DatasetOp"),
-        ("training.model", "from raydist.strategies.base import Strategy\nimport torch"),
+        ("actors.pool", "import ray\nfrom raydist.pipelines.engine.op import DatasetOp"),
+        ("training.model", "from raydist.context.strategy import Strategy\nimport torch"),
     ],
 )
 def test_the_check_allows(module: str, source: str) -> None:

@@ -11,11 +11,11 @@ PACKAGE = ROOT / "raydist"
 
 # Modules that have nothing of their own to test, each with the tests that run through it.
 TESTED_ELSEWHERE: dict[str, str] = {
-    "actors/pool_task.py": "tests/actors/test_pool.py",
-    "actors/worker_handle.py": "tests/actors/test_pool.py",
+    "actors/workers/pool_task.py": "tests/actors/workers/test_pool.py",
+    "actors/workers/handle.py": "tests/actors/workers/test_pool.py",
     "collectives/base.py": "tests/contracts/communicator.py",
-    "strategies/replica_group.py": "tests/strategies/test_faults.py",
-    "strategies/runner.py": "tests/strategies/test_mirrored.py",
+    "replicas/group.py": "tests/strategies/test_faults.py",
+    "replicas/runner.py": "tests/strategies/test_mirrored.py",
     "strategies/synchronous.py": "tests/strategies/test_mirrored.py",
 }
 

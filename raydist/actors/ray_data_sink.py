@@ -12,9 +12,9 @@ from ray.data.datasource import Datasource, ReadTask
 
 from raydist.cluster import connect
 from raydist.options import Options
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.iterator import DatasetIterator
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.run.iterator import DatasetIterator
 
 __all__ = ["PipelineDatasource", "ray_dataset"]
 

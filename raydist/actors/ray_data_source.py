@@ -16,10 +16,10 @@ from ray.exceptions import RayTaskError
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.options import Timeouts
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.producers import Producer, ReplayIterator
 from raydist.pipelines.formats.arrow_rows import RowSchema
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
 from raydist.pipelines.ops.prefetch import PrefetchOp
-from raydist.pipelines.producers import Producer, ReplayIterator
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["RayDataOp", "ray_data_op"]

@@ -12,7 +12,7 @@ from raydist.dataset.files import FileSources
 from raydist.dataset.ordering import Ordering
 from raydist.dataset.sources import Sources
 from raydist.dataset.storing import Storing
-from raydist.pipelines.iterator import DatasetIterator, Optional
+from raydist.pipelines.run.iterator import DatasetIterator, Optional
 
 __all__ = ["Dataset", "DatasetIterator", "Optional"]
 

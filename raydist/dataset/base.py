@@ -9,9 +9,9 @@ from typing import Any
 import cloudpickle
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.meters import Meters
-from raydist.pipelines.op import DatasetOp
-from raydist.pipelines.placement import Executors
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.run.executors import Executors
 
 __all__ = ["DatasetBase", "graphs"]
 

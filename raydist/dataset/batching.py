@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase
-from raydist.pipelines.arguments import whole_number
+from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.bucket import Buckets, bucket_op
 from raydist.pipelines.ops.group_by_window import GroupByWindowOp

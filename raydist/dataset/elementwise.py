@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from raydist.dataset.running import Running
-from raydist.pipelines.carried import fold
-from raydist.pipelines.convert import torch_rows
+from raydist.pipelines.elements.convert import torch_rows
+from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.fold import fold
+from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.filter import FilterOp
 from raydist.pipelines.ops.interleave import InterleaveOp
@@ -15,8 +17,6 @@ from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.scan import ScanOp
 from raydist.pipelines.ops.take_while import TakeWhileOp
 from raydist.pipelines.ops.unbatch import UnbatchOp
-from raydist.pipelines.outputs import DeclaredOutput
-from raydist.pipelines.rows import block_of_rows
 
 __all__ = ["Elementwise"]
 

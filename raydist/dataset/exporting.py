@@ -28,7 +28,7 @@ class Exporting(Running):
         [[0, 1], [2, 3], [4]]
         """
         # The class inherits from one of torch's: building and pickling pipelines needs no torch.
-        from raydist.torch_dataset import TorchDataset
+        from raydist.dataset.torch_dataset import TorchDataset
 
         return TorchDataset(self)
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.arguments import whole_number
+from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
 from raydist.pipelines.ops.class_balance import ClassBalance
 from raydist.pipelines.ops.enumerate import EnumerateOp

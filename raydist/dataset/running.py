@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from raydist.dataset.base import DatasetBase
 from raydist.options import Options
-from raydist.pipelines.arrow import arrow_batches
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.convert import numpy_rows, torch_rows
-from raydist.pipelines.explain import explain
-from raydist.pipelines.iterator import DatasetIterator
-from raydist.pipelines.merged import merged_options
-from raydist.pipelines.meters import Meters
+from raydist.pipelines.elements.arrow import arrow_batches
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.convert import numpy_rows, torch_rows
+from raydist.pipelines.elements.seeds import draw_seed
+from raydist.pipelines.engine.merged_options import merged_options
+from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.ops.with_options import WithOptionsOp
-from raydist.pipelines.plan import make_plan
-from raydist.pipelines.seeds import draw_seed
-from raydist.pipelines.stats import PipelineStats, stats_of
+from raydist.pipelines.run.explain import explain
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.plan import make_plan
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 if TYPE_CHECKING:
-    from raydist.pipelines.profiling.run import Profile
+    from raydist.pipelines.run.profile import Profile
 
 __all__ = ["Running"]
 
@@ -134,7 +134,7 @@ class Running(DatasetBase):
         ('profile.html', 'profile.trace.json')
         """
         # Rendering is not needed where nobody profiles.
-        from raydist.pipelines.profiling.run import run_profile
+        from raydist.pipelines.run.profile import run_profile
 
         open_epoch = functools.partial(self._open, _to_torch())
         profile = run_profile(open_epoch, title=f"Profile of {self!r}", seconds=seconds, path=path)

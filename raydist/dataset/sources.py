@@ -9,7 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from raydist.dataset.base import DatasetBase
-from raydist.pipelines.arguments import whole_number
+from raydist.pipelines.elements.arguments import whole_number
+from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.sources.arrow_files import arrow_files_op, is_paths
 from raydist.pipelines.sources.arrow_table import ArrowTableOp
 from raydist.pipelines.sources.counter import CounterOp
@@ -18,7 +19,6 @@ from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.random_numbers import RandomOp
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.sources.torch_datasets import torch_op
-from raydist.pipelines.spec import as_dtype
 
 __all__ = ["Sources"]
 

@@ -7,13 +7,13 @@ from typing import Any, Self
 
 from raydist.dataset.running import Running
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.formats.containers import Container
 from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.formats.saved import save_blocks
 from raydist.pipelines.ops.cache import CacheOp
 from raydist.pipelines.ops.file_cache import FileCacheOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.ops.snapshot import SnapshotOp
+from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.write import save_blocks
 
 __all__ = ["Storing"]
 

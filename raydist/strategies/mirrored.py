@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from raydist.cluster import connect
+from raydist.context.devices import Device, parse_devices
 from raydist.errors import InvalidArgumentError
 from raydist.options import Timeouts
-from raydist.strategies.devices import Device, parse_devices
-from raydist.strategies.launch import LaunchPlan, plan_one_node, warn_if_crowded
+from raydist.replicas.launch import LaunchPlan, plan_one_node, warn_if_crowded
 from raydist.strategies.synchronous import SynchronousStrategy
 
 __all__ = ["MirroredStrategy"]

@@ -9,15 +9,15 @@ from typing import Any, final
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from raydist.context.devices import parse_device
+from raydist.context.peers import Alone
+from raydist.context.replica_context import ReplicaContext, enter_replica
+from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset
 from raydist.nest import flatten, unflatten
 from raydist.options import InputOptions, RunOptions
-from raydist.pipelines.iterator import DatasetIterator
-from raydist.strategies.base import Strategy, ValueContext, require_call, require_dataset
-from raydist.strategies.context import ReplicaContext, enter_replica
-from raydist.strategies.devices import parse_device
-from raydist.strategies.peers import Alone
+from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.values import InputContext
 
 __all__ = ["OneDeviceStrategy"]

@@ -15,16 +15,16 @@ from typing import Any, final
 
 import torch
 
-from raydist.actors.input_host import InputHost
+from raydist.actors.passes.link import InputHost
+from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
+from raydist.mirroring.driver import MirrorDriver
 from raydist.options import InputOptions, RunOptions, Timeouts
-from raydist.strategies.base import Strategy, ValueContext, require_call, require_dataset
-from raydist.strategies.dispatch import StepPlan, address_parts, batch_rows
-from raydist.strategies.launch import LaunchPlan, launch
-from raydist.strategies.mirror_driver import MirrorDriver
-from raydist.strategies.replica_group import ReplicaGroup
-from raydist.strategies.results import StepValues, StructureMemory, returns_nothing
+from raydist.replicas.dispatch import StepPlan, address_parts, batch_rows
+from raydist.replicas.group import ReplicaGroup
+from raydist.replicas.launch import LaunchPlan, launch
+from raydist.replicas.results import StepValues, StructureMemory, returns_nothing
 from raydist.values import InputContext, PerReplica, ReduceOp
 
 __all__ = ["SynchronousStrategy"]

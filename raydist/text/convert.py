@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.blocks import object_column
+from raydist.pipelines.elements.blocks import object_column
 
 __all__ = ["from_arrow", "is_list", "list_array", "map_values", "offsets_of", "to_arrow"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 from raydist.training.steps import Step, looped
 
 if TYPE_CHECKING:
+    from raydist.context.strategy import Strategy
     from raydist.options import RunOptions
-    from raydist.strategies.base import Strategy
 
 __all__ = ["Executions", "executions"]
 

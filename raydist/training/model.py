@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
+from raydist.context.replica_context import get_strategy
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.metrics import Mean
-from raydist.strategies.context import get_strategy
 from raydist.training.callbacks import Callback, CallbackList, History
 from raydist.training.evaluation import Evaluation
 from raydist.training.fit import Fit, FitPlan
@@ -26,9 +26,9 @@ from raydist.training.trackers import RowCount, Trackers, named_metrics
 from raydist.training.views import SilentView, View, make_view
 
 if TYPE_CHECKING:
+    from raydist.context.strategy import Strategy
     from raydist.dataset import Dataset
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.strategies.base import Strategy
 
     Data = Dataset | DistributedDataset
 

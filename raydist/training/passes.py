@@ -15,7 +15,7 @@ from raydist.training.executions import Executions
 from raydist.values import INFINITE_CARDINALITY
 
 if TYPE_CHECKING:
-    from raydist.strategies.base import Strategy
+    from raydist.context.strategy import Strategy
 
 __all__ = ["distributed", "in_evaluation_mode", "num_batches", "opened", "require_finite", "require_steps", "run_pass"]
 

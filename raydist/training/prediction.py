@@ -16,8 +16,8 @@ from raydist.training.steps import prediction_step
 if TYPE_CHECKING:
     from torch import nn
 
+    from raydist.context.strategy import Strategy
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.strategies.base import Strategy
     from raydist.training.callbacks import CallbackList
     from raydist.training.reporter import Reporter
 

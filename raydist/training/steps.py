@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
+from raydist.context.replica_context import get_replica_context
 from raydist.errors import SpecError
 from raydist.nest import flatten, map_structure
-from raydist.strategies.context import get_replica_context
 from raydist.training.elements import Example, apply_module, inputs_of, unpack
 from raydist.training.losses import LocalLoss, mean_loss, weighted_loss
 from raydist.training.trackers import Trackers
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
-    from raydist.strategies.base import Strategy
+    from raydist.context.strategy import Strategy
 
 __all__ = ["Compiled", "Step", "Trainee", "evaluation_step", "looped", "prediction_step", "training_step"]
 

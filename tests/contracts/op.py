@@ -12,11 +12,11 @@ import numpy as np
 from raydist.dataset import Dataset
 from raydist.nest import flatten
 from raydist.options import Options
-from raydist.pipelines.convert import numpy_rows
-from raydist.pipelines.executor import Executor, InlineExecutor
-from raydist.pipelines.iterator import DatasetIterator
-from raydist.pipelines.spec import spec_of_value
-from raydist.pipelines.threads import ThreadExecutor
+from raydist.pipelines.elements.convert import numpy_rows
+from raydist.pipelines.elements.spec import spec_of_value
+from raydist.pipelines.engine.executor import Executor, InlineExecutor
+from raydist.pipelines.engine.threads import ThreadExecutor
+from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["check_op", "collect", "is_error", "iterate", "same"]

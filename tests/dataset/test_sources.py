@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from raydist.dataset import Dataset
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 
 
 def test_from_tensors_of_torch_is_one_element() -> None:

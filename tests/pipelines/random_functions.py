@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.dataset import Dataset
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 
 NUMBER_SPEC = TensorSpec((), np.int64)
 ROWS_SPEC = TensorSpec((None,), np.int64)

@@ -6,13 +6,13 @@ from typing import final
 
 from raydist.options import Options
 from raydist.pipelines.autotune.model import INLINE, Setting
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.executor import Executor, InlineExecutor, Pending, StageSpec
-from raydist.pipelines.meters import Meter
-from raydist.pipelines.op import IterContext
-from raydist.pipelines.tuned_part import TunedPart
-from raydist.pipelines.tuned_prefetch import TunedPrefetch
-from raydist.pipelines.tuned_stage import TunedStage
+from raydist.pipelines.autotune.tuned_part import TunedPart
+from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
+from raydist.pipelines.autotune.tuned_stage import TunedStage
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending, StageSpec
+from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.metering.meters import Meter
 
 __all__ = ["RestlessExecutor"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydist.pipelines.threads import ThreadExecutor
+from raydist.pipelines.engine.threads import ThreadExecutor
 from tests.contracts.op import MakeExecutor, collect, iterate, same
 from tests.pipelines.random_pipelines import Pipeline, pipelines
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.pipelines.blocks import object_column
+from raydist.pipelines.elements.blocks import object_column
 from raydist.text.convert import from_arrow, is_list, list_array, map_values, offsets_of, to_arrow
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=6)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
-from raydist.pipelines.blocks import object_column
+from raydist.pipelines.elements.blocks import object_column
 from raydist.text import PadTo, Split
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.pipelines.meters import Place
+from raydist.pipelines.metering.meters import Place
 
 __all__ = ["INLINE", "Knob", "Limits", "Load", "Setting", "Settings", "Work", "predict_s", "workers_of"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import SpecError
-from raydist.pipelines.spec import BYTES, STR, TensorSpec
+from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec
 
 __all__ = ["is_text", "read_names", "spec_of_schema"]
 

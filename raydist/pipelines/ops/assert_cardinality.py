@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
-from raydist.pipelines.resume import keep_items
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.engine.resume import keep_items
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["AssertCardinalityOp"]

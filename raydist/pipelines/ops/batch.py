@@ -10,11 +10,11 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import map_structure
-from raydist.pipelines.blocks import Block, Column, concat_blocks
-from raydist.pipelines.groups import Groups
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.groups import Groups
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.resume import Outbox, count_items, drop_items, keep_items, read_items
 
 __all__ = ["BatchOp", "cut_into_batches"]
 

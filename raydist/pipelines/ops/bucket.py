@@ -10,15 +10,15 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import Structure, flatten, unflatten
-from raydist.pipelines.leaves import as_leaf
-from raydist.pipelines.nested import graph_of
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.group_by_window import GroupByWindowOp
 from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
+from raydist.pipelines.ops.nested import graph_of
 from raydist.pipelines.ops.padded_batch import PaddedBatchOp
 from raydist.pipelines.ops.padding import Padding
-from raydist.pipelines.spec import TensorSpec
 
 __all__ = ["Buckets", "bucket_op"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.fingerprint import NOT_IN_FINGERPRINT
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
-from raydist.pipelines.producers import Producer, ReplayIterator, read_item
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_item
+from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
 __all__ = ["CacheOp", "Kept"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import Agreement, BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.concatenate import common_spec
-from raydist.pipelines.producers import Agreement, BorderIterator, ResumableProducer, read_item
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["ChooseOp"]

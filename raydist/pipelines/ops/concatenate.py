@@ -8,9 +8,9 @@ from typing import Any, final
 
 from raydist.errors import SpecError
 from raydist.nest import flatten, unflatten
-from raydist.pipelines.op import DatasetOp, Item, IterContext, OpIterator, State
-from raydist.pipelines.producers import Agreement, BorderIterator, ResumableProducer, read_item
-from raydist.pipelines.spec import most_specific_common
+from raydist.pipelines.elements.spec import most_specific_common
+from raydist.pipelines.engine.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import Agreement, BorderIterator, ResumableProducer, read_item
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["ConcatenateOp", "common_spec"]

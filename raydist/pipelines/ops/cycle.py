@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import final
 
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.nested import Opener
-from raydist.pipelines.op import ElementError, Item, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import ElementError, Item, State
+from raydist.pipelines.engine.producers import Agreement, ResumableProducer
+from raydist.pipelines.engine.resume import count_items, join_items
+from raydist.pipelines.ops.nested import Opener
 from raydist.pipelines.ops.slot import Slot, weave
 from raydist.pipelines.ops.turns import Turns
-from raydist.pipelines.producers import Agreement, ResumableProducer
-from raydist.pipelines.resume import count_items, join_items
 
 __all__ = ["Cycle"]
 

@@ -9,9 +9,9 @@ from typing import Any, final
 import numpy as np
 
 from raydist.nest import LEAF, Structure
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, ElementwiseOp, Item, IterContext, Kernel
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, Item, IterContext, Kernel
 
 __all__ = ["EnumerateOp"]
 

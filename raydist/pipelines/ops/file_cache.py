@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from raydist.pipelines.formats.containers import Container
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
-from raydist.pipelines.ops.store import Store
-from raydist.pipelines.ops.stored_pass import StoredPass, StoredPassSettings
-from raydist.pipelines.producers import BorderIterator
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.producers import BorderIterator
+from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.pass_over import StoredPass, StoredPassSettings
+from raydist.pipelines.stored.store import Store
 
 __all__ = ["FileCacheOp"]
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.functions import call_rows, describe
-from raydist.pipelines.leaves import as_leaf
-from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.engine.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["FilterOp", "ask_rows"]

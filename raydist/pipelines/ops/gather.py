@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, ElementwiseOp, Item, IterContext, Kernel, RandomAccess
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, Item, IterContext, Kernel, RandomAccess
 
 __all__ = ["GatherOp"]
 

@@ -9,13 +9,13 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.functions import describe
-from raydist.pipelines.nested import Opener, probe_nested
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.cycle import Cycle
 from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
+from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.take import TakeOp
-from raydist.pipelines.producers import BorderIterator
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["GroupByWindowOp"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["IgnoreErrorsOp"]

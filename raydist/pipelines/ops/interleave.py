@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.functions import describe
-from raydist.pipelines.nested import Opener, probe_nested
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.cycle import Cycle
 from raydist.pipelines.ops.map import parse_parallelism
+from raydist.pipelines.ops.nested import Opener, probe_nested
 from raydist.pipelines.ops.turns import Turns
-from raydist.pipelines.producers import BorderIterator
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["InterleaveOp"]

@@ -10,14 +10,14 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, unflatten
-from raydist.pipelines.blocks import Block, concat_blocks, object_column
-from raydist.pipelines.demand import Demand
-from raydist.pipelines.functions import call_rows, describe
-from raydist.pipelines.leaves import as_leaf
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
-from raydist.pipelines.producers import Producer, ReplayIterator, read_watched
+from raydist.pipelines.elements.blocks import Block, concat_blocks, object_column
+from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_watched
+from raydist.pipelines.engine.request_size import Demand
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.spec import DatasetSpec, TensorSpec
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["KeyedWindowsOp"]

@@ -8,15 +8,15 @@ from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.functions import call_rows, describe, wants_rng
-from raydist.pipelines.large_results import large_blocks
-from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
-from raydist.pipelines.outputs import DeclaredOutput
-from raydist.pipelines.probe import probe_spec
-from raydist.pipelines.rows import items_of_rows
-from raydist.pipelines.seeds import RandomKey
-from raydist.pipelines.vectorised import VectorisedKernel
+from raydist.pipelines.elements.adopted_arrays import large_blocks
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.functions import call_rows, describe, wants_rng
+from raydist.pipelines.elements.rows import items_of_rows
+from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.engine.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
+from raydist.pipelines.engine.probe import probe_spec
+from raydist.pipelines.engine.vectorised import VectorisedKernel
 from raydist.values import AUTOTUNE
 
 __all__ = ["MapOp", "items_of_results", "parse_parallelism"]

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.nest import flatten, unflatten
-from raydist.pipelines.blocks import Block, concat_blocks
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.engine.resume import count_items, drop_items, keep_items, read_items
 from raydist.pipelines.ops.padding import Padding
-from raydist.pipelines.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
 
 __all__ = ["PaddedBatchOp"]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.autotune.buffer_size import BufferSize
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.meters import Meter
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
-from raydist.pipelines.read_ahead import ReadAhead
-from raydist.pipelines.resume import Outbox
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.buffer_size import BufferSize
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.engine.prefetch_thread import ReadAhead
+from raydist.pipelines.engine.resume import Outbox
+from raydist.pipelines.metering.meters import Meter
 from raydist.values import AUTOTUNE
 
 __all__ = ["PrefetchOp"]

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
-from raydist.pipelines.producers import read_item
-from raydist.pipelines.read_ahead import ReadAhead
-from raydist.pipelines.resume import Outbox
-from raydist.pipelines.tuned_prefetch import TunedPrefetch
+from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.engine.prefetch_thread import ReadAhead
+from raydist.pipelines.engine.producers import read_item
+from raydist.pipelines.engine.resume import Outbox
 
 __all__ = ["PrefetchWhereItPaysOp"]
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import flatten, map_structure
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.engine.resume import count_items, drop_items, keep_items, read_items
 from raydist.pipelines.ops.batch import cut_into_batches
-from raydist.pipelines.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
-from raydist.pipelines.spec import TensorSpec
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["RebatchOp"]

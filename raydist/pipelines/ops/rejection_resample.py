@@ -11,14 +11,20 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.demand import Demand
-from raydist.pipelines.functions import call_rows, describe
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import (
+    Agreement,
+    BorderIterator,
+    ReplayIterator,
+    ResumableProducer,
+    read_watched,
+)
+from raydist.pipelines.engine.request_size import Demand
 from raydist.pipelines.ops.class_balance import ClassBalance
 from raydist.pipelines.ops.map import MapOp, items_of_results
-from raydist.pipelines.producers import Agreement, BorderIterator, ReplayIterator, ResumableProducer, read_watched
-from raydist.pipelines.seeds import RandomKey
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["RejectionResampleOp"]

@@ -10,14 +10,14 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import map_structure
-from raydist.pipelines.blocks import Block, private_column
-from raydist.pipelines.carried import Carried
-from raydist.pipelines.functions import describe, element_rows
-from raydist.pipelines.leaves import as_leaf
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.fold import Carried
+from raydist.pipelines.elements.functions import describe, element_rows
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.probe import probe_spec
+from raydist.pipelines.engine.producers import Agreement, Producer, ReplayIterator, read_item
 from raydist.pipelines.ops.map import items_of_results
-from raydist.pipelines.probe import probe_spec
-from raydist.pipelines.producers import Agreement, Producer, ReplayIterator, read_item
 
 __all__ = ["ScanOp"]
 

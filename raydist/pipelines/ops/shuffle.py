@@ -14,11 +14,11 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.fingerprint import NOT_IN_FINGERPRINT
-from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, IterContext, OpIterator, State
-from raydist.pipelines.seeds import RandomKey, draw_seed
-from raydist.pipelines.slots import Slots
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.seeds import RandomKey, draw_seed
+from raydist.pipelines.elements.slots import Slots
+from raydist.pipelines.engine.op import MACHINERY_ERRORS, DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ShuffleOp", "sources_of_outputs"]

@@ -8,8 +8,8 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess, State
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 

@@ -8,10 +8,10 @@ from typing import final
 import numpy as np
 
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.blocks import Block, Column
-from raydist.pipelines.op import Item, OpIterator, State
-from raydist.pipelines.producers import read_item
-from raydist.pipelines.resume import count_items, drop_items, keep_items, read_items
+from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.engine.op import Item, OpIterator, State
+from raydist.pipelines.engine.producers import read_item
+from raydist.pipelines.engine.resume import count_items, drop_items, keep_items, read_items
 
 __all__ = ["Slot", "weave"]
 

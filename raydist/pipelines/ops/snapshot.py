@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.fingerprint import fingerprint
-from raydist.pipelines.formats.containers import Container
-from raydist.pipelines.formats.manifest import Manifest
-from raydist.pipelines.formats.saved import ShardFunction
-from raydist.pipelines.nested import graph_of, open_nested
-from raydist.pipelines.op import DatasetOp, Item, IterContext, OpIterator, State
-from raydist.pipelines.ops.store import Store
-from raydist.pipelines.ops.stored_pass import StoredPass, StoredPassSettings
-from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
-from raydist.pipelines.sources.saved import saved_op, shards_op
+from raydist.pipelines.engine.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.ops.nested import graph_of, open_nested
 from raydist.pipelines.sources.table_files import TableFilesIterator
+from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.fingerprint import fingerprint
+from raydist.pipelines.stored.manifest import Manifest
+from raydist.pipelines.stored.pass_over import StoredPass, StoredPassSettings
+from raydist.pipelines.stored.read import saved_op, shards_op
+from raydist.pipelines.stored.store import Store
+from raydist.pipelines.stored.write import ShardFunction
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["SnapshotOp"]

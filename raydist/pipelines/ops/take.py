@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["TakeOp"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.functions import describe
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.filter import ask_rows
-from raydist.pipelines.producers import BorderIterator, ResumableProducer, read_item
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["TakeWhileOp"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.options import Timeouts
-from raydist.pipelines.op import State
+from raydist.pipelines.engine.arrival_order import Order
+from raydist.pipelines.engine.op import State
 from raydist.pipelines.ops.slot import Slot
-from raydist.pipelines.orders import Order
 
 __all__ = ["Turn", "Turns"]
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import map_structure
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["UnbatchOp", "rows_of_batch"]

@@ -9,10 +9,10 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import SpecError
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator
-from raydist.pipelines.producers import Producer, ReplayIterator, read_item
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_item
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["UniqueOp"]

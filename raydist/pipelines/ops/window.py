@@ -9,12 +9,12 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.nest import LEAF, map_structure
-from raydist.pipelines.blocks import Block, Column, concat_blocks, object_column
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.resume import count_items, drop_items, join_items, keep_items, read_items
+from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
+from raydist.pipelines.engine.resume import count_items, drop_items, join_items, keep_items, read_items
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.spec import DatasetSpec, TensorSpec
 
 __all__ = ["WindowOp"]
 

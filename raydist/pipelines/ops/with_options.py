@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from raydist.options import Options
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
 
 __all__ = ["WithOptionsOp"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.nest import Structure, unflatten
-from raydist.pipelines.blocks import Block, copied
-from raydist.pipelines.groups import Groups
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.resume import Outbox, count_items, drop_items, keep_items, read_items
+from raydist.pipelines.elements.blocks import Block, copied
+from raydist.pipelines.engine.groups import Groups
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.resume import Outbox, count_items, drop_items, keep_items, read_items
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["ZipOp"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.options import Options
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.repeat import RepeatOp

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.optimize.graph import Names, named_like, rewrite_each, settings_of
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from raydist.pipelines.columns_read import columns_read
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.elements.columns_read import columns_read
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.filter import FilterOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.optimize.graph import Names, named_like, with_inputs

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp
 
 __all__ = ["Change", "Names", "named_like", "rewrite_each", "settings_of", "with_inputs"]
 

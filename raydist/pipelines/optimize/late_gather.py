@@ -6,7 +6,7 @@ next map.
 
 from __future__ import annotations
 
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.gather import GatherOp
 from raydist.pipelines.optimize.graph import Names, named_like, with_inputs
 from raydist.pipelines.sources.range import RangeOp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.optimize.graph import Names, named_like, rewrite_each

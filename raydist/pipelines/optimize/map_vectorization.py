@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raydist.pipelines.functions import wants_rng
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.elements.functions import wants_rng
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.optimize.graph import Names, named_like, rewrite_each
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.optimize.graph import Names, rewrite_each
 
 __all__ = ["without_noops"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raydist.pipelines.op import DatasetOp, ElementwiseOp
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.pipelines.ops.prefetch_where_it_pays import PrefetchWhereItPaysOp
 from raydist.pipelines.optimize.graph import Names

@@ -5,7 +5,7 @@ The order is that of the shuffle: with room for everything, it hands out its buf
 
 from __future__ import annotations
 
-from raydist.pipelines.op import DatasetOp
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.ops.shuffled_passes import ShuffledPassesOp

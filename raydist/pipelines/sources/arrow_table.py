@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.blocks import Block
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
 from raydist.pipelines.formats.arrow_rows import RowSchema, null_rows
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
 
 __all__ = ["ArrowTableOp"]

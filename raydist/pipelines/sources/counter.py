@@ -8,9 +8,9 @@ from typing import Any, final
 import numpy as np
 
 from raydist.nest import LEAF
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["CounterOp"]

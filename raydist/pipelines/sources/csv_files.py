@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
+from raydist.pipelines.elements.spec import as_dtype
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.csv_lines import CsvParser, header_names, infer_csv_types
 from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines
 from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
-from raydist.pipelines.spec import as_dtype
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["csv_op"]

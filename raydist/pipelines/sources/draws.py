@@ -11,10 +11,10 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, State
-from raydist.pipelines.seeds import RandomKey
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["DrawsOp"]

@@ -9,12 +9,12 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF
-from raydist.pipelines.blocks import Block
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import STR, TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, ElementError, OpIterator
+from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.op import DatasetOp, ElementError, OpIterator
-from raydist.pipelines.resume import read_items
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.spec import STR, TensorSpec
 
 __all__ = ["FileNames", "names_op"]
 

@@ -9,11 +9,11 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import map_structure
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.functions import describe
-from raydist.pipelines.leaves import as_leaf
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.resume import Outbox
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY
 

@@ -6,8 +6,8 @@ from typing import final
 
 import numpy as np
 
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import OpIterator, RandomAccess, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import OpIterator, RandomAccess, State
 
 __all__ = ["IndexedIterator"]
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, NotFoundError
 from raydist.nest import LEAF
-from raydist.pipelines.blocks import Block
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import STR, TensorSpec
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.files import file_errors, local_path, path_text
-from raydist.pipelines.op import DatasetOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.spec import STR, TensorSpec
 
 __all__ = ["list_files_op", "matching_files"]
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import flatten, unflatten
-from raydist.pipelines.blocks import Block, Column
-from raydist.pipelines.leaves import as_leaf
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess
-from raydist.pipelines.rows import block_of_rows
+from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
-from raydist.pipelines.spec import TensorSpec, spec_of_value
 
 __all__ = ["MemoryOp"]
 

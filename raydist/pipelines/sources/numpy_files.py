@@ -11,14 +11,14 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF, Structure, flatten, unflatten
-from raydist.pipelines.blocks import Block, Column
+from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
 from raydist.pipelines.formats.files import local_path, open_file, path_text
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
-from raydist.pipelines.leaves import as_leaf
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.spec import TensorSpec
 
 __all__ = ["NumpyFileOp", "numpy_op"]
 

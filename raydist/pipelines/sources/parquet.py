@@ -10,10 +10,10 @@ from typing import Any, ClassVar, final
 import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item
 from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.parquet import ParquetFile, parquet_errors
-from raydist.pipelines.op import DatasetOp, ElementError, Item
 from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
 from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader, table_paths
 from raydist.values import UNKNOWN_CARDINALITY

@@ -10,10 +10,10 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF
-from raydist.pipelines.blocks import Block
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
-from raydist.pipelines.spec import TensorSpec
 
 __all__ = ["RangeOp"]
 

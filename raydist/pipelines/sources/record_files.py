@@ -10,15 +10,15 @@ import numpy as np
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import LEAF
-from raydist.pipelines.blocks import Block
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import BYTES, TensorSpec
+from raydist.pipelines.engine.op import MACHINERY_ERRORS, DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
 from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES
-from raydist.pipelines.op import MACHINERY_ERRORS, DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.resume import Outbox
 from raydist.pipelines.sources.file_names import FileNames, names_op
 from raydist.pipelines.sources.pieces import RecordReader
 from raydist.pipelines.sources.record_slot import RecordSlot
-from raydist.pipelines.spec import BYTES, TensorSpec
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["RecordFilesOp", "RecordFormat"]

@@ -15,8 +15,9 @@ import numpy as np
 
 from raydist.errors import FailedPreconditionError
 from raydist.nest import flatten
-from raydist.pipelines.blocks import Block, object_column
-from raydist.pipelines.op import (
+from raydist.pipelines.elements.blocks import Block, object_column
+from raydist.pipelines.elements.spec import STR, TensorSpec
+from raydist.pipelines.engine.op import (
     DatasetOp,
     ElementError,
     ElementwiseOp,
@@ -26,7 +27,6 @@ from raydist.pipelines.op import (
     OpIterator,
     State,
 )
-from raydist.pipelines.spec import STR, TensorSpec
 
 __all__ = ["FileSplit", "FileSplitsOp", "SplitFilesOp", "SplitFormat"]
 

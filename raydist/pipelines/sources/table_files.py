@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.blocks import Block
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.resume import Outbox
 
 __all__ = ["TableFilesOp", "TableFormat", "TableReader", "table_paths"]
 

@@ -9,10 +9,10 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import unflatten
-from raydist.pipelines.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
 from raydist.pipelines.ops.map import MapOp
-from raydist.pipelines.outputs import DeclaredOutput
-from raydist.pipelines.rows import block_of_rows
 from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
 from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.sources.signature import Signature

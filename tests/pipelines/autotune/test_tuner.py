@@ -9,7 +9,7 @@ import pytest
 from raydist.pipelines.autotune.costs import StagePeriod
 from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Setting, Settings, workers_of
 from raydist.pipelines.autotune.tuner import Period, Tuner
-from tests.pipelines.autotune_simulator import Pipeline, all_settings, buffered, random_pipeline, simulate
+from tests.pipelines.autotune.simulator import Pipeline, all_settings, buffered, random_pipeline, simulate
 
 PERIODS = 200
 FEWEST = 0.97  # of what was measured, where measuring is disturbed

@@ -7,8 +7,8 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.ops.bucket import Buckets
-from raydist.pipelines.spec import TensorSpec
 from tests.contracts.op import collect, iterate
 
 INTS = TensorSpec((None,), np.int64)

@@ -189,13 +189,13 @@ def _shuffled(key: np.int64, window: Dataset) -> Dataset:
 
 
 def _floats() -> object:
-    from raydist.pipelines.spec import TensorSpec
+    from raydist.pipelines.elements.spec import TensorSpec
 
     return TensorSpec((None,), np.float64)
 
 
 def _ints() -> object:
-    from raydist.pipelines.spec import TensorSpec
+    from raydist.pipelines.elements.spec import TensorSpec
 
     return TensorSpec((None,), np.int64)
 

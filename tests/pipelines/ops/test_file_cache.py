@@ -16,8 +16,7 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
-from raydist.pipelines.formats import saved
-from raydist.pipelines.formats.chunks import ChunkWriter
+from raydist.pipelines.stored.chunks import ChunkWriter
 from tests.contracts.op import check_op, collect, iterate, same
 from tests.pipelines.model import recorder
 
@@ -86,7 +85,7 @@ def test_something_else_is_there(tmp_path: Path) -> None:
 
 
 def test_contract_when_filled_and_when_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 3)
     number = itertools.count()
 
     def noisy(path: Path) -> Dataset:
@@ -98,7 +97,7 @@ def test_contract_when_filled_and_when_not(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("filled", ["before", "between", "never"])
 def test_resuming_at_every_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: str) -> None:
-    monkeypatch.setattr(saved, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 3)
     for done in range(9):
         dataset, _ = counted(8, tmp_path / str(done))
         if filled == "before":
@@ -148,7 +147,7 @@ def test_a_state_of_other_elements_is_refused(tmp_path: Path) -> None:
 CRASH = """
 import sys
 from raydist.dataset import Dataset
-from raydist.pipelines.formats import saved
+from raydist.pipelines.stored import write
 saved._CHUNK_ROWS = 10
 for x in Dataset.range(100).batch(1).unbatch().cache(sys.argv[1]).as_numpy_iterator():
     if int(x) == 50:
@@ -192,7 +191,7 @@ def test_a_full_disk_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 2)
     monkeypatch.setattr(ChunkWriter, "write", full)
     items = collect(iterate(counted(5, tmp_path / "x")[0]))
     assert items[-1][0] == "OSError"

@@ -12,7 +12,7 @@ import torch
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.options import Options
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import EXECUTORS, collect, iterate
 from tests.pipelines.model import recorder
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.ops.padding import Padding
-from raydist.pipelines.rows import block_of_rows
-from raydist.pipelines.spec import TensorSpec
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float64", 2), ("float32", 0.5), ("uint8", 7), ("bool", True)])

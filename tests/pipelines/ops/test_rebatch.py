@@ -4,7 +4,7 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 

@@ -8,7 +8,7 @@ import torch
 
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import INFINITE_CARDINALITY
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.executor import InlineExecutor
-from raydist.pipelines.plan import open_iterator
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.run.plan import open_iterator
 from raydist.values import INFINITE_CARDINALITY
 
 

@@ -10,9 +10,8 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
-from raydist.pipelines.formats import saved
-from raydist.pipelines.ops.store import Recorder
-from raydist.pipelines.ops.stored_pass import StoredPassSettings
+from raydist.pipelines.stored.pass_over import StoredPassSettings
+from raydist.pipelines.stored.store import Recorder
 from tests.contracts.op import check_op, collect, iterate
 from tests.pipelines.model import recorder
 
@@ -74,7 +73,7 @@ def test_a_second_iterator_passes_by_while_the_first_writes(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["plain", "shards", "reader"])
 def test_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(saved, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 3)
     arguments: Any = {
         "plain": {},
         "shards": {"shard_func": lambda x, text: x % 3},

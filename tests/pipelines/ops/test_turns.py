@@ -10,8 +10,8 @@ import numpy as np
 
 from raydist.dataset import Dataset
 from raydist.options import Options
+from raydist.pipelines.engine.arrival_order import Order
 from raydist.pipelines.ops.turns import Turn, Turns
-from raydist.pipelines.orders import Order
 from tests.contracts.op import collect, iterate
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raydist.dataset import Dataset
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
 

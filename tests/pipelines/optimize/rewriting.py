@@ -6,7 +6,7 @@ from typing import Any
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
-from raydist.pipelines.plan import Plan, make_plan, walk
+from raydist.pipelines.run.plan import Plan, make_plan, walk
 from tests.contracts.op import collect, is_error, iterate, same
 
 

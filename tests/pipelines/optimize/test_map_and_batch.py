@@ -4,9 +4,9 @@ import numpy as np
 
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.executor import Executor
-from raydist.pipelines.op import ElementwiseOp
-from raydist.pipelines.threads import ThreadExecutor
+from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.op import ElementwiseOp
+from raydist.pipelines.engine.threads import ThreadExecutor
 from tests.contracts.op import collect, iterate
 from tests.pipelines.optimize.rewriting import assert_same, plan_of, rewrites_of
 

@@ -6,9 +6,9 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.executor import InlineExecutor
-from raydist.pipelines.op import DatasetOp
-from raydist.pipelines.plan import open_iterator
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.run.plan import open_iterator
 from raydist.pipelines.sources.file_names import FileNames, names_op
 
 

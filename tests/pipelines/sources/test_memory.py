@@ -9,7 +9,7 @@ import torch
 
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 
 
 def test_slices_of_every_leaf() -> None:

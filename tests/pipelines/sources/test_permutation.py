@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.seeds import RandomKey
+from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.sources.permutation import permuted
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.spec import TensorSpec
+from raydist.pipelines.elements.spec import TensorSpec
 
 
 @pytest.mark.parametrize(

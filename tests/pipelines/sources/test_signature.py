@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from raydist.errors import SpecError
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.sources.signature import Signature
-from raydist.pipelines.spec import TensorSpec
 
 
 class Pair(NamedTuple):

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import raydist as rd
-from raydist.pipelines.op import ElementError, Item
-from raydist.pipelines.rows import block_of_rows
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import ElementError, Item
 from raydist.pipelines.sources import parquet
 from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
 from raydist.pipelines.sources.table_files import TableFilesOp
-from raydist.pipelines.spec import TensorSpec
 from tests.contracts.op import check_op, collect, iterate
 
 

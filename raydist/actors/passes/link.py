@@ -1,0 +1,184 @@
+"""The driver's and the replicas' way to an InputPipeline actor: every call has a limit, every failure a name."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+import ray
+from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raydist.actors.passes.input_pipeline import InputPipeline
+from raydist.actors.passes.piece import BatchPiece, Ref
+from raydist.actors.passes.production import Poll
+from raydist.actors.passes.shared import SharedPiece
+from raydist.errors import DeadlineExceededError, UnavailableError
+
+if TYPE_CHECKING:
+    from raydist.actors.passes.batch_queues import Place, Position
+    from raydist.actors.passes.job import InputJob
+    from raydist.options import Timeouts
+
+__all__ = ["InputHost", "PipelineLink"]
+
+_SPARE_THREADS = 8  # calls that do not wait for data: open, close, release, ...
+
+
+@final
+class InputHost:
+    """Starts the InputPipeline actor of one strategy when the first pass is opened, and a new one if it died.
+
+    Args:
+        name: Prefix of the actor's name; made unique.
+        num_replicas: Readers that may wait at the same time.
+        timeouts: Limits.
+        node_id: Ray node to run on; None for any.
+    """
+
+    def __init__(self, name: str, *, num_replicas: int, timeouts: Timeouts, node_id: str | None = None) -> None:
+        self._prefix = name
+        self._num_replicas = num_replicas
+        self._timeouts = timeouts
+        self._node_id = node_id
+        self._actor: Any = None
+        self._name = ""
+
+    def open(self, job: InputJob) -> PipelineLink:
+        """Begin a pass. Waits until the actor has it (`Timeouts.start_s`)."""
+        if self._actor is not None:
+            try:
+                return self._open(job)
+            except UnavailableError:  # it died since the last pass
+                self._actor = None
+        self.start()
+        return self._open(job)
+
+    def _open(self, job: InputJob) -> PipelineLink:
+        link = PipelineLink(self._actor, self._name, uuid.uuid4().hex, self._timeouts)
+        link.call("open", job)
+        return link
+
+    @property
+    def actor_name(self) -> str:
+        """Name of the last actor started; empty before the first."""
+        return self._name
+
+    def start(self) -> None:
+        """Start the actor if there is none, without waiting for it."""
+        if self._actor is None:
+            self._actor = self._make_actor()
+
+    def _make_actor(self) -> Any:
+        self._name = f"{self._prefix}-input-{uuid.uuid4().hex[:8]}"
+        node = None if self._node_id is None else NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+        return (
+            ray.remote(InputPipeline)
+            .options(
+                name=self._name,
+                num_cpus=0,
+                max_concurrency=4 * self._num_replicas + _SPARE_THREADS,
+                scheduling_strategy=node,
+                max_restarts=0,
+                max_task_retries=0,
+            )
+            .remote(self._name, node_id=self._node_id)
+        )
+
+    def close(self) -> None:
+        """Kill the actor; with it go its passes, their threads and input workers. May be called twice."""
+        actor, self._actor = self._actor, None
+        if actor is not None and ray.is_initialized():
+            ray.kill(actor, no_restart=True)
+
+
+@final
+class PipelineLink:
+    """One pass on an InputPipeline actor, as its readers reach it. Picklable."""
+
+    def __init__(self, actor: Any, name: str, key: str, timeouts: Timeouts) -> None:
+        self._actor = actor
+        self.name = name
+        self.key = key
+        self.timeouts = timeouts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PipelineLink, (self._actor, self.name, self.key, self.timeouts)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A method of the actor for this pass. Waits up to `Timeouts.start_s`: a busy process answers late."""
+        return self._answer(getattr(self._actor, method).remote(self.key, *args), self.timeouts.start_s, method)
+
+    def ask(self, poll: Poll) -> Any:
+        """Send a poll without waiting; :meth:`receive` gives its answer."""
+        return self._actor.poll.remote(self.key, poll)
+
+    def is_answered(self, asked: Any, timeout_s: float) -> bool:
+        """Whether :meth:`receive` would answer at once, within `timeout_s`."""
+        return bool(ray.wait([asked], timeout=timeout_s)[0])
+
+    def receive(self, asked: Any) -> tuple[Place, ...]:
+        """The answer to a poll: empty when there is nothing yet."""
+        # The poll itself waits poll_s in the actor; so much longer means that the actor does not answer at all.
+        limit_s = self.timeouts.poll_s + self.timeouts.start_s
+        places: tuple[Place, ...] = self._answer(asked, limit_s, "poll")
+        return places
+
+    def fetch(self, ref: Ref) -> BatchPiece:
+        """A piece, mapped out of the object store; a small one came along."""
+        if isinstance(ref, BatchPiece):
+            return ref
+        if isinstance(ref, SharedPiece):
+            shared: BatchPiece = self._guard(lambda: ref.fetch(self.timeouts.input_s), "fetching a piece")
+            return shared
+        piece: BatchPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
+        return piece
+
+    def reclaim(self) -> Position:
+        """See `Production.reclaim`."""
+        position: Position = self.call("reclaim")
+        return position
+
+    def close(self) -> None:
+        """End the pass without waiting for it."""
+        if ray.is_initialized():
+            self._actor.close.remote(self.key, self.timeouts.close_s)
+
+    def abandon(self) -> None:
+        """End the pass once no replica reads it any more, without waiting. For finalizers."""
+        # A finalizer may run when Ray is half gone, or is another Ray by now: then the actor is gone as well.
+        with contextlib.suppress(Exception):
+            self._actor.abandon.remote(self.key, self.timeouts.close_s)
+
+    def _answer(self, ref: Any, limit_s: float, doing: str) -> Any:
+        return self._guard(lambda: ray.get(ref, timeout=limit_s), doing)
+
+    def _guard(self, wait: Callable[[], Any], doing: str) -> Any:
+        try:
+            return wait()
+        except GetTimeoutError:
+            raise DeadlineExceededError(
+                f"The input pipeline {self.name} did not answer ({doing}) within its limit. Its process may be "
+                "stopped or its machine overloaded; if it is only slow, raise Timeouts.start_s and Timeouts.input_s."
+            ) from None
+        except RayTaskError as error:
+            raise _cause_of(error) from None
+        except (RayActorError, OwnerDiedError) as error:
+            raise UnavailableError(
+                f"The input pipeline {self.name} is gone, and with it the batches it had made: {_first_line(error)} "
+                "Iterate again, or load the last saved state into a new iterator."
+            ) from error
+        except RayError as error:
+            raise UnavailableError(f"The input pipeline {self.name} failed ({doing}): {_first_line(error)}") from error
+
+
+def _cause_of(error: RayTaskError) -> Exception:
+    cause = error.cause
+    return cause if isinstance(cause, Exception) and not isinstance(cause, RayError) else error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

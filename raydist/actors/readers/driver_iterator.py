@@ -1,0 +1,206 @@
+"""The driver's reading end of a distributed dataset: batches as references, one part per replica."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from raydist.actors.readers.batch_iterator import BatchIterator
+from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.actors.readers.step_reader import PlaceReader
+from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.nest import unflatten
+from raydist.pipelines.metering.stats import PipelineStats
+from raydist.values import Part, PerReplica
+
+if TYPE_CHECKING:
+    from raydist.actors.passes.batch_queues import Place
+    from raydist.actors.passes.job import InputJob
+    from raydist.actors.passes.link import PipelineLink
+    from raydist.actors.passes.piece import StepBatch
+    from raydist.pipelines.engine.op import State
+
+__all__ = ["BatchLeaf", "DistributedIterator", "PassOpener"]
+
+
+class PassOpener(Protocol):
+    """Starts passes over datasets: `actors.input_host.InputHost`."""
+
+    def open(self, job: InputJob) -> PipelineLink:
+        """Begin the pass that `job` describes."""
+
+
+@final
+class BatchLeaf(PerReplica):
+    """One leaf of a distributed batch. The parts lie in the object store, where the replicas map them."""
+
+    def __init__(self, batch: StepBatch, index: int, link: PipelineLink) -> None:
+        super().__init__(())
+        self._values = None
+        self.batch = batch
+        self.index = index
+        self.rows = batch.rows
+        self._link = link
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.batch.refs)
+
+    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        ref = self.batch.stand_ins[rank] if stand_in else None
+        return Part(ref=self.batch.refs[rank] if ref is None else ref, leaf_index=self.index)
+
+    def _fetch(self) -> tuple[Any, ...]:
+        return tuple(self._link.fetch(ref).leaf(self.index) for ref in self.batch.refs if ref is not None)
+
+
+@final
+class DistributedIterator(BatchIterator):
+    """One pass over a distributed dataset, read by the driver, or by the replicas when it is passed to `strategy.run`.
+
+    Nothing runs before the first batch is asked for. The pass ends with the data, with :meth:`close`, or when the
+    iterator is collected.
+
+    Args:
+        opener: Starts the pass.
+        job: The pass.
+        find_spec: Gives the nest of TensorSpec of one replica's part.
+        drain: Waits until every dispatched step is done: the replicas may be reading this iterator.
+    """
+
+    def __init__(
+        self, opener: PassOpener, job: InputJob, *, find_spec: Callable[[], Any], drain: Callable[[], None]
+    ) -> None:
+        self._find_spec = find_spec
+        self._opener = opener
+        self._job = job
+        self._drain = drain
+        self._link: PipelineLink | None = None
+        self._reader: PlaceReader | None = None
+        self._finalizer: weakref.finalize[[], DistributedIterator] | None = None
+        self._state: State | None = job.state
+        self._lent = False
+        self._last: Place | None = None
+        self._closed = False
+
+    @property
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one replica's part of a batch."""
+        return self._find_spec()
+
+    def __next__(self) -> Any:
+        """The next batch: a nest of :class:`BatchLeaf`. See `BatchIterator`."""
+        place = self._last or self._read()
+        self._state = place.state or self._state
+        if place.last:
+            self._finish(place)
+        if place.error is not None:
+            raise place.error.restore()
+        if place.batch is None:
+            raise StopIteration
+        return self._nest(place.batch)
+
+    def _nest(self, batch: StepBatch) -> Any:
+        link = self._require_link()
+        return unflatten(
+            batch.structure, [BatchLeaf(batch, index, link) for index in range(batch.structure.num_leaves)]
+        )
+
+    def _read(self) -> Place:
+        self._open()
+        self._take_back()
+        if self._reader is None:
+            raise FailedPreconditionError("raydist bug: an open iterator must have a reader.")
+        return self._reader.next_place()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError("This iterator was closed and gives no more batches. Make a new one.")
+        if self._link is None:
+            self._link = self._opener.open(replace(self._job, state=self._state))
+            self._finalizer = weakref.finalize(self, self._link.abandon)
+            self._finalizer.atexit = False  # the actor dies with this process
+            self._reader = self._reader_from(0)
+
+    def _require_link(self) -> PipelineLink:
+        if self._link is None:
+            raise FailedPreconditionError("raydist bug: a batch came from an iterator without a pass.")
+        return self._link
+
+    def _reader_from(self, start: int) -> PlaceReader:
+        return PlaceReader(self._require_link(), rank=None, start=start, group=self._job.capacity - 1)
+
+    def _finish(self, place: Place) -> None:
+        """Stop the pass; pieces of earlier batches live on in the store."""
+        self._last = place
+        self._release()
+
+    def _release(self) -> None:
+        self._reader = None
+        if self._finalizer is not None and self._finalizer.detach() is not None:
+            self._require_link().close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To the replicas goes their own reading end; the driver gives back what it read ahead."""
+        if self._last is not None:
+            return ReplicaIterator, (None, 0)
+        self._open()
+        self._lend()
+        return ReplicaIterator, (self._link, self._job.capacity - 1)
+
+    def _lend(self) -> None:
+        if self._reader is not None:
+            self._reader.give_back("lend")
+        else:
+            self._require_link().call("lend", 0)  # lent already: one more loop will follow the one under way
+        self._reader = None
+        self._lent = True
+
+    def _take_back(self) -> None:
+        """After a loop in the replicas: go on where they stopped."""
+        if not self._lent or self._link is None:
+            return
+        self._drain()
+        position = self._link.reclaim()
+        self._state = position.state
+        self._reader = self._reader_from(position.number)
+        self._lent = False
+
+    def stats(self) -> PipelineStats:
+        """What every stage of the pipeline did in this pass, and which of them limits the others; see `Dataset.stats`.
+
+        The consumer is what puts the batches into the object store, as far ahead of the replicas as it may. Waits up to
+        `Timeouts.start_s` for an answer. A pass that was closed, or whose end the replicas read, tells nothing.
+        """
+        if self._last is not None:
+            return self._last.stats or PipelineStats()
+        if self._link is None or self._closed:
+            return PipelineStats()
+        try:
+            stats: PipelineStats = self._link.call("stats")
+        except CancelledError:  # the replicas have read the end
+            return PipelineStats()
+        return stats
+
+    def state_dict(self) -> State:
+        """State after the last batch handed out, here or in the replicas: JSON-able, for any number of replicas."""
+        self._take_back()
+        if self._state is None:
+            self._open()
+            self._state = self._require_link().reclaim().state
+        return dict(self._state)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on after the batch at which `state` was taken, on any number of replicas and input workers."""
+        if self._lent:
+            self._drain()
+        self._release()
+        self._link, self._last, self._lent, self._closed = None, None, False, False
+        self._state = dict(state)
+
+    def close(self) -> None:
+        """End the pass and stop what produces it. May be called twice."""
+        self._closed = self._last is None
+        self._release()

@@ -1,0 +1,128 @@
+"""A distributed iterator inside a replica: it draws its own replica's pieces straight from the input pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from raydist.actors.readers.batch_iterator import BatchIterator
+from raydist.actors.readers.fetch_ahead import PieceAhead
+from raydist.actors.readers.step_reader import PlaceReader
+from raydist.errors import FailedPreconditionError
+from raydist.nest import unflatten
+
+if TYPE_CHECKING:
+    from raydist.actors.passes.batch_queues import Position
+    from raydist.actors.passes.link import PipelineLink
+    from raydist.actors.passes.piece import BatchPiece, StepBatch
+    from raydist.pipelines.engine.op import State
+
+__all__ = ["ReplicaIterator"]
+
+
+def _keep(value: Any) -> Any:
+    return value
+
+
+def _ignore(batch: StepBatch) -> None:
+    """Nobody asked for the batches."""
+
+
+@final
+class ReplicaIterator(BatchIterator):
+    """What a DistributedIterator becomes when it is sent to a replica.
+
+    The replica's runner calls `bind` before the step function and `release` after it, whatever happened in between;
+    both may be repeated. All replicas see the same number of steps.
+
+    Args:
+        link: The pass; None for one that has ended.
+        group: Steps wanted in one answer.
+    """
+
+    def __init__(self, link: PipelineLink | None, group: int) -> None:
+        self._link = link
+        self._group = group
+        self._ahead: PieceAhead | None = None
+        self._ended = link is None
+        self._state: State | None = None
+        self._bind(0, _keep, _ignore, "stand_in")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReplicaIterator, (self._link, self._group)
+
+    def _bind(
+        self, rank: int, place: Callable[[Any], Any], on_batch: Callable[[StepBatch], None], empty_batch: str
+    ) -> None:
+        self._rank = rank
+        self._place = place
+        self._on_batch = on_batch
+        self._empty_batch = empty_batch
+
+    def bind(
+        self,
+        rank: int,
+        *,
+        place: Callable[[Any], Any] = _keep,
+        on_batch: Callable[[StepBatch], None] = _ignore,
+        empty_batch: Literal["stand_in", "zero_rows"] = "stand_in",
+    ) -> None:
+        """Begin to read for replica `rank`, where it stopped last time.
+
+        Args:
+            rank: The replica.
+            place: Applied to each leaf (moves a tensor to the replica's device).
+            on_batch: Told about each step before it is handed out: `rows` of all replicas, `step`.
+            empty_batch: What a replica without rows is handed: two other rows of the global batch, or zero rows.
+        """
+        self._bind(rank, place, on_batch, empty_batch)
+        if self._link is not None:
+            start: Position = self._link.call("position_of", rank)
+            self._state = start.state
+            reader = PlaceReader(self._link, rank=rank, start=start.number, group=self._group)
+            self._ahead = PieceAhead(reader, self._leaves)
+
+    def __next__(self) -> Any:
+        batch, leaves = self._next_batch()
+        self._on_batch(batch)
+        return unflatten(batch.structure, [self._place(leaf) for leaf in leaves])
+
+    def _leaves(self, batch: StepBatch) -> list[Any]:
+        piece = self._piece(batch)
+        return [piece.leaf(index) for index in range(batch.structure.num_leaves)]
+
+    def _next_batch(self) -> tuple[StepBatch, list[Any]]:
+        if self._ended:
+            raise StopIteration
+        if self._ahead is None:
+            raise FailedPreconditionError(
+                "A distributed iterator that was copied can be read inside strategy.run only: pass it in args."
+            )
+        place, leaves = self._ahead.next_place()
+        self._state = place.state or self._state
+        if place.error is not None:
+            raise place.error.restore()
+        if place.batch is None:
+            self._ended = True
+            raise StopIteration
+        return place.batch, leaves
+
+    def _piece(self, batch: StepBatch) -> BatchPiece:
+        ref = batch.refs[self._rank]
+        if batch.rows[self._rank] == 0 and self._empty_batch == "stand_in":
+            ref = batch.stand_ins[self._rank] or ref
+        if self._link is None or ref is None:
+            raise FailedPreconditionError(f"raydist bug: step {batch.step} came without replica {self._rank}'s piece.")
+        return self._link.fetch(ref)
+
+    def state_dict(self) -> State:
+        """State after the last batch that this replica was handed, as `DistributedIterator.state_dict` gives it."""
+        if self._state is None:
+            raise FailedPreconditionError("The state of an iterator in a replica is known while it is read there.")
+        return dict(self._state)
+
+    def release(self) -> None:
+        """Stop reading for now and tell the pipeline how far this replica has come."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close().give_back("release", self._rank)

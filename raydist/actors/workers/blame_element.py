@@ -1,0 +1,96 @@
+"""Which element of a block kills the worker: the block is done again, element by element, by workers of its own.
+
+An element is condemned when it has killed two workers while nothing else was under way on them: one death may have come
+from outside (a machine that runs out of memory, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from raydist.errors import RaydistError, UnavailableError
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.rowwise import join_results
+from raydist.pipelines.engine.executor import StageResult, StageSpec
+from raydist.pipelines.engine.op import ElementError
+
+__all__ = ["RunRows", "Streak", "isolate"]
+
+_DEATHS = 2
+_CONDEMNED_IN_A_ROW = 3  # as many elements, one behind the other: then it is not the elements
+
+RunRows = Callable[[int], tuple[Sequence[StageResult], str]]
+"""Does the rows from a given one on, each by itself, on a fresh worker, until it dies or there are no more: the results
+in order, and the worker's name."""
+
+
+@final
+class Streak:
+    """How many elements were condemned since one did well: of all blocks of a pool, so that small ones count too."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def end(self) -> None:
+        """An element did well."""
+        self.length = 0
+
+
+def isolate(spec: StageSpec, block: Block, starts: tuple[int, ...], run_rows: RunRows, streak: Streak) -> StageResult:
+    """The result of a block, with an error in the place of each element that kills its worker.
+
+    Raises:
+        UnavailableError: Several elements in a row do: something else is wrong.
+    """
+    trial = _Trial(spec, starts, streak)
+    while len(trial.results) < block.num_rows:
+        results, worker = run_rows(len(trial.results))
+        trial.results.extend(results)
+        if results:
+            trial.acquit()
+        if len(trial.results) < block.num_rows:
+            trial.blame(worker)
+    return join_results(spec, trial.results)
+
+
+@final
+class _Trial:
+    """Results of rows so far, and how often a worker died on the next one."""
+
+    def __init__(self, spec: StageSpec, starts: tuple[int, ...], streak: Streak) -> None:
+        self.results: list[StageResult] = []
+        self._spec = spec
+        self._starts = starts
+        self._streak = streak
+        self._deaths = 0
+
+    def acquit(self) -> None:
+        self._deaths = 0
+        self._streak.end()
+
+    def blame(self, worker: str) -> None:
+        self._deaths += 1
+        if self._deaths < _DEATHS:
+            return
+        self._deaths = 0
+        self._streak.length += 1
+        error = self._error(worker)
+        if self._streak.length >= _CONDEMNED_IN_A_ROW:
+            raise UnavailableError(
+                f"{error.message} So did the {self._streak.length - 1} elements before it: the function, or a library "
+                "that it uses, does not work on input workers.",
+                actor=worker,
+            )
+        num_kernels = len(self._spec.kernels)
+        failed = ElementError(error, self._starts[0] + len(self.results))
+        self.results.append(StageResult((failed,), (1,) * num_kernels, ("",) * num_kernels))
+
+    def _error(self, worker: str) -> RaydistError:
+        labels = " or ".join(kernel.label for kernel in self._spec.kernels)
+        index = self._starts[0] + len(self.results)
+        return RaydistError(
+            f"A function must not end its process: {labels} ended that of input worker {worker} on element {index} of "
+            f"its input, {_DEATHS} times. It may call os._exit, crash in native code, or take more memory than there "
+            "is (Options.input_worker_memory). ignore_errors() passes over such elements."
+        )

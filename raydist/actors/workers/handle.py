@@ -1,0 +1,152 @@
+"""One InputWorker actor as its pool sees it: what it was given, what it knows, whether it runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, final
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raydist.actors.waiting import wait_for
+from raydist.actors.workers.worker import InputWorker
+from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.pipelines.elements.blocks import Block
+
+__all__ = ["WorkerHandle", "WorkerKind", "first_line"]
+
+KEPT_STAGES = 64
+"""Stages that a worker keeps; every pass of a `repeat` has its own."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """What the workers of one pool have in common.
+
+    Attributes:
+        resources: Ray resources of each; none means that they share the cores with what runs beside them.
+        node_id: Ray node to run on; None for any.
+        memory_bytes: What each may take beyond what it needs to start; None for what is free on its machine then.
+        start_s: Limit of its start.
+    """
+
+    resources: Mapping[str, float] = field(default_factory=dict)
+    node_id: str | None = None
+    memory_bytes: int | None = None
+    start_s: float = 120.0
+
+    def start(self, name: str) -> Any:
+        """The actor; does not wait for it."""
+        others = {key: amount for key, amount in self.resources.items() if key not in ("CPU", "GPU", "memory")}
+        node = None if self.node_id is None else NodeAffinitySchedulingStrategy(self.node_id, soft=False)
+        options = {
+            "name": name,
+            "num_cpus": self.resources.get("CPU", 0),
+            "num_gpus": self.resources.get("GPU", 0),
+            "memory": self.resources.get("memory"),
+            "resources": others,
+            "scheduling_strategy": node,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        limit = self.memory_bytes or self.resources.get("memory")
+        return ray.remote(InputWorker).options(**options).remote(name, None if limit is None else int(limit))
+
+
+@final
+class WorkerHandle:
+    """An actor and its blocks under way, oldest first. Its pool's lock guards all but :meth:`await_start`.
+
+    Attributes:
+        name: The actor's name.
+    """
+
+    def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
+        self.name = name
+        self._kind = kind
+        self._actor = actor
+        self._ready: Any = actor.hello.remote()
+        self._under_way: deque[Any] = deque()
+        self._digests: deque[bytes] = deque()
+
+    @classmethod
+    def start(cls, name: str, kind: WorkerKind) -> Self:
+        """A new actor; does not wait for it."""
+        return cls(name, kind, kind.start(name))
+
+    @property
+    def under_way(self) -> tuple[Any, ...]:
+        """References to the results of its blocks that were not finished when last looked."""
+        return tuple(self._under_way)
+
+    def forget_finished(self, finished: set[Any]) -> int:
+        """Leave out what is `finished`; the number of blocks that are left."""
+        while self._under_way and self._under_way[0] in finished:
+            self._under_way.popleft()
+        return len(self._under_way)
+
+    def run(self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
+        """Send a block; a stage comes along the first time. The reference to the result."""
+        known = digest in self._digests
+        if not known:
+            self._learn(digest)
+        ref = self._actor.run.remote(digest, None if known else stage, block, starts)
+        self._under_way.append(ref)
+        return ref
+
+    def _learn(self, digest: bytes) -> None:
+        self._digests.append(digest)
+        if len(self._digests) > KEPT_STAGES:
+            self._actor.forget.remote([self._digests.popleft()])
+
+    def await_start(self, cancelled: Callable[[], bool]) -> None:
+        """Return once it runs. Waits up to `start_s`; CancelledError as soon as `cancelled()`."""
+        ready = self._ready
+        if ready is None:
+            return
+        if not wait_for(ready, self._kind.start_s, cancelled):
+            raise DeadlineExceededError(
+                f"Input worker {self.name} must start within {self._kind.start_s:g} s (Timeouts.start_s), and has "
+                f"not. It asks for {dict(self._kind.resources) or 'no resources'}: the cluster may have nothing left."
+            )
+        try:
+            ray.get(ready)
+        except RayError as error:
+            if cancelled():
+                raise CancelledError("This pool of input workers was closed while it started.") from None
+            raise UnavailableError(
+                f"Input worker {self.name} is gone while starting: {first_line(error)} Its process may have been "
+                "killed, or run out of memory. Iterate again, or load the last saved state.",
+                actor=self.name,
+            ) from error
+        self._ready = None
+
+    def block_at_work(self) -> Any:
+        """Of a dead worker: the reference to the block that it died on; None if it had finished all it had."""
+        for ref in self._under_way:
+            try:
+                ray.get(ref, timeout=0)
+            except RayActorError:
+                return ref
+            except RayError:  # finished, if badly
+                continue
+        return None
+
+    def retire(self) -> None:
+        """End the actor once it has finished what it has."""
+        self._actor.__ray_terminate__.remote()
+
+    def kill(self) -> None:
+        """End the actor at once."""
+        if ray.is_initialized():
+            ray.kill(self._actor, no_restart=True)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what Ray says, which tells what happened; the rest is about Ray."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,206 @@
+"""A pool of InputWorker actors behind the executor port of the input engine.
+
+Only a pool survives what a user's function may do to its process: a worker that crashes, exits, or runs out of memory
+is replaced, what it had is done again, and the element that killed it becomes an error in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import ray
+from ray.exceptions import RayActorError
+
+from raydist.actors.passes.shared import MappedResults
+from raydist.actors.waiting import wait_for
+from raydist.actors.workers.blame_element import Streak, isolate
+from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind, first_line
+from raydist.actors.workers.pool_task import PoolTask
+from raydist.actors.workers.stage_pickles import StagePickles
+from raydist.actors.workers.worker import unpack_result
+from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
+from raydist.options import Timeouts
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.executor import Executor, StageResult, StageSpec
+from raydist.pipelines.metering.meters import Place
+
+__all__ = ["ActorExecutor"]
+
+log = logging.getLogger("raydist")
+
+_BLOCKS_PER_WORKER = 2  # one being worked on, one on its way
+
+
+@final
+class ActorExecutor(Executor):
+    """Runs stages on a pool of actors, each block on the least loaded one. May be used by several threads.
+
+    Workers start with the first block. They die with the process that made the pool.
+
+    Args:
+        num_workers: Number of actors, >= 1.
+        name: Prefix of their names.
+        timeouts: `start_s` for their start, `element_s` for one block.
+        resources: Ray resources of each; by default none (CPU 0): they share the cores with what runs beside them.
+        node_id: Ray node to run on; None for any.
+        memory_bytes: What each worker may take; by default `resources["memory"]`, else what is free when it starts.
+    """
+
+    place: Place = "actors"
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        name: str = "raydist",
+        timeouts: Timeouts | None = None,
+        resources: Mapping[str, float] | None = None,
+        node_id: str | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self.window = num_workers * _BLOCKS_PER_WORKER
+        self.closed = False
+        self.condemned = Streak()
+        self.mapped = MappedResults()
+        self.num_workers = num_workers
+        self._name = f"{name}-{uuid.uuid4().hex[:8]}"
+        self._timeouts = timeouts or Timeouts()
+        self._kind = WorkerKind(dict(resources or {}), node_id, memory_bytes, self._timeouts.start_s)
+        self._lock = threading.RLock()  # of all that follows
+        self._workers: list[WorkerHandle] = []
+        self._retired: list[WorkerHandle] = []
+        self._pickles = StagePickles(KEPT_STAGES)
+        self._started = 0
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> PoolTask:
+        return PoolTask(self, spec, block, starts)
+
+    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> tuple[WorkerHandle, Any, float]:
+        """Give a block to the least loaded worker: it, the reference to the result, and how long that may take."""
+        with self._lock:
+            if self.closed:
+                raise CancelledError("This pool of input workers is closed and takes no more work.")
+            self._fill()
+            digest, stage = self._pickles.get(spec)
+            loads = self._loads()
+            worker = self._workers[loads.index(min(loads))]
+            return worker, worker.run(digest, stage, block, starts), self._timeouts.element_s * (1 + min(loads))
+
+    def start(self) -> None:
+        """Start the workers before the first block does. Does not wait for them."""
+        with self._lock:
+            self._fill()
+
+    def _fill(self) -> None:
+        while len(self._workers) < self.num_workers:
+            self._workers.append(self._start_worker())
+
+    def _start_worker(self) -> WorkerHandle:
+        self._started += 1
+        return WorkerHandle.start(f"{self._name}-worker-{self._started - 1}", self._kind)
+
+    def _loads(self) -> list[int]:
+        """Blocks that each worker has not finished."""
+        refs = [ref for worker in self._workers for ref in worker.under_way]
+        finished = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) if refs else set()
+        return [worker.forget_finished(finished) for worker in self._workers]
+
+    def resize(self, num_workers: int) -> None:
+        """Have `num_workers` actors, >= 1, from the next block on. Who goes first finishes what it has."""
+        if num_workers < 1:
+            raise InvalidArgumentError(f"A pool must have at least one input worker, got {num_workers}.")
+        with self._lock:
+            self.num_workers = num_workers
+            self.window = num_workers * _BLOCKS_PER_WORKER
+            for worker in self._workers[num_workers:]:
+                worker.retire()
+                self._retired.append(worker)
+            del self._workers[num_workers:]
+
+    def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
+        """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
+        with self._lock:
+            if self.closed:
+                raise CancelledError("This pool of input workers was closed while it worked.")
+            if worker in self._workers:
+                log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
+                self._workers[self._workers.index(worker)] = self._start_worker()
+            return worker.block_at_work()
+
+    def give_up(self, worker: WorkerHandle) -> None:
+        """Kill a worker that is stuck; the next block starts another one."""
+        with self._lock:
+            if worker in self._workers:
+                self._workers.remove(worker)
+            worker.kill()
+
+    def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
+        """The result of a block on which a worker died; an element that kills its worker is an error in its place."""
+
+        def run_rows(first: int) -> tuple[Sequence[StageResult], str]:
+            with self._lock:
+                worker = self._start_worker()
+            try:
+                return self._rows_on(worker, task, first, cancelled), worker.name
+            finally:
+                worker.kill()
+
+        return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
+
+    def _rows_on(
+        self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
+    ) -> list[StageResult]:
+        """The results of single rows, from row `first` on, until the worker dies or there are no more."""
+        with self._lock:
+            digest, stage = self._pickles.get(task.spec)
+        worker.await_start(cancelled)
+        refs = [
+            worker.run(digest, stage, task.block.slice(row, row + 1), tuple(start + row for start in task.starts))
+            for row in range(first, task.block.num_rows)
+        ]
+        results: list[StageResult] = []
+        for ref in refs:
+            if not wait_for(ref, self._timeouts.element_s, cancelled):
+                raise DeadlineExceededError(
+                    f"Input worker {worker.name} must finish element {task.starts[0] + first + len(results)} of the "
+                    f"input of stage {task.spec.name} within {self._timeouts.element_s:g} s (Timeouts.element_s), and "
+                    "has not. The worker was killed. If the function is only slow, raise the limit."
+                )
+            try:
+                results.append(unpack_result(ray.get(ref)))
+            except RayActorError:
+                break
+        return results
+
+    @property
+    def worker_names(self) -> list[str]:
+        """Names of the actors that have been started and were not replaced."""
+        return [worker.name for worker in self._workers]
+
+    def serves(
+        self, num_workers: int, resources: Mapping[str, float], timeouts: Timeouts, memory_bytes: int | None = None
+    ) -> bool:
+        """Whether this is a pool as asked for."""
+        wanted = (num_workers, dict(resources), timeouts, memory_bytes)
+        return (self.num_workers, self._kind.resources, self._timeouts, self._kind.memory_bytes) == wanted
+
+    def is_idle(self, timeout_s: float) -> bool:
+        """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""
+        if self.closed:
+            return False
+        end = time.monotonic() + timeout_s
+        refs = [ref for worker in self._workers for ref in worker.under_way]
+        return not refs or not ray.wait(refs, num_returns=len(refs), timeout=max(0.0, end - time.monotonic()))[1]
+
+    def close(self) -> None:
+        """Kill the workers. What waits for a result gets CancelledError. May be called twice."""
+        with self._lock:
+            self.closed = True
+            workers, self._workers, self._retired = [*self._workers, *self._retired], [], []
+        for worker in workers:
+            worker.kill()

@@ -1,0 +1,95 @@
+"""One block on a pool of input workers, whatever becomes of the worker that has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from raydist.actors.waiting import wait_for
+from raydist.actors.workers.handle import first_line
+from raydist.actors.workers.worker import unpack_result
+from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.pipelines.engine.executor import Pending, StageResult
+
+if TYPE_CHECKING:
+    from raydist.actors.workers.handle import WorkerHandle
+    from raydist.actors.workers.pool import ActorExecutor
+    from raydist.pipelines.elements.blocks import Block
+    from raydist.pipelines.engine.executor import StageSpec
+
+__all__ = ["PoolTask"]
+
+
+@final
+class PoolTask(Pending):
+    """A block, and the worker that has it now. Begun by `ActorExecutor.submit`."""
+
+    def __init__(self, pool: ActorExecutor, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
+        self.spec = spec
+        self.block = block
+        self.starts = starts
+        self._pool = pool
+        self._cancelled = False
+        self._deaths = 0
+        self._worker: WorkerHandle
+        self._ref: Any
+        self._limit_s: float
+        self._send()
+
+    def _send(self) -> None:
+        self._worker, self._ref, self._limit_s = self._pool.send(self.spec, self.block, self.starts)
+
+    def cancel(self) -> None:
+        """Let whoever waits for the result, or will, have a CancelledError."""
+        self._cancelled = True
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled or self._pool.closed
+
+    def done(self) -> bool:
+        return bool(ray.wait([self._ref], timeout=0, fetch_local=False)[0])
+
+    def result(self) -> StageResult:
+        while True:
+            self._worker.await_start(self._is_cancelled)
+            try:
+                return self._receive()
+            except RayTaskError as error:  # what the worker made could not be sent
+                raise self._cause_of(error) from None
+            except RayActorError as error:
+                self._deaths += 1
+                if self._pool.replace(self._worker, error) is self._ref or self._deaths > 1:
+                    return self._pool.run_alone(self, self._is_cancelled)
+                self._send()  # it had not been begun
+            except RayError as error:  # its result got lost with a machine, or does not fit into the object store
+                raise UnavailableError(
+                    f"A block of stage {self.spec.name} that input worker {self._worker.name} made cannot be had: "
+                    f"{first_line(error)} Iterate again, or load the last saved state.",
+                    actor=self._worker.name,
+                ) from error
+
+    def _receive(self) -> StageResult:
+        if not wait_for(self._ref, self._limit_s, self._is_cancelled):
+            self._pool.give_up(self._worker)
+            raise DeadlineExceededError(self._late())
+        result = unpack_result(ray.get(self._ref, timeout=self._limit_s))
+        self._pool.condemned.end()
+        self._pool.mapped.remember(self._ref, result)
+        return result
+
+    def _late(self) -> str:
+        labels = ", ".join(kernel.label for kernel in self.spec.kernels)
+        first, last = self.starts[0], self.starts[0] + self.block.num_rows - 1
+        which = f"element {first}" if first == last else f"one of the elements {first} to {last}"
+        return (
+            f"Input worker {self._worker.name} must finish a block of stage {self.spec.name} within "
+            f"{self._limit_s:g} s (Timeouts.element_s, for each block in its queue), and has not: {labels} may be "
+            f"stuck at {which} of its input. The worker was killed. If the function is only slow, raise the limit."
+        )
+
+    def _cause_of(self, error: RayTaskError) -> Exception:
+        cause = error.cause if isinstance(error.cause, Exception) else error
+        cause.add_note(f"In {self._worker.name}, sending the result of stage {self.spec.name}.")
+        return cause

@@ -1,0 +1,85 @@
+"""The pools of a dataset's own iterators, kept for a while between them."""
+
+from __future__ import annotations
+
+import threading
+from typing import final
+
+import ray
+
+from raydist.actors.workers.pool import ActorExecutor
+from raydist.actors.workers.pools_of_passes import PoolShelf, SharedExecutor
+from raydist.cluster import connect
+from raydist.options import Options, Timeouts
+from raydist.pipelines.engine.executor import Executor
+
+__all__ = ["KeptPools"]
+
+_KEPT_S = 60.0  # a pool that no iteration has asked for since is stopped
+_PATIENCE_S = 1.0  # for blocks that an iterator left behind when it was closed
+
+
+@final
+class KeptPools:
+    """Lends a pool to one iterator after the other: starting workers takes about a second.
+
+    Args:
+        kept_s: How long a pool may lie idle, in seconds.
+    """
+
+    def __init__(self, kept_s: float = _KEPT_S) -> None:
+        self._kept_s = kept_s
+        self._shelf = PoolShelf()
+        self._cluster = ""
+        self._closed = False
+        self._lock = threading.RLock()  # of the timer, and of what is closed: iterators end in any thread
+        self._timer: threading.Timer | None = None
+
+    def open(self, options: Options) -> Executor:
+        """A pool of `options.num_input_workers` workers; closing it brings it back. Joins or starts Ray."""
+        connect()
+        self._stop_timer()
+        if (cluster := _cluster_name()) != self._cluster:  # the workers that are kept ended with their cluster
+            self._shelf, self._cluster = PoolShelf(), cluster
+        shelf = self._shelf
+        pool = shelf.borrow(
+            options.num_input_workers,
+            name="raydist-input",
+            resources={},
+            timeouts=Timeouts(),
+            memory_bytes=options.input_worker_memory,
+        )
+        return SharedExecutor(pool, on_close=lambda: self._take_back(pool, shelf))
+
+    def _take_back(self, pool: ActorExecutor, shelf: PoolShelf) -> None:
+        if self._closed or shelf is not self._shelf:
+            pool.close()
+            return
+        shelf.give_back(pool, patience_s=_PATIENCE_S)
+        with self._lock:
+            self._stop_timer()  # there is one, however many pools come back
+            if self._closed:
+                shelf.clear()
+                return
+            self._timer = threading.Timer(self._kept_s, shelf.clear)
+            self._timer.name = "raydist-idle-pool"
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _stop_timer(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def close(self) -> None:
+        """Stop the pool that is kept; one that is lent stops when it comes back."""
+        with self._lock:
+            self._closed = True
+            self._stop_timer()
+        self._shelf.clear()
+
+
+def _cluster_name() -> str:
+    """Names the cluster that this process is connected to."""
+    return str(ray.get_runtime_context().gcs_address)

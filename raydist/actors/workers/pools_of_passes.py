@@ -1,0 +1,127 @@
+"""Pools of input workers between the passes of one input pipeline: starting workers takes longer than a short epoch."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, final
+
+from raydist.actors.workers.pool import ActorExecutor
+from raydist.errors import CancelledError
+from raydist.pipelines.engine.executor import Executor, Pending, StageSpec
+from raydist.pipelines.engine.op import ElementwiseOp
+from raydist.pipelines.run.plan import walk
+
+if TYPE_CHECKING:
+    from raydist.options import Timeouts
+    from raydist.pipelines.elements.blocks import Block
+    from raydist.pipelines.engine.op import DatasetOp
+
+__all__ = ["PoolShelf", "SharedExecutor", "choose_num_workers"]
+
+_MOST_WORKERS = 8
+
+
+def choose_num_workers(ops: Sequence[DatasetOp], *, num_cores: int, num_replicas: int) -> int:
+    """Input workers for AUTOTUNE.
+
+    None where nothing can run on them (no map, filter or parsing whose parallelism was left open). Else the cores that
+    neither a replica nor the pipeline itself keeps busy, at most 8; with one or none to spare, none: the pipeline has a
+    process of its own anyway, and a block that stays there is not copied.
+    """
+    if not any(_may_spread(node) for op in ops for node in walk(op)):
+        return 0
+    spare = num_cores - num_replicas - 1
+    return min(spare, _MOST_WORKERS) if spare > 1 else 0
+
+
+def _may_spread(node: DatasetOp) -> bool:
+    return isinstance(node, ElementwiseOp) and node.parallelism != 1
+
+
+@final
+class SharedExecutor(Executor):
+    """A pool as one iterator sees it: closing it gives up this iterator's blocks, and leaves the pool to others.
+
+    Args:
+        pool: The pool.
+        on_close: Called by the first `close`.
+    """
+
+    def __init__(self, pool: Executor, on_close: Callable[[], None] | None = None) -> None:
+        self._pool = pool
+        self._on_close = on_close
+        self.window = pool.window
+        self.place = pool.place
+        self.num_workers = pool.num_workers
+        self._closed = False
+        self._tasks: weakref.WeakSet[Pending] = weakref.WeakSet()
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        if self._closed:
+            raise CancelledError("This iterator is closed and takes no more work.")
+        task = self._pool.submit(spec, block, starts)
+        self._tasks.add(task)
+        self.window, self.num_workers = self._pool.window, self._pool.num_workers  # it may have been resized
+        return task
+
+    def close(self) -> None:
+        """Wake who waits for a block; the pool belongs to the shelf."""
+        self._closed = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+
+@final
+class PoolShelf:
+    """Lends pools, and keeps one that came back for the next pass that wants the like."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: ActorExecutor | None = None
+
+    def borrow(
+        self,
+        num_workers: int,
+        *,
+        name: str,
+        resources: Mapping[str, float],
+        timeouts: Timeouts,
+        node_id: str | None = None,
+        memory_bytes: int | None = None,
+    ) -> ActorExecutor:
+        """A pool for one pass; one that is kept has the same `node_id`."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        if idle is not None:
+            if idle.serves(num_workers, resources, timeouts, memory_bytes):
+                return idle
+            idle.close()
+        return ActorExecutor(
+            num_workers,
+            name=name,
+            resources=resources,
+            timeouts=timeouts,
+            node_id=node_id,
+            memory_bytes=memory_bytes,
+        )
+
+    def give_back(self, pool: ActorExecutor, *, patience_s: float) -> None:
+        """Keep `pool` if its workers finish what they have within `patience_s`, else kill them."""
+        keep = pool.is_idle(patience_s)
+        with self._lock:
+            if keep and self._idle is None:
+                self._idle = pool
+                return
+        pool.close()
+
+    def clear(self) -> None:
+        """Stop the pool that is kept."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.close()

@@ -1,0 +1,135 @@
+"""The InputWorker actor: runs stages on blocks. Results are what its calls return, so that the caller owns them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
+
+from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.actors.workers.memory_limit import limit_memory
+from raydist.errors import RaydistError
+from raydist.pipelines.elements.rowwise import join_results
+from raydist.pipelines.engine.executor import StageResult, StageSpec, run_stage
+from raydist.pipelines.engine.op import ElementError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from raydist.pipelines.elements.blocks import Block
+
+__all__ = ["InputWorker", "PackedError", "WorkerResult", "unpack_result"]
+
+
+@final
+class PackedError(Exception):
+    """Carries a portable error in the place of an element's error."""
+
+    def __init__(self, packed: PortableError) -> None:
+        super().__init__(packed)
+        self.packed = packed
+
+
+WorkerResult = StageResult | PortableError
+"""A stage's result with packed errors; or the error of the whole block (its function could not be loaded, say)."""
+
+
+@final
+class InputWorker:
+    """Runs inside an actor, one block at a time. Stages are kept, and sent once each.
+
+    Args:
+        name: The worker's name, for messages.
+        memory_bytes: What it may take beyond what it has now; None: what is free now.
+    """
+
+    def __init__(self, name: str, memory_bytes: int | None = None) -> None:
+        self._name = name
+        self._memory_bytes = memory_bytes
+        self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
+
+    def hello(self) -> int:
+        """Limit the process's memory; its id."""
+        self._memory_bytes = limit_memory(self._memory_bytes)
+        return os.getpid()
+
+    def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:
+        """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block."""
+        try:
+            if spec is not None:
+                self._specs[digest] = _load(spec)
+            known = self._specs[digest]
+            if isinstance(known, Exception):
+                raise known
+            return self._pack(_run(known, block, starts))
+        except BaseException as error:  # nothing that a function raises may end the worker
+            return pack_error(error, f"In {self._name}.")
+
+    def forget(self, digests: Sequence[bytes]) -> None:
+        """Drop stages that will not be used again."""
+        for digest in digests:
+            self._specs.pop(digest, None)
+
+    def _pack(self, result: StageResult) -> StageResult:
+        items = tuple(
+            replace(item, error=PackedError(pack_error(item.error, *self._notes(item.error))))
+            if isinstance(item, ElementError)
+            else item
+            for item in result.items
+        )
+        return replace(result, items=items, worker=self._name)
+
+    def _notes(self, error: Exception) -> list[str]:
+        notes = [f"In {self._name}."]
+        if isinstance(error, MemoryError) and self._memory_bytes is not None:
+            notes.append(
+                f"An input worker may take {self._memory_bytes:,} bytes (Options.input_worker_memory, or "
+                '"memory" among the resources of an input worker; by default what is free when it starts).'
+            )
+        return notes
+
+
+def _load(pickled: bytes) -> StageSpec | Exception:
+    try:
+        spec: StageSpec = pickle.loads(pickled)
+    except Exception as error:  # a module that this process does not find, say
+        return error
+    return spec
+
+
+def _run(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
+    """`run_stage`; a function that wants to leave the process (sys.exit, Ctrl-C) fails on that element only."""
+    try:
+        return run_stage(spec, block, starts)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        if block.num_rows == 1:
+            return _left(spec, starts[0], error)
+    rows = [
+        _run(spec, block.slice(row, row + 1), tuple(start + row for start in starts)) for row in range(block.num_rows)
+    ]
+    return join_results(spec, rows)
+
+
+def _left(spec: StageSpec, index: int, error: BaseException) -> StageResult:
+    labels = " or ".join(kernel.label for kernel in spec.kernels)
+    failure = RaydistError(
+        f"A function must not leave its process: {labels} raised {type(error).__name__}: {error}. Raise an Exception "
+        "to make it this element's error."
+    )
+    failure.__cause__ = error
+    num_kernels = len(spec.kernels)
+    return StageResult((ElementError(failure, index),), (1,) * num_kernels, ("",) * num_kernels)
+
+
+def unpack_result(result: WorkerResult) -> StageResult:
+    """The result with the users' own errors in it; raises the error of a whole block."""
+    if isinstance(result, PortableError):
+        raise result.restore()
+    items = tuple(
+        replace(item, error=item.error.packed.restore())
+        if isinstance(item, ElementError) and isinstance(item.error, PackedError)
+        else item
+        for item in result.items
+    )
+    return replace(result, items=items)

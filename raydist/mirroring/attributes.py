@@ -1,0 +1,197 @@
+"""The driver half for control state: attributes read fresh from the first replica, changed ones sent to all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.kinds import (
+    GENERATOR,
+    MODULE,
+    capture_object,
+    content_digest,
+    is_just_seeded,
+    kind_of,
+    patch_object,
+)
+from raydist.mirroring.shipment import ReplicaLink
+from raydist.mirroring.state import ControlChanges, Writes
+from raydist.pickling.attribute_table import Flat, Keys, Leaf, Path, changed, describe, seal
+
+__all__ = ["Control"]
+
+
+@final
+class Control:
+    """Attributes of every mirrored object of one strategy.
+
+    Args:
+        link: The way to the replicas.
+        table: Handles of the driver's objects.
+        resolve: Object of a persistent id in what the replicas send.
+        set_flag: Called with (handle, requires_grad) when replicas toggled a tensor.
+    """
+
+    def __init__(
+        self,
+        link: ReplicaLink,
+        table: DriverTable,
+        *,
+        loads: Callable[[bytes], Any],
+        set_flag: Callable[[int, bool], None],
+    ) -> None:
+        self._link = link
+        self._table = table
+        self._loads = loads
+        self._set_flag = set_flag
+        self._digest = content_digest(table.handle_of)
+        self._known: dict[int, Flat] = {}
+        self._recent: dict[int, frozenset[Path]] = {}
+        self._touched: set[int] = set()
+        self._always: set[int] = set()
+        self._fresh = {True: True, False: True}
+
+    def add(self, obj: Any, handle: int) -> None:
+        """The replicas hold the present state of `obj`."""
+        flat = self._capture(obj)
+        self._known[handle] = seal(flat)
+        if _is_open(obj, flat):
+            self._always.add(handle)
+
+    def forget(self, handle: int) -> None:
+        """The program dropped an object."""
+        for held in (self._known, self._recent):
+            held.pop(handle, None)
+        self._touched.discard(handle)
+        self._always.discard(handle)
+
+    def expire(self) -> None:
+        """A step was dispatched: the replicas' state is the newer one."""
+        self._fresh = {True: False, False: False}
+        self._recent.clear()
+
+    def touch(self, obj: Any, handle: int) -> None:
+        """An attribute of `obj` is about to be used: fetch the state, and compare it before the next step."""
+        self._touched.add(handle)
+        self.refresh(modules=issubclass(type(obj), torch.nn.Module))
+
+    def refresh(self, *, modules: bool) -> None:
+        """Fetch what changed, in modules (and `requires_grad`) or in everything else, after the dispatched steps."""
+        if self._fresh[modules]:
+            return
+        self._fresh[modules] = True  # first: taking over changes uses attributes
+        try:
+            changes, flags = self._loads(self._link.call(0, "collect_control", modules))
+        except BaseException:
+            self._fresh[modules] = False
+            raise
+        # The replica will not report these again: each must arrive, whatever happens to another one.
+        living = [(handle, self._table.object_of(handle), change) for handle, change in changes.items()]
+        arrivals = [functools.partial(self._take_over, *change) for change in living if change[1] is not None]
+        attempt_all([*arrivals, *(functools.partial(self._set_flag, *flag) for flag in flags.items())])
+
+    def _take_over(self, handle: int, obj: Any, change: ControlChanges) -> None:
+        """Replicas' changes, but for what the driver changed in the meantime."""
+        known = self._known.get(handle, {})
+        mine = changed(known, self._capture(obj))
+        both = frozenset(path for path in change.values if path in mine)
+        self._recent[handle] = change.recent | both
+        patch_object(obj, {path: value for path, value in change.values.items() if path not in mine})
+        now = seal(self._capture(obj))
+        for path in mine:
+            if path in known:
+                now[path] = known[path]
+            else:
+                now.pop(path, None)
+        self._known[handle] = now
+
+    def collect(self, writes: Writes) -> dict[int, Flat]:
+        """Add what the driver changed since the last step; the states that :meth:`settle` is to be given."""
+        states: dict[int, Flat] = {}
+        for handle in sorted(self._touched | self._always):
+            obj = self._table.object_of(handle)
+            if obj is None:
+                self.forget(handle)
+                continue
+            states[handle], values = self._changes(handle, obj)
+            if values:
+                writes.control[handle] = values
+        return states
+
+    def _changes(self, handle: int, obj: Any) -> tuple[Flat, dict[Path, Any]]:
+        now = self._capture(obj)
+        values = changed(self._known[handle], now)
+        if not values:
+            return now, values
+        self.refresh(modules=issubclass(type(obj), torch.nn.Module))
+        now = self._capture(obj)
+        values = changed(self._known[handle], now)
+        self._refuse_conflict(handle, obj, values)
+        return now, values
+
+    def _refuse_conflict(self, handle: int, obj: Any, values: Mapping[Path, Any]) -> None:
+        recent = self._recent.get(handle, frozenset())
+        both = sorted(describe(path) for path in values if path in recent and _can_conflict(obj, path))
+        if not both:
+            return
+        self._recent.pop(handle)
+        if kind_of(obj) is GENERATOR:
+            raise FailedPreconditionError(_DRAWN_TWICE)
+        kind = kind_of(obj)
+        raise FailedPreconditionError(
+            f"What steers training must be changed on one side between two steps. {both[0]} of the "
+            f"{kind.name if kind else 'object'} {type(obj).__name__} was changed by the last step on the replicas and "
+            f"then on the driver. Change it in the step only, or on the driver only; the next run would take the "
+            f"driver's value."
+        )
+
+    def settle(self, states: Mapping[int, Flat]) -> None:
+        """What `collect` found is on its way: the replicas will hold these states."""
+        for handle, flat in states.items():
+            self._known[handle] = seal(flat)
+            if _is_open(self._table.object_of(handle), flat):
+                self._always.add(handle)
+        self._touched.clear()
+
+    def _capture(self, obj: Any) -> Flat:
+        return capture_object(obj, self._digest)
+
+
+_DRAWN_TWICE = (
+    "Numbers must be drawn from a torch.Generator on one side only between two steps. The state of the generator was "
+    "changed by a step on the replicas and then by a draw on the driver, which cannot see that step's draws. Draw in "
+    "the step only, or on the driver only, from a generator of its own; the next run would take the driver's state."
+)
+
+_THROUGH_THE_MODULE = ("_parameters", "_buffers", "_modules")
+
+
+def _is_open(obj: Any, flat: Flat) -> bool:
+    """Whether the state can be changed past the object: through a dict or list that somebody holds, or in C.
+
+    A module's parameters and submodules are exchanged through the module; a hook is removed through its handle.
+    """
+    if kind_of(obj) is not MODULE:
+        return True
+    return any(_is_worth_holding(path, leaf) for path, leaf in flat.items() if path[0] not in _THROUGH_THE_MODULE)
+
+
+def _is_worth_holding(path: Path, leaf: Leaf) -> bool:
+    """Whether somebody might keep this and change it: not torch's own empty dictionaries and sets."""
+    is_container = len(path) > 1 and path[-1] is Keys
+    if str(path[0]).startswith("_"):
+        return is_container and bool(leaf.value.names)
+    return is_container or leaf.mark is not None
+
+
+def _can_conflict(obj: Any, path: Path) -> bool:
+    """Modes that either side sets outright follow the later setting; so does what modules keep for themselves."""
+    if kind_of(obj) is GENERATOR:
+        return not is_just_seeded(obj)
+    return not (kind_of(obj) is MODULE and (path[0] == "training" or path[0] is Keys or str(path[0]).startswith("_")))

@@ -1,0 +1,231 @@
+"""Finding what a step reaches that the replicas do not have, and shipping it once, in one pickle."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.kinds import kind_of, kind_of_class
+from raydist.mirroring.objects import is_mirrored_class
+from raydist.mirroring.scope import Scope
+from raydist.mirroring.tensor import MirroredTensor, record_of
+from raydist.pickling.attribute_table import attributes
+from raydist.pickling.by_value import Reach
+from raydist.pickling.culprit import blame
+from raydist.pickling.pickler import HandlePickler, PersistentId, dumps
+from raydist.values import PerReplica
+
+__all__ = ["Discovery"]
+
+
+@functools.lru_cache(maxsize=4096)
+def is_candidate_class(cls: Any) -> bool:
+    """Whether objects of a class may travel as handles or placeholders."""
+    return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None
+
+
+@final
+class Discovery:
+    """One look at what a step reaches. Nothing is changed until the driver takes over `new`.
+
+    Attributes:
+        new: Objects without a handle so far, with the handles they shall get.
+        per_replica: PerReplica leaves in the order of their placeholders.
+    """
+
+    def __init__(self, name: str, table: DriverTable, scope: Scope, externals: Mapping[str, Any]) -> None:
+        self._name = name
+        self._table = table
+        self._scope = scope
+        self._externals = {id(obj): key for key, obj in externals.items()}
+        self._handles: dict[int, int] = {}
+        self.new: list[tuple[int, Any]] = []
+        self.per_replica: list[PerReplica] = []
+
+    def pickle(self, obj: Any, what: str) -> bytes:
+        """Pickle a function or its arguments; mirrored objects become handles.
+
+        Args:
+            obj: What to pickle.
+            what: Its name in messages.
+        """
+        with self._explaining(obj, what):
+            return dumps(obj, self._identify, reach=Reach(self._is_shared))
+
+    def bundle(self) -> bytes:
+        """Pickle of every new object, of those that they lead to, and of their gradients; empty if there are none."""
+        if not self.new:
+            return b""
+        file = io.BytesIO()
+        pickler = HandlePickler(file, self._identify_in_bundle, reach=Reach(self._is_shared), to_replica=True)
+        with self._explaining([obj for _, obj in self.new], "what the step uses"):
+            pickler.dump([obj for _, obj in self.new])
+            pickler.dump(self.new)
+            pickler.dump(self._gradients())
+        self._check_origin()
+        return file.getvalue()
+
+    def _gradients(self) -> dict[int, torch.Tensor]:
+        """What a backward pass or the program left on new parameters: their pickles do not hold it."""
+        parameters = [(handle, obj) for handle, obj in self.new if isinstance(obj, torch.nn.Parameter)]
+        return {handle: obj.grad.detach() for handle, obj in parameters if obj.grad is not None}
+
+    @contextmanager
+    def _explaining(self, obj: Any, what: str) -> Iterator[None]:
+        """Turn the error of a pickler into one that says where the culprit is."""
+        try:
+            yield
+        except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError, RuntimeError) as error:
+            raise FailedPreconditionError(
+                f"What a step reaches is sent to the replicas and must be picklable. In {what}, this is not: "
+                f"{blame(obj, self._can_pickle)} ({error}). Create it inside the function, or keep it out of its reach."
+            ) from error
+
+    def _can_pickle(self, obj: Any) -> bool:
+        try:
+            dumps(obj, self._identify_quietly, reach=Reach(self._is_shared))
+        except Exception:  # whatever it is, it is what we look for
+            return False
+        return True
+
+    def _identify_quietly(self, obj: Any) -> PersistentId | None:
+        return ("object", 0) if self._is_candidate(obj) and self._elsewhere_quietly(obj) else None
+
+    def _identify(self, obj: Any) -> PersistentId | None:
+        if not self._is_candidate(obj):
+            return None
+        pid = self._elsewhere(obj)
+        if pid is None and self._is_mirrorable(obj):
+            return "object", self._handle(obj)
+        if pid is None and type(obj) is MirroredTensor:  # it shares memory with a variable: a copy of fresh values
+            record_of(obj).owner.before_values(record_of(obj))
+        return pid
+
+    def _identify_in_bundle(self, obj: Any) -> PersistentId | None:
+        if not self._is_candidate(obj):
+            return None
+        pid = self._elsewhere(obj)
+        if pid is None and self._is_mirrorable(obj):
+            self._handle(obj)
+        return pid
+
+    def _is_candidate(self, obj: Any) -> bool:
+        """Whether a second look is worth while: almost everything in a pickle is a name or a number."""
+        cls: Any = type(obj)
+        return is_candidate_class(cls) or id(obj) in self._externals
+
+    def _elsewhere(self, obj: Any) -> PersistentId | None:
+        """The persistent id of what every replica has already."""
+        handle = self._table.handle_of(obj)
+        if handle is not None:
+            return "object", handle
+        if isinstance(obj, PerReplica):
+            return self._part(obj)
+        name = self._externals.get(id(obj))
+        return None if name is None else ("external", name)
+
+    def _part(self, value: PerReplica) -> PersistentId:
+        for index, known in enumerate(self.per_replica):
+            if known is value:
+                return "part", index
+        self.per_replica.append(value)
+        return "part", len(self.per_replica) - 1
+
+    def _handle(self, obj: Any) -> int:
+        if id(obj) not in self._handles:
+            self._refuse_foreign(obj)
+            self._handles[id(obj)] = self._table.reserve()
+            self.new.append((self._handles[id(obj)], obj))
+            if isinstance(obj, torch.nn.Module):
+                self._add_buffers(obj)
+        return self._handles[id(obj)]
+
+    def _add_buffers(self, module: torch.nn.Module) -> None:
+        """Buffers are told from other tensors by the module that registered them."""
+        for buffer in attributes(module).get("_buffers", {}).values():
+            if buffer is not None and self._table.handle_of(buffer) is None:
+                self._handle(buffer)
+
+    def _is_shared(self, obj: Any) -> bool:
+        """Whether a function that reaches `obj` must not be imported by the replicas."""
+        return self._is_candidate(obj) and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
+
+    def _elsewhere_quietly(self, obj: Any) -> bool:
+        return self._table.handle_of(obj) is not None or isinstance(obj, PerReplica) or id(obj) in self._externals
+
+    def _is_mirrorable(self, obj: Any) -> bool:
+        if isinstance(obj, torch.Tensor):
+            return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope
+        return kind_of(obj) is not None
+
+    def _refuse_foreign(self, obj: Any) -> None:
+        # What is ours has a handle already and does not come here.
+        is_tensor = type(obj) is MirroredTensor
+        if record_of(obj).tensor is obj if is_tensor else is_mirrored_class(type(obj)):
+            raise FailedPreconditionError(
+                f"A step may use the variables of one strategy; {_title(obj)} belongs to another one than "
+                f"{self._name}. Create it under this strategy's scope, or call run() of its own strategy."
+            )
+
+    def _check_origin(self) -> None:
+        """Everything new must have been made under this strategy's scope."""
+        for _, obj in self.new:
+            if isinstance(obj, torch.nn.Parameter):
+                self._check_parameter(obj)
+        for _, obj in self.new:
+            if isinstance(obj, torch.nn.Module) and not self._is_made_here(obj):
+                raise FailedPreconditionError(
+                    f"Modules that a step uses must be made under the scope of {self._name}; a {type(obj).__name__} "
+                    f"was not. Create it inside `with strategy.scope():`."
+                )
+
+    def _check_parameter(self, parameter: torch.nn.Parameter) -> None:
+        if is_lazy(parameter):
+            raise FailedPreconditionError(
+                f"Parameters must be initialised before a step uses them, {self._place(parameter)} is lazy. "
+                f"Call the module once on an example under the scope."
+            )
+        if parameter not in self._scope:
+            raise FailedPreconditionError(
+                f"Everything that a step trains must be made under the scope of {self._name}; "
+                f"{self._place(parameter)} was not. Create it inside `with strategy.scope():`."
+            )
+
+    def _is_made_here(self, module: torch.nn.Module) -> bool:
+        tensors = [*module.parameters(), *module.buffers()]
+        return not tensors or any(tensor in self._scope or self._table.handle_of(tensor) for tensor in tensors)
+
+    def _place(self, parameter: torch.Tensor) -> str:
+        """Where a new parameter was found: the outermost module counts, then an optimizer."""
+        new = [obj for _, obj in self.new]
+        places = [_place_in_module(obj, parameter) for obj in new if isinstance(obj, torch.nn.Module)]
+        places += [_place_in_optimizer(obj, parameter) for obj in new if isinstance(obj, torch.optim.Optimizer)]
+        return next((place for place in places if place), "") or _title(parameter)
+
+
+def _place_in_module(module: torch.nn.Module, parameter: torch.Tensor) -> str:
+    names = [name for name, found in module.named_parameters() if found is parameter]
+    return f"parameter {names[0]!r} of module {type(module).__name__}" if names else ""
+
+
+def _place_in_optimizer(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
+    for index, group in enumerate(optimizer.param_groups):
+        if any(found is parameter for found in group["params"]):
+            return f"a parameter in param_groups[{index}] of optimizer {type(optimizer).__name__}"
+    return ""
+
+
+def _title(obj: Any) -> str:
+    if isinstance(obj, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return f"a {'parameter' if isinstance(obj, torch.nn.Parameter) else 'buffer'} of shape {tuple(obj.shape)}"
+    return f"a {type(obj).__name__}"

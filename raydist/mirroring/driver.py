@@ -1,0 +1,250 @@
+"""The driver half of mirroring: the user's objects, and what the replicas must be sent before each step.
+
+Nothing happens to an object until a step reaches it. Then it is shipped, once, and becomes *mirrored* in place: it
+stays the object that the program holds, but reads of it fetch the replicas' present values and writes are found before
+the next step. A program that only runs steps pays for pickling its function, and for nothing per parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.attributes import Control
+from raydist.mirroring.discovery import Discovery
+from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.objects import MirroredClasses
+from raydist.mirroring.optimizer_states import LazyStates
+from raydist.mirroring.scope import Scope
+from raydist.mirroring.shipment import ReplicaLink, Shipment
+from raydist.mirroring.state import Writes
+from raydist.mirroring.variables import Variables
+from raydist.pickling.attribute_table import Flat
+from raydist.pickling.pickler import PersistentId, loads
+
+__all__ = ["MirrorDriver"]
+
+_FUNCTIONS_KEPT = 64
+
+
+@final
+class MirrorDriver:
+    """The mirrored objects of one strategy.
+
+    Args:
+        name: The strategy, for messages.
+        link: The way to its replicas.
+    """
+
+    def __init__(self, name: str, link: ReplicaLink) -> None:
+        self._name = name
+        self._link = link
+        self._lock = threading.RLock()
+        self._scope = Scope()
+        self._table = DriverTable()
+        self._classes = MirroredClasses(self)
+        self._variables = Variables(link, self._scope, self._refresh_modules)
+        self._control = Control(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
+        self._states = LazyStates(link, self._table, loads=self._loads)
+        self._sent: OrderedDict[bytes, None] = OrderedDict()
+        self._pending: Shipment | None = None
+        self._found: tuple[list[tuple[int, Any]], dict[int, Flat]] = [], {}
+        self._released = False
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Note what is created in the block as created under this strategy."""
+        self._require_open()
+        return self._scope.enter()
+
+    def prepare(
+        self,
+        fn: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        externals: Mapping[str, Any] | None = None,
+    ) -> Shipment:
+        """Everything that one step needs on the replicas and that they do not have.
+
+        The shipment must be applied by every replica, in the order of the calls; if it cannot be, call :meth:`reset`.
+        Waits for dispatched steps only where the driver changed something without having read it.
+
+        Args:
+            fn: The step function.
+            args: Its positional arguments; `PerReplica` leaves become placeholders.
+            kwargs: Its keyword arguments.
+            externals: Objects that every replica has by itself, under the names given to `MirrorReplica`.
+
+        Raises:
+            FailedPreconditionError: Something reached was not made under this strategy's scope, belongs to another
+                strategy, cannot be pickled, or was changed by the last step and on the driver too.
+        """
+        with self._lock:
+            self._require_open()
+            discovery = Discovery(self._name, self._table, self._scope, externals or {})
+            function = discovery.pickle(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}")
+            # A function that holds PerReplica values is another one in every step.
+            digest = b"" if discovery.per_replica else hashlib.blake2b(function, digest_size=16).digest()
+            arguments = discovery.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
+            writes = Writes()
+            states = self._collect(writes)
+            self._pending = Shipment(
+                released=self._table.released,
+                writes=discovery.pickle(writes, "what the driver changed") if writes else b"",
+                bundle=discovery.bundle(),
+                function=b"" if digest in self._sent else function,
+                digest=digest,
+                forget=self._functions_too_many(digest),
+                arguments=arguments,
+                per_replica=tuple(discovery.per_replica),
+            )
+            self._found = discovery.new, states
+            return self._pending
+
+    def _collect(self, writes: Writes) -> dict[int, Flat]:
+        states = self._control.collect(writes)
+        self._variables.collect(writes)
+        self._states.collect(writes)
+        return states
+
+    def _functions_too_many(self, digest: bytes) -> tuple[bytes, ...]:
+        """The function that has been unused for longest, if another one needs its place."""
+        full = digest and digest not in self._sent and len(self._sent) >= _FUNCTIONS_KEPT
+        return (next(iter(self._sent)),) if full else ()
+
+    def dispatched(self) -> None:
+        """The last shipment is on its way: what is new is mirrored now, and what the driver holds is stale.
+
+        A shipment that is not dispatched leaves no trace; the next one holds the same again.
+        """
+        with self._lock:
+            if self._pending is not None:
+                self._settle(self._pending)
+                self._pending = None
+            self._variables.expire()
+            self._control.expire()
+            self._states.expire()
+
+    def _settle(self, shipment: Shipment) -> None:
+        new, states = self._found
+        self._found = [], {}
+        self._adopt(new)
+        self._control.settle(states)
+        self._variables.settle()
+        self._states.settle()
+        if shipment.digest:
+            self._sent[shipment.digest] = None
+            self._sent.move_to_end(shipment.digest)
+        for digest in shipment.forget:
+            del self._sent[digest]
+        for handle in self._table.take_released(len(shipment.released)):
+            self._variables.forget(handle)
+            self._control.forget(handle)
+            self._states.forget(handle)
+
+    def _adopt(self, new: Sequence[tuple[int, Any]]) -> None:
+        for handle, obj in new:
+            self._table.add(obj, handle)
+        for handle, obj in new:
+            if isinstance(obj, torch.Tensor):
+                self._variables.add(obj, handle)
+            else:
+                self._control.add(obj, handle)
+                self._states.add(obj, handle)
+                self._classes.mirror(obj)
+
+    def refresh(self) -> None:
+        """Fetch everything that changed on the replicas, after the dispatched steps."""
+        with self._lock:
+            attempt_all(
+                [
+                    lambda: self._control.refresh(modules=True),
+                    lambda: self._control.refresh(modules=False),
+                    self._variables.refresh,
+                    self._states.refresh,
+                ]
+            )
+
+    def reset(self, source: int = 0) -> None:
+        """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
+        with self._lock:
+            state, held = self._link.call(source, "dump")
+            self._link.call_all("load", state)
+            self._pending = None
+            self._sent.clear()
+            for handle, obj in list(self._table.objects()):
+                if handle not in held:  # its shipment was the one that failed: it will be found again
+                    self._abandon(handle, obj)
+            self.dispatched()
+
+    def _abandon(self, handle: int, obj: Any) -> None:
+        self._table.remove(handle)
+        self._control.forget(handle)
+        self._states.forget(handle)
+        if isinstance(obj, torch.Tensor):
+            self._variables.abandon(handle)
+        else:
+            self._classes.plain(obj)
+
+    def release(self, *, fetch: bool = True) -> None:
+        """Make everything plain again, also what could not be fetched. May be called twice.
+
+        Args:
+            fetch: Fetch the final values first; False leaves the values that were read last.
+        """
+        with self._lock:
+            if self._released:
+                return
+            try:
+                if fetch:
+                    self.refresh()
+            finally:
+                self._released = True
+                self._make_plain()
+
+    def _make_plain(self) -> None:
+        objects = [obj for _, obj in self._table.objects() if not isinstance(obj, torch.Tensor)]
+        to_plain = [functools.partial(self._classes.plain, obj) for obj in objects]
+        attempt_all([self._table.clear, self._variables.release, *to_plain])
+
+    def before_read(self, obj: Any, name: str) -> None:
+        """An attribute of a mirrored object is about to be read."""
+        handle = self._table.handle_of(obj)
+        if handle is not None:
+            with self._lock:
+                self._control.touch(obj, handle)
+                self._states.before_read(obj, handle, name)
+                if name == "zero_grad":
+                    self._variables.gradients.clear(obj)
+
+    def before_write(self, obj: Any, name: str) -> None:
+        """An attribute of a mirrored object is about to be set or deleted."""
+        self.before_read(obj, name)
+
+    def _refresh_modules(self) -> None:
+        with self._lock:
+            if not self._released:
+                self._control.refresh(modules=True)
+
+    def _loads(self, data: bytes) -> Any:
+        return loads(data, self._resolve)
+
+    def _resolve(self, pid: PersistentId) -> Any:
+        if pid[0] == "object":
+            return self._table.object_of(pid[1])
+        if pid[0] == "device":
+            return "cpu"
+        raise FailedPreconditionError(f"raydist bug: a replica sent the unknown persistent id {pid!r}.")
+
+    def _require_open(self) -> None:
+        if self._released:
+            raise FailedPreconditionError(f"{self._name} must be open, it was closed. Create a new strategy.")

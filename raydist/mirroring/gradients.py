@@ -1,0 +1,159 @@
+"""Gradients on the driver: `p.grad` is what the replicas hold, and clearing or changing it reaches them.
+
+A loop that calls `optimizer.zero_grad()` on the driver before every step must not fetch gradients only to drop them, so
+`zero_grad` is known by name: it clears without a look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from raydist.mirroring.shipment import ReplicaLink
+from raydist.mirroring.state import TensorImage, Writes
+from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of
+from raydist.pickling.attribute_table import attributes
+
+__all__ = ["Gradients"]
+
+
+@final
+class Gradients:
+    """The `.grad` of every mirrored parameter of one strategy."""
+
+    def __init__(self, link: ReplicaLink) -> None:
+        self._link = link
+        self._records: dict[int, TensorRecord] = {}
+        self._fetched: dict[int, tuple[torch.Tensor, int]] = {}
+        self._cleared: set[int] = set()
+        self._touched: set[int] = set()  # set, or reached by a backward on the driver
+        self._sent: dict[int, torch.Tensor] = {}
+        self._hooks: dict[int, RemovableHandle] = {}
+        self._fresh = True
+
+    def add(self, record: TensorRecord) -> None:
+        """Look after one more parameter. The replicas hold the gradient that it has on the driver."""
+        tensor = record.tensor
+        if not isinstance(tensor, torch.nn.Parameter):
+            return
+        self._records[record.handle] = record
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.grad is not None:
+                self._fetched[record.handle] = tensor.grad, tensor.grad._version
+        self.watch(record)
+
+    def watch(self, record: TensorRecord) -> None:
+        """See to it that a backward on the driver adds to the gradient that the replicas hold.
+
+        A parameter that is frozen now can have no hook: to be called again after each use of it.
+        """
+        tensor = record.tensor
+        if tensor is None or record.handle in self._hooks or record.handle not in self._records:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.requires_grad:
+                # It runs before autograd adds to `.grad`.
+                self._hooks[record.handle] = tensor.register_hook(lambda _: self._before_backward(record))
+
+    def _before_backward(self, record: TensorRecord) -> None:
+        self._touched.add(record.handle)
+        self.before_read(record)
+
+    def forget(self, handle: int) -> None:
+        """The program dropped a parameter."""
+        self._records.pop(handle, None)
+        self._fetched.pop(handle, None)
+        self._sent.pop(handle, None)
+        self._cleared.discard(handle)
+        self._touched.discard(handle)
+        hook = self._hooks.pop(handle, None)
+        if hook is not None:
+            hook.remove()
+
+    def release(self) -> None:
+        """Forget every parameter: its gradient on the driver is all there is."""
+        self._fresh = True
+        for handle in list(self._records):
+            self.forget(handle)
+
+    def expire(self) -> None:
+        """A step was dispatched: the replicas have other gradients now."""
+        self._fresh = False
+
+    def before_read(self, record: TensorRecord) -> None:
+        """Fetch the gradients, after the dispatched steps. What the driver set or changed since then stays."""
+        if self._fresh or record.handle in self._cleared or record.handle not in self._records:
+            return
+        images: dict[int, TensorImage] = self._link.call(0, "collect_gradients")
+        self._fresh = True
+        with torch._C.DisableTorchFunctionSubclass():
+            for handle, tensor in self._tensors(self._records.keys()):
+                if handle not in self._cleared and self._is_fetched(handle, tensor):
+                    self._store(handle, tensor, images.get(handle))
+
+    def _tensors(self, handles: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
+        found = [(handle, self._records[handle].tensor) for handle in sorted(handles) if handle in self._records]
+        return [(handle, tensor) for handle, tensor in found if tensor is not None]
+
+    def _is_fetched(self, handle: int, tensor: torch.Tensor) -> bool:
+        """Whether the present gradient is an older fetched one, unchanged, or none."""
+        return tensor.grad is None or self._is_known(handle, tensor.grad)
+
+    def _is_known(self, handle: int, gradient: torch.Tensor) -> bool:
+        known = self._fetched.get(handle)
+        return known is not None and known[0] is gradient and known[1] == gradient._version
+
+    def _store(self, handle: int, tensor: torch.Tensor, image: TensorImage | None) -> None:
+        tensor.grad = None if image is None else image.tensor().to(tensor.device)
+        if tensor.grad is None:
+            self._fetched.pop(handle, None)
+        else:
+            self._fetched[handle] = tensor.grad, tensor.grad._version
+
+    def after_write(self, record: TensorRecord) -> None:
+        """`p.grad = ...` or `del p.grad` was executed on the driver."""
+        tensor = record.tensor
+        if tensor is None or record.handle not in self._records:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            self._touched.add(record.handle)
+            self._fetched.pop(record.handle, None)  # what is not known here will be sent
+            if tensor.grad is None:
+                self._cleared.add(record.handle)
+
+    def clear(self, obj: Any) -> None:
+        """`obj.zero_grad` is about to be called, of a module or an optimizer."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in _parameters(obj):
+                if type(parameter) is MirroredTensor and record_of(parameter).handle in self._records:
+                    parameter.grad = None
+                    self.after_write(record_of(parameter))
+
+    def collect(self, writes: Writes) -> None:
+        """Add what the driver cleared, set, changed or computed since the last step."""
+        writes.cleared_gradients = sorted(self._cleared)
+        with torch._C.DisableTorchFunctionSubclass():
+            held = [(handle, tensor.grad) for handle, tensor in self._tensors(self._touched | self._fetched.keys())]
+            self._sent = {
+                handle: gradient
+                for handle, gradient in held
+                if gradient is not None and not self._is_known(handle, gradient)
+            }
+            writes.gradients = {handle: gradient.detach() for handle, gradient in self._sent.items()}
+
+    def settle(self) -> None:
+        """What `collect` found is on its way."""
+        self._cleared.clear()
+        self._touched.clear()
+        self._fetched |= {handle: (gradient, gradient._version) for handle, gradient in self._sent.items()}
+        self._sent = {}
+
+
+def _parameters(obj: Any) -> Iterable[torch.Tensor]:
+    if isinstance(obj, torch.optim.Optimizer):
+        groups: list[dict[str, Any]] = attributes(obj)["param_groups"]
+        return [parameter for group in groups for parameter in group["params"]]
+    return list(torch.nn.Module.parameters(obj)) if isinstance(obj, torch.nn.Module) else []

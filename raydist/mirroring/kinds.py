@@ -1,0 +1,133 @@
+"""The kinds of objects that have a handle, and which of their attributes are control state."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from raydist.pickling.attribute_table import Digest, Flat, Identity, Path, attributes, capture, patch
+from raydist.pickling.parametrized import match_class
+
+__all__ = [
+    "Kind",
+    "capture_object",
+    "content_digest",
+    "is_just_seeded",
+    "is_metric",
+    "kind_of",
+    "kind_of_class",
+    "patch_object",
+]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A family of mirrored objects.
+
+    Attributes:
+        name: For messages.
+        type: The class that the objects derive from.
+        skip: Attributes that are not control state: tensors with their own way, and what belongs to one process.
+    """
+
+    name: str
+    type: type
+    skip: frozenset[str] = frozenset()
+
+
+MODULE = Kind("module", torch.nn.Module)
+OPTIMIZER = Kind("optimizer", torch.optim.Optimizer, frozenset({"state", "step"}))
+SCHEDULER = Kind("scheduler", LRScheduler)
+# The per-optimizer states are keyed by id(optimizer), which differs between processes, and live for one step only.
+SCALER = Kind("gradient scaler", torch.amp.GradScaler, frozenset({"_per_optimizer_states"}))
+GENERATOR = Kind("generator", torch.Generator)
+KINDS = (MODULE, OPTIMIZER, SCHEDULER, SCALER, GENERATOR)
+
+# Wrappers around the instance's own methods, and results that each side caches for itself.
+_METRIC_SKIP = frozenset({"update", "compute", "_update_signature", "_computed", "_cache", "_forward_cache"})
+
+
+def kind_of(obj: Any) -> Kind | None:
+    """The kind of `obj`, None if it has none. Tensors have none: they are told apart by whose they are."""
+    cls: Any = type(obj)
+    return kind_of_class(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def kind_of_class(cls: Any) -> Kind | None:
+    """The kind of the objects of a class."""
+    return next((kind for kind in KINDS if issubclass(cls, kind.type)), None)
+
+
+def is_metric(obj: Any) -> bool:
+    """Whether `obj` is a torchmetrics Metric, recognised without importing torchmetrics."""
+    return any(base.__name__ == "Metric" and base.__module__.startswith("torchmetrics.") for base in type(obj).__mro__)
+
+
+def _skip(obj: Any) -> frozenset[str]:
+    kind = kind_of(obj)
+    if kind is not None and kind is not MODULE:
+        return kind.skip
+    if is_metric(obj):
+        return _METRIC_SKIP | frozenset(attributes(obj).get("_defaults", ()))
+    # A compiled module is a shell around the module that counts; its own state belongs to this process.
+    return frozenset(attributes(obj)) if "dynamo_ctx" in attributes(obj) else frozenset()
+
+
+def capture_object(obj: Any, digest: Digest) -> Flat:
+    """The control state of a mirrored object."""
+    if isinstance(obj, torch.Generator):
+        return capture({"state": bytes(obj.get_state().numpy())})
+    return capture(attributes(obj), skip=_skip(obj), digest=digest)
+
+
+def patch_object(obj: Any, changes: Mapping[Path, Any]) -> None:
+    """Give a mirrored object the control state of the other side."""
+    if isinstance(obj, torch.Generator):
+        state = changes.get(("state",))
+        if state is not None:
+            obj.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return
+    patch(attributes(obj), changes, skip=_skip(obj))
+    if isinstance(obj, torch.nn.Module):
+        match_class(obj)
+
+
+def is_just_seeded(generator: torch.Generator) -> bool:
+    """Whether nothing was drawn since the seed was set: then it was set outright, whatever the replicas drew."""
+    fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return torch.equal(fresh.get_state(), generator.get_state())
+
+
+def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
+    """Marks for the leaves of control states.
+
+    Mirrored objects are marked by handle, tensors by identity and version, functions and classes by identity, and
+    whatever else can change inside by a digest of its pickle (by identity if it has none).
+    """
+
+    def digest(value: Any) -> Hashable:
+        handle = handle_of(value)
+        if handle is not None:
+            return "handle", handle
+        if isinstance(value, torch.Tensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                return Identity(value), value._version
+        if kind_of(value) is not None or isinstance(value, type) or callable(value):
+            return Identity(value)
+        if type(value) is set and all(isinstance(item, str | int) for item in value):
+            return frozenset(value)
+        try:
+            return hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
+        except Exception:  # whatever a user's __reduce__ raises, the object is then known by identity only
+            return Identity(value)
+
+    return digest

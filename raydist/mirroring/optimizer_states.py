@@ -1,0 +1,150 @@
+"""The driver half for tensors that are no variables: optimizer states and metric states, fetched only when read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.kinds import content_digest
+from raydist.mirroring.metrics import divide_states, merge_states, restore_states, state_names
+from raydist.mirroring.shipment import ReplicaLink
+from raydist.mirroring.state import Writes
+from raydist.pickling.attribute_table import Flat, attributes, capture, changed, seal
+
+__all__ = ["LazyStates"]
+
+
+@final
+class LazyStates:
+    """Optimizer states (the first replica's: they are equal) and metric states (merged over replicas)."""
+
+    def __init__(self, link: ReplicaLink, table: DriverTable, *, loads: Callable[[bytes], Any]) -> None:
+        self._link = link
+        self._table = table
+        self._loads = loads
+        self._digest = content_digest(table.handle_of)
+        self._known: dict[int, Flat] = {}
+        self._optimizers: set[int] = set()
+        self._metrics: set[int] = set()
+        self._fresh: set[int] = set()
+        self._seen: set[int] = set()  # states that somebody on the driver may hold
+        self._written: set[int] = set()
+
+    def add(self, obj: Any, handle: int) -> None:
+        """The replicas hold the present state of `obj`."""
+        if isinstance(obj, torch.optim.Optimizer):
+            self._optimizers.add(handle)
+        elif state_names(obj):
+            self._metrics.add(handle)
+        else:
+            return
+        self._fresh.add(handle)
+        self._known[handle] = self._capture(obj)
+        if self._known[handle]:
+            self._seen.add(handle)
+
+    def forget(self, handle: int) -> None:
+        """The program dropped an object."""
+        for held in (self._optimizers, self._metrics, self._fresh, self._seen, self._written):
+            held.discard(handle)
+        self._known.pop(handle, None)
+
+    def expire(self) -> None:
+        """A step was dispatched: the replicas' states are the newer ones."""
+        self._fresh.clear()
+
+    def before_read(self, obj: Any, handle: int, name: str) -> None:
+        """Fetch what reading `obj.name` would show."""
+        if handle in self._metrics or (handle in self._optimizers and name in ("state", "__dict__")):
+            self._fetch(obj, handle)
+            self._seen.add(handle)
+
+    def refresh(self) -> None:
+        """Fetch everything."""
+        living = [(self._table.object_of(handle), handle) for handle in sorted(self._optimizers | self._metrics)]
+        attempt_all([functools.partial(self._fetch, obj, handle) for obj, handle in living if obj is not None])
+
+    def _fetch(self, obj: Any, handle: int) -> None:
+        if handle in self._fresh:
+            return
+        self._refuse_blind_write(obj, handle)
+        if handle in self._metrics:
+            self._fetch_metrics()
+        else:
+            self._fresh.add(handle)
+            state = self._loads(self._link.call(0, "collect_optimizer_state", handle))
+            _take_over(attributes(obj)["state"], state)
+            self._known[handle] = self._capture(obj)
+
+    def _fetch_metrics(self) -> None:
+        self._fresh |= self._metrics
+        per_replica = [self._loads(states) for states in self._link.call_all("collect_metrics")]
+        for handle in self._metrics:
+            metric = self._table.object_of(handle)
+            if metric is not None:
+                restore_states(metric, merge_states(metric, [states[handle] for states in per_replica]))
+                self._known[handle] = self._capture(metric)
+
+    def _refuse_blind_write(self, obj: Any, handle: int) -> None:
+        now = self._capture_open(obj)
+        if changed(self._known[handle], now):
+            self._known[handle] = seal(now)  # the next read fetches what the replicas hold
+            raise FailedPreconditionError(
+                f"The states of {type(obj).__name__} must be read from it before they are changed on the driver; they "
+                f"were changed through a reference kept from before the last step, and that change is dropped. Read "
+                f"them again, and change them then."
+            )
+
+    def collect(self, writes: Writes) -> None:
+        """Add what the driver changed since the last step."""
+        self._written.clear()
+        for handle in sorted(self._seen):
+            obj = self._table.object_of(handle)
+            if obj is None or not changed(self._known[handle], self._capture_open(obj)):
+                continue
+            if handle not in self._fresh:
+                self._refuse_blind_write(obj, handle)
+            self._written.add(handle)
+            if handle in self._metrics:
+                writes.metrics[handle] = divide_states(obj)
+            else:
+                writes.optimizer_states[handle] = dict(attributes(obj)["state"])
+
+    def settle(self) -> None:
+        """What `collect` found is on its way."""
+        for handle in self._written:
+            obj = self._table.object_of(handle)
+            if obj is not None:
+                self._known[handle] = self._capture(obj)
+        self._written.clear()
+
+    def _capture(self, obj: Any) -> Flat:
+        return seal(self._capture_open(obj))
+
+    def _capture_open(self, obj: Any) -> Flat:
+        if isinstance(obj, torch.optim.Optimizer):
+            state = attributes(obj)["state"]
+            # By handle: what is remembered must not keep parameters alive.
+            by_handle: dict[Any, Any] = {self._table.handle_of(p) or id(p): values for p, values in state.items()}
+            return capture(by_handle, digest=self._digest)
+        held = attributes(obj)
+        return capture({name: held[name] for name in state_names(obj)}, digest=self._digest)
+
+
+def _take_over(state: dict[Any, Any], fresh: dict[Any, Any]) -> None:
+    """Replace an optimizer's state in place, down to the dictionary of each parameter."""
+    for parameter in [known for known in state if known not in fresh]:
+        del state[parameter]
+    for parameter, values in fresh.items():
+        held = state.get(parameter)
+        if isinstance(held, dict) and isinstance(values, dict):
+            held.clear()
+            held.update(values)
+        else:
+            state[parameter] = values

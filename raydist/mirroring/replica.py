@@ -1,0 +1,229 @@
+"""The replica half of mirroring: plain PyTorch objects under the handles that the driver gave them.
+
+A step pays nothing for being mirrored. Between steps the driver sends what it changed (`apply`) and asks for what it
+wants to read (`collect_*`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.guard import refuse_new_parameters
+from raydist.mirroring.handles import ReplicaTable
+from raydist.mirroring.kinds import patch_object
+from raydist.mirroring.metrics import hold_states, restore_states, state_names
+from raydist.mirroring.optimizers import note_steps
+from raydist.mirroring.report import ControlCollector, TensorCollector
+from raydist.mirroring.shipment import Shipment
+from raydist.mirroring.state import TensorImage, Writes, overwrite
+from raydist.pickling.attribute_table import attributes
+from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
+
+__all__ = ["MirrorReplica"]
+
+
+@final
+class MirrorReplica:
+    """The mirrored objects of one replica.
+
+    Args:
+        rank: The replica's number.
+        device: Where mirrored tensors live.
+        externals: What functions may reach that every replica has by itself, by name.
+    """
+
+    def __init__(self, rank: int, *, device: str = "cpu", externals: Mapping[str, Any] | None = None) -> None:
+        self.rank = rank
+        self._device = device
+        self._externals = dict(externals or {})
+        self._parts: Sequence[Any] = ()
+        self._functions: dict[bytes, tuple[bytes, Any]] = {}
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._table = ReplicaTable()
+        self._control = ControlCollector(self._table, self._identify)
+        self._tensors = TensorCollector(self._table)
+
+    def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Take in a shipment; the step's function, positional and keyword arguments.
+
+        Args:
+            shipment: What the driver prepared.
+            parts: This replica's part of every `PerReplica` leaf, in the order of `Shipment.per_replica`.
+        """
+        for handle in shipment.released:
+            self._table.release(handle)
+        if shipment.bundle:
+            self._load_bundle(shipment.bundle)
+        if shipment.writes:
+            self._write(loads(shipment.writes, self._resolve))
+        for digest in shipment.forget:
+            self._functions.pop(digest, None)
+        self._parts = parts
+        try:
+            function = self._function(shipment)
+            args, kwargs = loads(shipment.arguments, self._resolve)
+        finally:
+            self._parts = ()
+        self._control.note_step_start()
+        return function, args, kwargs
+
+    def guard(self) -> AbstractContextManager[None]:
+        """For the time of a step: a parameter created in a mirrored module is an error."""
+        return refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Every mirrored parameter, in an order that is the same on all replicas."""
+        return [obj for _, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
+
+    def export_buffers(self) -> list[torch.Tensor]:
+        """Copies of every mirrored buffer, in an order that is the same on all replicas."""
+        return [buffer.detach().clone() for buffer in self._buffers()]
+
+    def import_buffers(self, values: Sequence[torch.Tensor]) -> None:
+        """Take another replica's `export_buffers()`: after a step on stand-in rows."""
+        for buffer, value in zip(self._buffers(), values, strict=True):
+            overwrite(buffer, value)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        tensors = [obj for _, obj in self._table.items() if isinstance(obj, torch.Tensor)]
+        return [tensor for tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
+
+    def hold_metrics(self) -> dict[int, dict[str, Any]]:
+        """The states of every metric, to be given to `restore_metrics` after a step that must not count."""
+        return {handle: hold_states(metric) for handle, metric in self._table.items() if state_names(metric)}
+
+    def restore_metrics(self, held: dict[int, dict[str, Any]]) -> None:
+        """Put back what `hold_metrics` gave."""
+        for handle, states in held.items():
+            restore_states(self._table.object_of(handle), states)
+
+    def collect_control(self, modules: bool) -> bytes:
+        """Pickle of the control state that changed since the driver last heard of it.
+
+        Args:
+            modules: Modules and `requires_grad`; False: everything else (the modules would be slower to look at).
+        """
+        return self._control.collect(modules=modules)
+
+    def collect_tensors(self) -> dict[int, TensorImage]:
+        """Parameters and integer buffers whose values changed since the driver last heard of them."""
+        return self._tensors.collect(averaged=False)
+
+    def collect_gradients(self) -> dict[int, TensorImage]:
+        """The gradients of all parameters that have one."""
+        parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
+        return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
+
+    def changed_averages(self) -> list[int]:
+        """Handles of floating-point buffers whose values changed on this replica since the last question."""
+        return list(self._tensors.collect(averaged=True))
+
+    def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
+        """Present values of these tensors."""
+        return [TensorImage.of(self._table.object_of(handle)) for handle in handles]
+
+    def collect_optimizer_state(self, handle: int) -> bytes:
+        """Pickle of an optimizer's `state`: momentum and its like."""
+        return dumps(dict(attributes(self._table.object_of(handle))["state"]), self._identify)
+
+    def collect_metrics(self) -> bytes:
+        """Pickle of the states of every metric by handle."""
+        return dumps(self.hold_metrics(), self._identify)
+
+    def dump(self) -> tuple[bytes, frozenset[int]]:
+        """Everything this replica holds, and its handles: with `load` another one becomes bit-identical to it."""
+        items = self._table.items()
+        state = dumps(items, lambda _: None, to_replica=True)
+        return state, frozenset(handle for handle, _ in items)
+
+    def load(self, state: bytes) -> None:
+        """Become what another replica was when it called `dump`. Earlier objects of this replica are dropped."""
+        self._start_empty()
+        self._add(loads(state, self._resolve))
+        self._functions.clear()  # they refer to the objects of before; the driver sends them again
+
+    def _load_bundle(self, bundle: bytes) -> None:
+        unpickler = HandleUnpickler(io.BytesIO(bundle), self._resolve)
+        unpickler.load()  # the roots; what they lead to is in the list that follows
+        found = unpickler.load()
+        self._add(found)
+        self._set_gradients(unpickler.load())
+        for handle, _ in found:
+            self._settle(handle)
+
+    def _add(self, items: Sequence[tuple[int, Any]]) -> None:
+        for handle, obj in items:
+            self._table.add(handle, obj)
+            if isinstance(obj, torch.optim.Optimizer):
+                note_steps(obj)
+
+    def _settle(self, handle: int) -> None:
+        """Driver and replica agree on this object now."""
+        if isinstance(self._table.object_of(handle), torch.Tensor):
+            self._tensors.settle(handle)
+            self._control.settle_flag(handle)
+        else:
+            self._control.settle(handle)
+
+    def _write(self, writes: Writes) -> None:
+        for handle, values in writes.tensors.items():
+            overwrite(self._table.object_of(handle), values)
+        self._write_gradients(writes)
+        for handle, flag in writes.requires_grad.items():
+            self._table.object_of(handle).requires_grad_(flag)
+            self._control.settle_flag(handle)
+        for handle, changes in writes.control.items():
+            patch_object(self._table.object_of(handle), changes)
+        for handle, state in writes.optimizer_states.items():
+            held = attributes(self._table.object_of(handle))["state"]
+            held.clear()
+            held.update(state)
+        for handle, (first, others) in writes.metrics.items():
+            restore_states(self._table.object_of(handle), first if self.rank == 0 else others)
+        for handle in (*writes.tensors, *writes.control):
+            self._settle(handle)
+
+    def _write_gradients(self, writes: Writes) -> None:
+        for handle in writes.cleared_gradients:
+            self._table.object_of(handle).grad = None
+        self._set_gradients(writes.gradients)
+
+    def _set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        for handle, gradient in gradients.items():
+            parameter = self._table.object_of(handle)
+            parameter.grad = gradient.clone().to(parameter.device)
+
+    def _function(self, shipment: Shipment) -> Any:
+        if not shipment.digest:
+            return loads(shipment.function, self._resolve)
+        if shipment.function:
+            self._functions[shipment.digest] = (shipment.function, loads(shipment.function, self._resolve))
+        if shipment.digest not in self._functions:
+            raise FailedPreconditionError(
+                f"raydist bug: replica {self.rank} was sent the digest of a function that it does not have."
+            )
+        return self._functions[shipment.digest][1]
+
+    def _identify(self, obj: Any) -> PersistentId | None:
+        handle = self._table.handle_of(obj)
+        return None if handle is None else ("object", handle)
+
+    def _resolve(self, pid: PersistentId) -> Any:
+        match pid:
+            case ("object", handle):
+                return self._table.object_of(handle)
+            case ("part", index):
+                return self._parts[index]
+            case ("device",):
+                return self._device
+            case ("external", name):
+                return self._externals[name]
+        raise FailedPreconditionError(f"raydist bug: a replica was sent the unknown persistent id {pid!r}.")

@@ -1,0 +1,200 @@
+"""The driver half for tensors: reads fetch what the replicas hold, writes reach all of them before the next step."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.gradients import Gradients
+from raydist.mirroring.report import is_averaged
+from raydist.mirroring.scope import Scope
+from raydist.mirroring.shipment import ReplicaLink
+from raydist.mirroring.state import TensorImage, Writes, overwrite
+from raydist.mirroring.tensor import TensorRecord, mirror_tensor, plain_tensor
+
+__all__ = ["Variables", "average"]
+
+
+@final
+class Variables:
+    """Every mirrored parameter and buffer of one strategy (a `TensorOwner`).
+
+    Args:
+        link: The way to the replicas.
+        scope: Where copies made inside the scope are noted.
+        refresh_flags: Called before `requires_grad` is read or written.
+    """
+
+    def __init__(self, link: ReplicaLink, scope: Scope, refresh_flags: Callable[[], None]) -> None:
+        self._link = link
+        self._scope = scope
+        self._refresh_flags = refresh_flags
+        self.gradients = Gradients(link)
+        self._records: dict[int, TensorRecord] = {}
+        self._touched: set[int] = set()
+        self._fresh = True
+        self._lock = threading.RLock()
+
+    def add(self, tensor: torch.Tensor, handle: int) -> None:
+        """Make `tensor` mirrored; the replicas hold its present value."""
+        self._records[handle] = record = mirror_tensor(tensor, handle, self)
+        self.gradients.add(record)
+        if record.synced is not None:
+            self._touched.add(handle)
+
+    def forget(self, handle: int) -> None:
+        """The program dropped a tensor."""
+        self._records.pop(handle, None)
+        self._touched.discard(handle)
+        self.gradients.forget(handle)
+
+    def abandon(self, handle: int) -> None:
+        """Make one tensor plain again."""
+        plain_tensor(self._records[handle])
+        self.forget(handle)
+
+    def expire(self) -> None:
+        """A step was dispatched: the replicas' values are the newer ones."""
+        self._fresh = False
+        self.gradients.expire()
+
+    def before_values(self, record: TensorRecord) -> None:
+        if not self._fresh:
+            self.refresh()
+
+    def before_flags(self, record: TensorRecord) -> None:
+        self._refresh_flags()
+
+    def before_nothing(self, record: TensorRecord) -> None:
+        return None
+
+    def before_gradient(self, record: TensorRecord) -> None:
+        self.gradients.before_read(record)
+
+    def before_hook(self, record: TensorRecord) -> None:
+        if record.handle in self._records:
+            raise FailedPreconditionError(
+                "A hook on the gradient of a mirrored parameter must be registered before the first step uses it, or "
+                "inside a step; this parameter is on the replicas already. Register it right after creating the module."
+            )
+
+    def after_gradient(self, record: TensorRecord) -> None:
+        self.gradients.after_write(record)
+
+    def after_use(self, record: TensorRecord) -> None:
+        tensor = record.tensor
+        if tensor is not None and record.handle in self._records:
+            self._touched.add(record.handle)
+            record.guard(tensor)
+            self.gradients.watch(record)
+
+    def copied(self, copy: torch.Tensor) -> None:
+        if self._scope.is_active:
+            self._scope.mark(copy)
+
+    def refresh(self) -> None:
+        """Fetch every value that changed, after the dispatched steps."""
+        with self._lock:
+            if self._fresh:
+                return
+            images: dict[int, TensorImage] = self._link.call(0, "collect_tensors")
+            attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
+            if any(is_averaged(tensor) for tensor in self._tensors()):
+                self._refresh_averages()
+            self._fresh = True
+
+    def _tensors(self) -> list[torch.Tensor]:
+        found = [record.tensor for record in self._records.values()]
+        return [tensor for tensor in found if tensor is not None]
+
+    def _refresh_averages(self) -> None:
+        handles = sorted(set().union(*self._link.call_all("changed_averages")))
+        if not handles:
+            return
+        per_replica: list[list[TensorImage]] = self._link.call_all("buffer_images", handles)
+        for handle, images in zip(handles, zip(*per_replica, strict=True), strict=True):
+            self._store(handle, average([image.tensor() for image in images]))
+
+    def _store(self, handle: int, fresh: torch.Tensor) -> None:
+        record = self._records.get(handle)
+        tensor = None if record is None else record.tensor
+        if record is None or tensor is None:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            merged = record.merge(tensor, fresh)
+            overwrite(tensor, merged)
+            record.settle(tensor)
+            if merged is not fresh:  # still unknown to the replicas
+                record.version = -1
+
+    def set_flag(self, handle: int, requires_grad: bool) -> None:
+        """Take over `requires_grad` from the replicas."""
+        record = self._records.get(handle)
+        tensor = None if record is None else record.tensor
+        if record is not None and tensor is not None:
+            with torch._C.DisableTorchFunctionSubclass():
+                tensor.requires_grad_(requires_grad)
+            record.requires_grad = requires_grad
+
+    def collect(self, writes: Writes) -> None:
+        """Add what the driver wrote since the last step."""
+        self.gradients.collect(writes)
+        for handle, (record, tensor) in self._live().items():
+            if record.is_written(tensor):
+                self.refresh()
+                with torch._C.DisableTorchFunctionSubclass():
+                    writes.tensors[handle] = tensor.detach()
+            with torch._C.DisableTorchFunctionSubclass():
+                if tensor.requires_grad != record.requires_grad:
+                    writes.requires_grad[handle] = tensor.requires_grad
+
+    def settle(self) -> None:
+        """What `collect` found is on its way: the replicas will hold these values."""
+        self.gradients.settle()
+        for handle, (record, tensor) in self._live().items():
+            record.settle(tensor)
+            if record.synced is None:
+                self._touched.discard(handle)
+
+    def _live(self) -> dict[int, tuple[TensorRecord, torch.Tensor]]:
+        """Possibly written tensors; those that the program dropped leave the list."""
+        live: dict[int, tuple[TensorRecord, torch.Tensor]] = {}
+        for handle in sorted(self._touched):
+            record = self._records.get(handle)
+            tensor = None if record is None else record.tensor
+            if record is None or tensor is None:
+                self._touched.discard(handle)
+            else:
+                live[handle] = (record, tensor)
+        return live
+
+    def release(self) -> None:
+        """Make every tensor plain again, with the values it has now."""
+        self._fresh = True
+        self.gradients.release()
+        for record in self._records.values():
+            plain_tensor(record)
+        self._records.clear()
+        self._touched.clear()
+
+
+def average(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elementwise mean; elements that are equal everywhere keep their exact value.
+
+    >>> average([torch.tensor([1.0, 0.1]), torch.tensor([3.0, 0.1])])
+    tensor([2.0000, 0.1000])
+    """
+    first = values[0]
+    if len(values) == 1:
+        return first
+    equal = torch.ones_like(first, dtype=torch.bool)
+    for value in values[1:]:
+        equal &= value == first
+    mean = torch.stack([value.double() for value in values]).mean(0).to(first.dtype)
+    return torch.where(equal, first, mean)

@@ -1,0 +1,131 @@
+"""Pickling between the driver and its replicas: mirrored objects travel as handles, functions by value.
+
+A *handle* is the number under which both sides know one mirrored object. A persistent id stands for what exists on the
+other side already:
+
+    ("object", handle)       a mirrored module, parameter, optimizer, ...
+    ("part", k)              this replica's part of the k-th PerReplica leaf
+    ("external", name)       something every replica has by itself (the strategy, ...)
+    ("device",)              the device of the replica that reads
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import io
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any, final
+
+import cloudpickle
+import torch
+
+from raydist.pickling.by_value import Reach
+from raydist.pickling.compiled import reduce_compiled
+from raydist.pickling.parametrized import reduce_parametrized
+from raydist.pickling.tensors import ReplicaDevice, TensorReducer
+
+__all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "dumps", "loads"]
+
+PersistentId = tuple[Any, ...]
+_PROTOCOL = 5
+
+
+@final
+class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    """Pickles one or more objects with a common memo.
+
+    Args:
+        file: Where the pickle goes.
+        identify: The persistent id of an object, or None to pickle it by value.
+        reach: Decides which functions and classes go by value although the replicas could import them.
+        to_replica: Where tensors live afterwards, see `TensorReducer`.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        identify: Callable[[Any], PersistentId | None],
+        *,
+        reach: Reach | None = None,
+        to_replica: bool = False,
+    ) -> None:
+        super().__init__(file, protocol=_PROTOCOL)
+        self._identify = identify
+        self._reach = reach
+        self._tensors = TensorReducer(to_replica=to_replica)
+
+    def persistent_id(self, obj: Any) -> PersistentId | None:
+        if type(obj) is ReplicaDevice:
+            return ("device",)
+        return self._identify(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = self._reduce_torch(obj)
+        if reduced is not None:
+            return reduced
+        if self._reach is not None:
+            reduced = self._reduce_reaching(obj, self._reach)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+    def _reduce_reaching(self, obj: Any, reach: Reach) -> Any:
+        """What cloudpickle would write as a name, although the replica must not use its own import of it."""
+        if isinstance(obj, types.ModuleType):
+            values = reach.module_values(obj)
+            return (_module_with, (obj.__name__, values)) if values else None
+        if isinstance(obj, types.FunctionType) and reach.by_value(obj):
+            return self._dynamic_function_reduce(obj)
+        if isinstance(obj, type) and reach.by_value(obj):
+            return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
+        return None
+
+    def _reduce_torch(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return self._tensors.reduce(obj)
+        if isinstance(obj, torch.Generator):
+            return _rebuild_generator, (str(obj.device), obj.get_state())
+        if isinstance(obj, torch.optim.Optimizer):
+            # Its own __getstate__ forgets the hooks; its `step` is a bound wrapper that a scheduler put there.
+            state = {name: value for name, value in vars(obj).items() if name != "step"}
+            return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed
+        return reduce_compiled(obj) or reduce_parametrized(obj)
+
+
+def _module_with(name: str, values: dict[str, Any]) -> types.ModuleType:
+    """The module of this name as the driver sees it; the replica's own import stays as it is."""
+    module = types.ModuleType(name)
+    vars(module).update(vars(importlib.import_module(name)))
+    vars(module).update(values)
+    return module
+
+
+def _rebuild_generator(device: str, state: torch.Tensor) -> torch.Generator:
+    generator = torch.Generator(device)
+    generator.set_state(state)
+    return generator
+
+
+@final
+class HandleUnpickler(pickle.Unpickler):
+    """Reads what a :class:`HandlePickler` wrote; `resolve` gives the object of a persistent id."""
+
+    def __init__(self, file: io.BytesIO, resolve: Callable[[PersistentId], Any]) -> None:
+        super().__init__(file)
+        self._resolve = resolve
+
+    def persistent_load(self, pid: PersistentId) -> Any:
+        return self._resolve(pid)
+
+
+def dumps(obj: Any, identify: Callable[[Any], PersistentId | None], **how: Any) -> bytes:
+    """The bytes of one pickle; `how` as in :class:`HandlePickler`."""
+    file = io.BytesIO()
+    HandlePickler(file, identify, **how).dump(obj)
+    return file.getvalue()
+
+
+def loads(data: bytes, resolve: Callable[[PersistentId], Any]) -> Any:
+    """The object of :func:`dumps`."""
+    return HandleUnpickler(io.BytesIO(data), resolve).load()

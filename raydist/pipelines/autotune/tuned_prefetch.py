@@ -1,0 +1,85 @@
+"""Reading a pipeline ahead of its consumer where the autotuner says that it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from raydist.pipelines.autotune.model import INLINE, Knob, Setting
+from raydist.pipelines.autotune.tuned_part import Totals, TunedPart
+from raydist.pipelines.engine.buffer_size import BufferSize
+from raydist.pipelines.engine.op import IterContext, OpIterator
+from raydist.pipelines.engine.prefetch_thread import ReadAhead
+from raydist.pipelines.metering.meters import Meter
+
+__all__ = ["TunedPrefetch"]
+
+_LEAST_READ = 4  # blocks of a period in which a thread reads: some were made before it, some will be left behind
+
+
+@final
+class TunedPrefetch(TunedPart):
+    """Begins without a thread.
+
+    Args:
+        meter: The prefetch's.
+        ctx: Whose budgets it keeps.
+        look: Called before each block: now may be the time to decide.
+
+    Attributes:
+        knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
+    """
+
+    def __init__(self, meter: Meter, ctx: IterContext, look: Callable[[TunedPart], None]) -> None:
+        self.knob = Knob(meter.name, splits=True)
+        self.totals = Totals()
+        self._meter = meter
+        self._budgets = ctx.budgets
+        self._look = look
+        self._running = False
+
+    def look(self) -> None:
+        """Whoever reads a block through the prefetch calls this before."""
+        self._look(self)
+
+    def apply(self, wanted: Setting, *, row_s: float, block_bytes: float) -> None:
+        if not wanted.workers:
+            if self.setting.workers and not self._running:
+                self._budgets.threads.give()
+            self.setting = INLINE  # a thread that runs gives itself back when it ends
+        elif not self.setting.workers and self._budgets.threads.take(1):
+            self.setting = Setting("threads", 1)
+        self.least_blocks = _LEAST_READ if self.setting.workers else TunedPart.least_blocks
+        self._meter.place = self.setting.place
+        self._meter.kind = "prefetch" if self.setting.workers else "stage"
+
+    def read_ahead(self, source: OpIterator, rows: int) -> ReadAhead:
+        """A thread for `source`, not yet started, that keeps `rows` elements ready, or more where that helps."""
+        self._running = True
+        return ReadAhead(
+            source,
+            BufferSize(rows, tuned=True),
+            self._budgets.ram,
+            self._meter,
+            name=self.knob.name,
+            watch=self.made,
+            on_end=self._ended,
+        )
+
+    def _ended(self) -> None:
+        self._running = False
+        self._budgets.threads.give()
+
+    def made(self, seconds: float) -> None:
+        """A block was made in so many seconds, in whatever thread."""
+        self.totals.busy_s += seconds
+
+    def handed_out(self, rows: int, num_bytes: int) -> None:
+        """The consumer has got a block."""
+        totals = self.totals
+        totals.rows += rows
+        totals.num_bytes += num_bytes
+        totals.blocks += 1
+
+    def end(self) -> None:
+        """The iterator that reads ahead ends its thread."""

@@ -1,0 +1,168 @@
+"""Blocks: some consecutive elements as columns, the unit in which a pipeline moves and works.
+
+A block of n elements holds one column per leaf. A column of a fixed-shape number is one dense array of shape
+(n, *leaf_shape); anything else (bytes, str, arrays of varying shape) is an object array whose first axis has n entries.
+So `batch` is a reshape, `take` a slice, and a shuffle one gather.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import SpecError
+from raydist.nest import Structure, unflatten
+from raydist.pipelines.elements.spec import TensorSpec, most_specific_common
+
+__all__ = ["Block", "Column", "common_specs", "concat_blocks", "copied", "object_column", "private_column"]
+
+Column = np.ndarray[Any, np.dtype[Any]]
+
+_MAX_SIGNATURE = 400
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Consecutive elements, column by column.
+
+    A column that something else may read as well (a user's array, a mapped file) is marked read-only, `writeable`
+    False; a writable one belongs to the block. Whoever hands elements out copies read-only ones, so that a user may
+    work in place.
+
+    Attributes:
+        structure: The nest of one element.
+        specs: Spec of each leaf of one element, in leaf order.
+        columns: One array per leaf, first axis `num_rows`. Dense (dtype of the spec) where every element has the same
+            shape and holds numbers; else dtype object: rows are bytes, str or arrays (of bytes, of str, or of
+            differing shapes).
+        num_rows: Number of elements.
+    """
+
+    structure: Structure
+    specs: tuple[TensorSpec, ...]
+    columns: tuple[Column, ...]
+    num_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the dense columns, and an estimate (that of the first row) of the others."""
+        total = 0
+        for column in self.columns:  # asked for every block that passes a meter: a generator would take twice as long
+            total += _object_bytes(column) if column.dtype.hasobject else column.nbytes
+        return total
+
+    @property
+    def signature(self) -> str:
+        """Structure and dtypes as text: what neighbouring elements must share."""
+        return _signature(self.structure, tuple([spec.dtype for spec in self.specs]))
+
+    def slice(self, start: int, stop: int) -> Block:
+        """Elements `start` .. `stop`, without a copy."""
+        start, stop, _ = slice(start, stop).indices(self.num_rows)
+        return Block(self.structure, self.specs, tuple(c[start:stop] for c in self.columns), max(0, stop - start))
+
+    def take(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Block:
+        """The elements at `indices`, in that order (a copy)."""
+        return Block(self.structure, self.specs, tuple(c[indices] for c in self.columns), len(indices))
+
+    def shared(self) -> Block:
+        """The same elements, marked read-only."""
+        views = tuple(column.view() for column in self.columns)
+        for view in views:
+            view.flags.writeable = False
+        return Block(self.structure, self.specs, views, self.num_rows)
+
+    def row(self, index: int) -> Any:
+        """Element `index` as transformations see it: a nest of numpy arrays, numpy scalars, bytes and str."""
+        return unflatten(self.structure, [column[index] for column in self.columns])
+
+    def rows(self) -> list[Any]:
+        """Every element, see :meth:`row`."""
+        return [self.row(i) for i in range(self.num_rows)]
+
+
+@lru_cache(maxsize=256)  # asked for every block, and the name of a dtype alone takes numpy 5 us
+def _signature(structure: Structure, dtypes: tuple[np.dtype[Any], ...]) -> str:
+    names = [{"S": "bytes", "U": "str"}.get(dtype.kind, dtype.name) for dtype in dtypes]
+    text = f"{structure} of {', '.join(names)}"
+    if len(text) <= _MAX_SIGNATURE:
+        return text
+    # Tables may have thousands of columns, and an iterator's state, which holds signatures, must stay small.
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[:_MAX_SIGNATURE]}... ({len(names)} leaves, {digest})"
+
+
+def _object_bytes(column: Column) -> int:
+    if column.size == 0:
+        return 0
+    first = column.flat[0]
+    return column.size * (8 + (first.nbytes if isinstance(first, np.ndarray) else len(first)))
+
+
+def private_column(column: Column) -> Column:
+    """`column`, or a copy where something else reads it too: rows may then be written in place."""
+    if column.dtype != object or column.ndim > 1:
+        return column if column.flags.writeable else column.copy()
+    if any(isinstance(row, np.ndarray) and not row.flags.writeable for row in column):
+        return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column])
+    return column
+
+
+def copied(block: Block) -> Block:
+    """The same elements in memory of their own."""
+    return Block(block.structure, block.specs, tuple(map(_copied_column, block.columns)), block.num_rows)
+
+
+def _copied_column(column: Column) -> Column:
+    if column.dtype != object or column.ndim > 1:
+        return column.copy()
+    return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column])
+
+
+def concat_blocks(blocks: Sequence[Block]) -> Block:
+    """One block of all their elements. Blocks of another structure or dtype are a SpecError that shows both."""
+    first = blocks[0]
+    if len(blocks) == 1:
+        return first
+    specs = first.specs
+    for other in blocks[1:]:
+        if other.specs is not specs or other.structure is not first.structure:  # else there is nothing to compare
+            specs = common_specs(first, specs, other)
+    columns = tuple(_concat_columns([b.columns[i] for b in blocks]) for i in range(len(specs)))
+    return Block(first.structure, specs, columns, sum(b.num_rows for b in blocks))
+
+
+def common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> tuple[TensorSpec, ...]:
+    """Specs that the elements of both blocks have, `specs` being those of `first`; a SpecError shows what differs."""
+    if other.structure != first.structure:
+        raise SpecError(f"All elements must have one structure, got {first.structure} and then {other.structure}.")
+    common = []
+    for path, mine, theirs in zip(first.structure.paths(), specs, other.specs, strict=True):
+        merged = most_specific_common(mine, theirs)
+        if merged is None:
+            where = f" of {path!r}" if path else ""
+            raise SpecError(f"All elements must have one dtype{where}, got {mine} and then {theirs}.")
+        common.append(merged)
+    return tuple(common)
+
+
+def _concat_columns(columns: list[Column]) -> Column:
+    if all(c.dtype != object and c.shape[1:] == columns[0].shape[1:] for c in columns):
+        return np.concatenate(columns)
+    if all(c.dtype == object and c.shape[1:] == columns[0].shape[1:] for c in columns):
+        return np.concatenate(columns)
+    return object_column([row for column in columns for row in column])
+
+
+def object_column(rows: Sequence[Any]) -> Column:
+    """A column of any Python objects, arrays included."""
+    column = np.empty(len(rows), dtype=object)
+    for index, row in enumerate(rows):  # `column[:] = rows` would look into arrays
+        column[index] = row
+    return column

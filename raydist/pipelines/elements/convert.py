@@ -1,0 +1,41 @@
+"""Blocks as the elements that users see: rows of numpy or of torch values.
+
+Every array handed out is the receiver's own: rows of read-only columns are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from raydist.pipelines.elements.blocks import Block, Column, private_column
+from raydist.pipelines.elements.functions import element_rows
+
+__all__ = ["numpy_rows", "torch_rows"]
+
+
+def numpy_rows(block: Block) -> list[Any]:
+    """Elements as nests of numpy arrays, numpy scalars, bytes and str."""
+    return list(element_rows(block.structure, [private_column(column) for column in block.columns]))
+
+
+def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
+    """Elements as nests of torch tensors; bytes and str stay Python objects, arrays of them object arrays.
+
+    `from_numpy` is torch's: this layer does without importing it.
+    """
+    columns = [_tensor_rows(private_column(column), from_numpy) for column in block.columns]
+    return list(element_rows(block.structure, columns))
+
+
+def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> Any:
+    if column.dtype != object:
+        # A 0-d view, not a scalar: from_numpy takes arrays. A tensor of a view pickles that view's bytes alone.
+        return [from_numpy(column[index, ...]) for index in range(len(column))]
+    return [_tensor(row, from_numpy) for row in column]
+
+
+def _tensor(row: Any, from_numpy: Callable[[Any], Any]) -> Any:
+    return from_numpy(row) if isinstance(row, np.ndarray) and row.dtype != object else row

@@ -1,0 +1,66 @@
+"""What a function is said to return (`output_spec=`), and what it did return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import SpecError
+from raydist.nest import Structure, flatten, unflatten
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
+from raydist.pipelines.engine.op import ElementError, Item
+from raydist.pipelines.engine.resume import count_items
+
+__all__ = ["DeclaredOutput"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeclaredOutput:
+    """A nest of specs that every element must match."""
+
+    structure: Structure
+    specs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def parse(cls, output_spec: Any) -> DeclaredOutput | None:
+        """For a nest of TensorSpec; None for None."""
+        if output_spec is None:
+            return None
+        leaves, structure = flatten(output_spec)
+        for leaf in leaves:
+            if not isinstance(leaf, TensorSpec):
+                raise SpecError(f"output_spec must be a nest of rd.TensorSpec, got a leaf {leaf!r}.")
+        return cls(structure, tuple(leaves))
+
+    def nest(self) -> Any:
+        """The nest of specs, as the user wrote it."""
+        return unflatten(self.structure, self.specs)
+
+    def conform(self, items: Sequence[Item], start: int) -> list[Item]:
+        """`items` with the declared specs, and a SpecError in the place of each element that does not match."""
+        checked: list[Item] = []
+        for item in items:
+            at = start + count_items(checked)
+            checked.extend([item] if isinstance(item, ElementError) else self._check(item, at))
+        return checked
+
+    def _check(self, block: Block, start: int) -> list[Item]:
+        if block.structure == self.structure and all(map(TensorSpec.accepts, self.specs, block.specs)):
+            return [Block(block.structure, self.specs, block.columns, block.num_rows)]
+        if block.num_rows > 1:  # rows of differing shapes: each by itself
+            rows = [block.slice(row, row + 1) for row in range(block.num_rows)]
+            return [item for row, one in enumerate(rows) for item in self._check(_narrow(one), start + row)]
+        got = unflatten(block.structure, block.specs)
+        return [ElementError(SpecError(f"The function must return {self.nest()}, got {got}."), start)]
+
+
+def _narrow(row: Block) -> Block:
+    """A block of one row with that row's own specs."""
+    specs = [
+        spec if spec.is_fixed else TensorSpec(spec_of_value(column[0]).shape, spec.dtype)
+        for spec, column in zip(row.specs, row.columns, strict=True)
+    ]
+    return Block(row.structure, tuple(specs), row.columns, 1)

@@ -1,0 +1,64 @@
+"""A value that a function carries from element to element: what `scan` and `reduce` share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import flatten, map_structure
+from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.spec import spec_of_value
+
+__all__ = ["Carried", "fold"]
+
+
+@final
+class Carried:
+    """A nest of leaves that keeps its structure and dtypes; shapes may change.
+
+    Attributes:
+        value: The nest, of numpy arrays and scalars, bytes and str.
+    """
+
+    def __init__(self, initial: Any) -> None:
+        self.value = copy.deepcopy(map_structure(as_leaf, initial))
+
+    def replace(self, value: Any, label: str) -> None:
+        """Carry `value` from now on.
+
+        Raises:
+            SpecError: Its structure or a dtype is another one.
+        """
+        fresh = map_structure(as_leaf, value)
+        if _kind(fresh) != _kind(self.value):
+            raise SpecError(
+                f"The state of {label} must keep its structure and dtypes, {_specs(self.value)}, got {_specs(fresh)}. "
+                "Convert the new state, or give an initial state of that type."
+            )
+        self.value = fresh
+
+
+def _specs(nest: Any) -> Any:
+    return map_structure(spec_of_value, nest)
+
+
+def _kind(nest: Any) -> Any:
+    leaves, structure = flatten(nest)
+    return structure, [spec_of_value(leaf).dtype for leaf in leaves]
+
+
+def fold(fn: Callable[..., Any], initial: Any, elements: Iterable[Any], label: str) -> Any:
+    """`fn(state, element)` of one element after the other, from the state `initial` on; the last state.
+
+    >>> int(fold(lambda total, x: total + x, 0, [1, 2, 3], "reduce"))
+    6
+    """
+    if not callable(fn):
+        raise InvalidArgumentError(f"{label} needs a function, got {fn!r:.100}.")
+    carried = Carried(initial)
+    for element in elements:
+        carried.replace(fn(carried.value, element), f"{label} ({describe(fn)})")
+    return carried.value

@@ -1,0 +1,49 @@
+"""A block done row by row: the same result as in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from raydist.pipelines.engine.executor import StageResult, StageSpec, other_kind_error
+from raydist.pipelines.engine.op import ElementError, Item
+
+__all__ = ["join_results"]
+
+
+def join_results(spec: StageSpec, rows: Sequence[StageResult]) -> StageResult:
+    """The result of a block from those of its rows, each run with `starts` as if no kernel dropped anything.
+
+    As in a whole block, what a kernel makes first is the measure: a row of another structure or dtype is an error.
+    """
+    signatures = tuple(_first([row.signatures[number] for row in rows]) for number in range(len(spec.kernels)))
+    entered = [0] * len(spec.kernels)
+    items: list[Item] = []
+    for number, row in enumerate(rows):
+        # Behind a filter a row stands further ahead than was assumed when it was sent.
+        items += [_moved(item, entered[_kernel(item)] - number) for item in _checked(spec, row, signatures)]
+        entered = [mine + theirs for mine, theirs in zip(entered, row.inputs, strict=True)]
+    busy_s, cpu_s = sum(row.busy_s for row in rows), sum(row.cpu_s for row in rows)
+    last = rows[-1]
+    return StageResult(tuple(items), tuple(entered), signatures, last.begun_at, busy_s, cpu_s, last.worker)
+
+
+def _first(signatures: Sequence[str]) -> str:
+    return next((signature for signature in signatures if signature), "")
+
+
+def _kernel(item: Item) -> int:
+    return item.kernel if isinstance(item, ElementError) else 0
+
+
+def _moved(item: Item, distance: int) -> Item:
+    if not isinstance(item, ElementError) or item.index is None:
+        return item
+    return replace(item, index=item.index + distance)
+
+
+def _checked(spec: StageSpec, row: StageResult, signatures: Sequence[str]) -> Sequence[Item]:
+    for kernel, wanted, got in zip(spec.kernels, signatures, row.signatures, strict=True):
+        if wanted and got and wanted != got:
+            return [ElementError(other_kind_error(kernel.label, wanted, got))]
+    return row.items

@@ -1,0 +1,74 @@
+"""Numbered places for elements, column by column: what a shuffle holds."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+
+from raydist.nest import Structure
+from raydist.pipelines.elements.blocks import Block, Column, common_specs, concat_blocks, object_column
+from raydist.pipelines.elements.spec import TensorSpec
+
+__all__ = ["Slots"]
+
+_Indices = np.ndarray[Any, Any]
+
+
+@final
+class Slots:
+    """Elements in slots 0, 1, 2, ...; filled once, then exchanged against new ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._filling: list[Block] = []
+        self._structure = Structure()
+        self._specs: tuple[TensorSpec, ...] = ()
+        self._columns: list[Column] = []
+
+    def append(self, block: Block) -> None:
+        """Put elements into the next free slots."""
+        self._filling.append(block)
+        self.count += block.num_rows
+
+    def _settle(self) -> None:
+        """Join what was appended. The columns are copied: they will be written."""
+        if not self._filling:
+            return
+        joined = concat_blocks(self._filling)
+        owned = len(self._filling) > 1
+        self._filling = []
+        self._structure, self._specs = joined.structure, joined.specs
+        self._columns = [column if owned else column.copy() for column in joined.columns]
+
+    def take(self, slots: _Indices) -> Block:
+        """The elements in these slots."""
+        self._settle()
+        return Block(self._structure, self._specs, tuple(column[slots] for column in self._columns), len(slots))
+
+    def exchange(self, fresh: Block, drawn: _Indices, previous: _Indices, last: _Indices) -> Block:
+        """Hand out what leaves the slots `drawn` while `fresh` goes in; see `shuffle.sources_of_outputs`."""
+        self._settle()
+        held = Block(self._structure, self._specs, tuple(self._columns), self.count)
+        self._specs = common_specs(held, self._specs, fresh)
+        inner = np.flatnonzero(previous >= 0)
+        outputs = []
+        for number, new in enumerate(fresh.columns):
+            old, new = _alike(self._columns[number], new)
+            out = old[drawn]
+            out[inner] = new[previous[inner]]
+            old[drawn[last]] = new[last]
+            self._columns[number] = old
+            outputs.append(out)
+        return Block(self._structure, self._specs, tuple(outputs), fresh.num_rows)
+
+
+def _alike(first: Column, second: Column) -> tuple[Column, Column]:
+    """Both columns as dense ones of one shape, or both as columns of objects."""
+    if first.dtype == second.dtype and first.shape[1:] == second.shape[1:]:
+        return first, second
+    return _as_objects(first), _as_objects(second)
+
+
+def _as_objects(column: Column) -> Column:
+    return column if column.dtype == object and column.ndim == 1 else object_column(list(column))

@@ -1,0 +1,55 @@
+"""Neighbouring operations as one stage: the settings `map_fusion` and `filter_fusion`.
+
+A stage runs its kernels on a block one after the other, so that the elements between them go through no queue, and no
+other thread or process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raydist.options import Options
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, Kernel
+
+__all__ = ["Stage", "chain_of", "fuse"]
+
+Stage = list[tuple[ElementwiseOp, Kernel]]
+"""Operations that run together, with the work of each."""
+
+
+def chain_of(op: DatasetOp) -> tuple[list[ElementwiseOp], DatasetOp]:
+    """Neighbouring elementwise operations below `op`, source side first, and what they read."""
+    chain: list[ElementwiseOp] = []
+    while isinstance(op, ElementwiseOp):
+        chain.append(op)
+        (op,) = op.inputs
+    return chain[::-1], op
+
+
+def fuse(chain: Sequence[ElementwiseOp], ctx: IterContext) -> list[Stage]:
+    """Cut a chain into stages.
+
+    The cuts depend on the operations and options alone, never on the executor: a state saved on one executor is loaded
+    on another.
+    """
+    stages: list[Stage] = []
+    for op in chain:
+        kernel = op.kernel(ctx)
+        if not stages or not _joins(stages[-1], op, kernel, ctx.options):
+            stages.append([])
+        stages[-1].append((op, kernel))
+    return stages
+
+
+def _joins(stage: Stage, op: ElementwiseOp, kernel: Kernel, options: Options) -> bool:
+    if stage[-1][0].parallelism != op.parallelism or stage[-1][1].multiplies:
+        return False
+    if not all(_may_fuse(part, options) for part in (stage[-1][1], kernel)):
+        return False
+    # The index of an element behind a filter is known only when the filter has run.
+    return not kernel.uses_index or all(part.preserves_count for _, part in stage)
+
+
+def _may_fuse(kernel: Kernel, options: Options) -> bool:
+    flags = options.optimization
+    return flags.map_fusion if kernel.preserves_count else flags.filter_fusion

@@ -1,0 +1,316 @@
+"""The two nouns of the input engine.
+
+A :class:`DatasetOp` *describes* one operation of a pipeline: an immutable, picklable node that knows its inputs. An
+:class:`OpIterator` *runs* one pass over it. Descriptions start nothing; iterators hold all the state there is.
+
+Iterators pull *blocks* (see `blocks.py`) and pass the wanted number of elements down: `next_block(limit)` returns
+between 1 and `limit` elements. Because nobody receives more than was asked for, most iterators keep nothing between two
+calls, and the state of a whole pipeline is a handful of integers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
+
+from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.engine.arrival_order import Orders
+from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.metering.meters import Kind, Meter, Meters
+
+if TYPE_CHECKING:
+    from raydist.options import Options
+    from raydist.pipelines.elements.blocks import Block
+    from raydist.pipelines.engine.executor import Executor
+    from raydist.pipelines.engine.groups import Groups
+
+__all__ = [
+    "MACHINERY_ERRORS",
+    "DatasetOp",
+    "ElementError",
+    "ElementwiseOp",
+    "Item",
+    "IterContext",
+    "Kernel",
+    "OpIterator",
+    "Placement",
+    "RandomAccess",
+    "State",
+]
+
+MACHINERY_ERRORS = (UnavailableError, DeadlineExceededError, CancelledError)
+"""Errors of what runs a pipeline, not of an element: they end the iteration, and no element takes their place."""
+
+State = dict[str, Any]
+"""State of an iterator: JSON-able, small (integers and the states of its inputs)."""
+
+Placement = Literal["inline", "pool", "exchange"]
+"""Where an operation may run: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
+
+
+class DatasetOp(ABC):
+    """Description of one operation. Subclasses are frozen dataclasses with `eq=False` (an op is itself, not its value).
+
+    No operation asks what type another one is, and neither does the planner: they read these properties. Only a rewrite
+    (`optimize/`) names the operations that it is about.
+    """
+
+    placement: ClassVar[Placement] = "inline"
+    preserves_order: ClassVar[bool] = True
+    content_blind: ClassVar[bool] = False
+    """Whether it only picks and orders elements, so that it may work on their indices instead."""
+    state_is_recent: ClassVar[bool] = False
+    """Whether its state looks no further back than the last few blocks of its input: then these may come in any order,
+    if that is wanted, because the order of so few can be part of the state."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        """The operations that this one reads."""
+
+    @abstractmethod
+    def cardinality(self) -> int:
+        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Never runs anything."""
+
+    @abstractmethod
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one element. May run a user function once, on the first element."""
+
+    @abstractmethod
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        """One pass over this operation; inputs are made with `ctx.build(input)`."""
+
+    def with_columns(self, names: Collection[str]) -> DatasetOp | None:
+        """This source with the entries `names` of its elements, dicts, alone; None where nothing is saved or known."""
+        return None
+
+    def random_access(self) -> RandomAccess | None:
+        """How to read any element by its index, or None where that is not possible."""
+        return None
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether its elements follow from its inputs' elements and its settings alone.
+
+        No random choice, and no function of the user's that may remember something from call to call.
+        """
+        return False
+
+    @property
+    def held(self) -> Block | None:
+        """All elements, where they lie in memory as they are."""
+        return None
+
+    def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
+        """What many operations like this one make of their inputs, at once; None where each takes an iterator.
+
+        Only for operations without a function of the user's, without random choices, and without errors of their own.
+        """
+        return None
+
+    @property
+    def options(self) -> Options | None:
+        """Options that this operation sets for the whole pipeline."""
+        return None
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether the only input can stand for this operation."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """The method that made this operation, for `explain()` and messages."""
+        return type(self).__name__.removesuffix("Op").lower()
+
+    @property
+    def label(self) -> str:
+        """`name` and the arguments worth showing, for `explain()` and messages."""
+        return self.name
+
+
+class RandomAccess(ABC):
+    """Reads any elements of an operation by their indices, without state. Picklable."""
+
+    cheap: ClassVar[bool] = False
+    """Whether an element costs no more to make than its index costs to move."""
+
+    portable: ClassVar[bool] = False
+    """Whether its pickle is small, so that workers may read the elements themselves."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def gather(self, indices: Any) -> Block:
+        """The elements at `indices` (int64 array), in that order."""
+
+
+class OpIterator(ABC):
+    """One pass over an operation. Used by one thread at a time."""
+
+    @abstractmethod
+    def next_block(self, limit: int) -> Block:
+        """The next 1 .. `limit` elements.
+
+        Raises:
+            StopIteration: No element is left.
+            Exception: The error of the element at this place. The iterator stays usable and goes on after it.
+        """
+
+    def has_ready(self) -> bool:
+        """Whether `next_block` would not wait for a thread. One that was not asked yet begins to work."""
+        return True
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """State after the elements and errors handed out so far.
+
+        An iterator that holds a rest (a read-ahead, elements that follow an error) answers with the state before that
+        rest and the number of items handed out since: see `resume.py`.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Continue where `state` was taken. Called on a fresh iterator, before its first block."""
+
+    def close(self) -> None:  # noqa: B027 - most iterators hold nothing to close
+        """Stop threads and release what this iterator and its inputs hold. May be called twice."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ElementError:
+    """The error of one element, standing at its place among the results of a kernel.
+
+    Attributes:
+        error: What was raised.
+        index: Index of the element among the inputs of the operation that raised it, counted from the kernel's
+            `start`; None once the error has been handed out by an iterator.
+        kernel: Which kernel of its stage raised it (set by `run_stage`).
+    """
+
+    error: Exception
+    index: int | None = None
+    kernel: int = 0
+
+
+Item = Union["Block", ElementError]
+"""What an iterator hands out: a block of elements, or an error that takes the place of one element."""
+
+
+class Kernel(ABC):
+    """Work on blocks that needs nothing but the block and where it starts: a pure function, picklable.
+
+    It may run in threads or other processes, and again after a failure.
+    """
+
+    label: str
+    """Operation and user function, for error notes: "map-1 (train.py:12 augment)"."""
+
+    preserves_count: ClassVar[bool] = True
+    """Whether n elements in are n elements (or errors) out, so that the next kernel's start is known beforehand."""
+
+    multiplies: ClassVar[bool] = False
+    """Whether one element in may be very many out, so that what follows is a stage of its own, on smaller blocks."""
+
+    @property
+    @abstractmethod
+    def uses_index(self) -> bool:
+        """Whether results depend on `start` (random numbers): then `start` must be known before the work begins."""
+
+    @abstractmethod
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        """Results in order. `start` is the index of the block's first item among all inputs of this operation.
+
+        Errors of earlier operations count as items: they keep their place and pass by.
+        """
+
+
+class ElementwiseOp(DatasetOp):
+    """An operation that works element by element (or block by block) and can therefore run anywhere, in parallel."""
+
+    placement: ClassVar[Placement] = "pool"
+
+    @abstractmethod
+    def kernel(self, ctx: IterContext) -> Kernel:
+        """The work on one block."""
+
+    @property
+    def parallelism(self) -> int | None:
+        """Calls at a time; None lets the executor choose; 1 means in order, in one thread.
+
+        Neighbours are fused into one stage only if theirs are equal.
+        """
+        return None
+
+    @property
+    def deterministic(self) -> bool | None:
+        """False lets results come in any order; None leaves it to `Options.deterministic`."""
+        return None
+
+    @property
+    def rows_together(self) -> int:
+        """Elements that the consumer takes at a time: blocks had better be multiples of it."""
+        return 1
+
+    @final
+    def make_iterator(self, ctx: IterContext) -> OpIterator:
+        return ctx.build(self)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class IterContext:
+    """What one pass over a pipeline is run with.
+
+    Attributes:
+        seed: Root seed of the iteration: `Options(seed=)`, or drawn when it started.
+        epoch: Epoch of the dataset object, then one pass number per enclosing `repeat`.
+        options: The merged options of the whole pipeline.
+        executor: Runs kernels: inline, on threads, or on a pool of actors.
+        operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
+        builder: Turns an op into an iterator, fusing neighbouring kernels (`plan.py`).
+        plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
+        meters: Count and time what every stage does.
+        budgets: Threads and memory that it may use.
+        orders: Notes of the stages that hand out blocks in any order.
+        any_order: Whether stages may do so here: their readers have recent states, saved together with `orders`.
+    """
+
+    seed: int
+    epoch: tuple[int, ...]
+    options: Options
+    executor: Executor
+    operation_names: dict[int, str] = field(repr=False)
+    builder: Callable[[DatasetOp, IterContext], OpIterator] = field(repr=False)
+    plan: object = field(repr=False, default=None)
+    meters: Meters = field(repr=False, default_factory=Meters)
+    budgets: Budgets = field(repr=False, default_factory=Budgets)
+    orders: Orders = field(repr=False, default_factory=Orders)
+    any_order: bool = False
+
+    def build(self, op: DatasetOp) -> OpIterator:
+        """An iterator over `op`."""
+        return self.builder(op, self)
+
+    def inner_epoch(self, pass_index: int) -> IterContext:
+        """The context of pass `pass_index` of what is inside a `repeat`."""
+        return replace(self, epoch=(*self.epoch, pass_index))
+
+    def meter(self, op: DatasetOp) -> Meter:
+        """The meter of an operation that is a stage of its own."""
+        kind: Kind = "source" if not op.inputs else "stage" if op.preserves_order else "exchange"
+        inputs = [id(source) for source in op.inputs]
+        name = self.operation_names[id(op)]
+        return self.meters.meter(name, label=op.label, kind=kind, inputs=inputs, owner=(type(op).__name__,))
+
+    def key(self, op: DatasetOp, seed: int | None = None, *, every_epoch: bool = True) -> RandomKey:
+        """The random stream of `op`. An explicit `seed` names it alone: two operations of one kind and seed agree."""
+        epoch = self.epoch if every_epoch else ()
+        if seed is not None:
+            return RandomKey(seed, op.name, epoch)
+        return RandomKey(self.seed, self.operation_names[id(op)], epoch)

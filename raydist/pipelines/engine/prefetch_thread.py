@@ -1,0 +1,251 @@
+"""A thread that reads ahead, and the buffer between it and its consumer."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+from raydist.errors import DeadlineExceededError
+from raydist.options import Timeouts
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.abandoned_threads import join_threads
+from raydist.pipelines.engine.budget import Budget
+from raydist.pipelines.engine.buffer_size import BufferSize
+from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
+from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.metering.meters import Meter
+
+__all__ = ["ReadAhead"]
+
+_RAM_POLL_S = 0.05  # how often a thread looks whether another buffer has left it memory
+
+
+@final
+class _Buffer:
+    """What the two threads share. The background thread owns the source, and closes it unless it was only paused."""
+
+    def __init__(self, source: OpIterator, size: BufferSize, ram: Budget, meter: Meter) -> None:
+        self.source = source
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._paused = False
+        self._ended = False
+        self._ready: deque[tuple[Item, State]] = deque()
+        self._failure: BaseException | None = None
+        self._elements = 0
+        self._bytes = 0
+        self._reserved = 0  # bytes of what is being made
+        self._row_bytes = 0  # of the largest elements so far
+        self._size = size
+        self._ram = ram
+        self._meter = meter
+
+    def room(self) -> int:
+        """Elements that may be made now; waits for room, and is 0 when there is no more to be made."""
+        with self._changed:
+            while not (self._stopped or self._paused):
+                if self._elements < self._size.size and (rows := self._reserve(self._size.size - self._elements)):
+                    return rows
+                self._changed.wait(_RAM_POLL_S if self._elements < self._size.size else None)
+            return 0
+
+    def _reserve(self, rows: int) -> int:
+        """How many of `rows` elements the budget has memory for. One is always allowed where none is ready."""
+        if not self._row_bytes:
+            return 1
+        self._reserved = self._ram.take(rows * self._row_bytes)
+        granted = self._reserved // self._row_bytes
+        if not granted:
+            self._release()
+        return granted or int(self._elements == 0)
+
+    def _release(self) -> None:
+        self._ram.give(self._reserved)
+        self._reserved = 0
+
+    def put(self, item: Item, after: State) -> None:
+        rows, num_bytes = _rows(item), _bytes(item)
+        with self._changed:
+            self._release()
+            if self._stopped:
+                return
+            self._ram.charge(num_bytes)
+            self._row_bytes = max(self._row_bytes, num_bytes // rows)
+            self._ready.append((item, after))
+            self._count(rows, num_bytes)
+            if self._elements >= self._size.size:
+                self._size.filled()
+            self._changed.notify_all()
+
+    def finish(self, failure: BaseException | None) -> bool:
+        """No more is made, because of an error that stands behind everything made so far, or at the end.
+
+        Returns whether the source is not needed any more.
+        """
+        with self._changed:
+            self._release()
+            self._failure = failure
+            self._ended = True
+            self._changed.notify_all()
+            return self._stopped or not self._paused
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `get` would answer at once."""
+        return bool(self._ready) or self._ended
+
+    def get(self, limit_s: float) -> tuple[Item, State] | None:
+        """The next item; None at the end, and where it was paused."""
+        with self._changed:
+            self._meter.ask()
+            self._size.asked(self._elements)
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._ready or self._ended or self._stopped, limit_s):
+                raise DeadlineExceededError(
+                    f"The next element must be made within {limit_s} s, and was not. What reads the input hangs."
+                )
+            if not self._ready:
+                if self._failure is not None:
+                    raise self._failure
+                return None
+            item, after = self._ready.popleft()
+            self._ram.give(_bytes(item))
+            self._count(-_rows(item), -_bytes(item))
+            self._changed.notify_all()
+            return item, after
+
+    def _count(self, rows: int, num_bytes: int) -> None:
+        self._elements += rows
+        self._bytes += num_bytes
+        meter = self._meter
+        meter.buffered, meter.buffered_bytes, meter.buffer_limit = self._elements, self._bytes, self._size.size
+
+    @property
+    def was_paused(self) -> bool:
+        """Whether the source has more, but the thread has stopped."""
+        return self._paused and self._failure is None
+
+    def pause(self) -> None:
+        """Make no more than what is being made."""
+        with self._changed:
+            self._paused = self._paused or not self._ended
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            self._ram.give(self._bytes)
+            self._count(-self._elements, -self._bytes)
+            self._changed.notify_all()
+
+
+def _rows(item: Item) -> int:
+    return item.num_rows if isinstance(item, Block) else 1
+
+
+def _bytes(item: Item) -> int:
+    return item.num_bytes if isinstance(item, Block) else 0
+
+
+def _produce(buffer: _Buffer, watch: Callable[[float], None], on_end: Callable[[], None]) -> None:
+    """The background thread. It knows the buffer only, so that an abandoned iterator is collected and stops it."""
+    demand = Demand()
+    failure: BaseException | None = None
+    try:
+        while room := buffer.room():
+            begin = time.perf_counter()
+            try:
+                item: Item = demand.read(buffer.source, room)
+            except StopIteration:
+                break
+            except MACHINERY_ERRORS:
+                raise
+            except Exception as error:  # of one element: handed out at its place
+                item = ElementError(error)
+            watch(time.perf_counter() - begin)
+            buffer.put(item, buffer.source.state_dict())
+    except BaseException as error:  # SystemExit too: a thread that died silently would look like the end of the data
+        failure = error
+    finally:
+        if buffer.finish(failure):
+            buffer.source.close()
+        on_end()
+
+
+def _nothing(seconds: float = 0.0) -> None:
+    """Nobody wants to know."""
+
+
+@final
+class ReadAhead:
+    """A thread that reads `source` into a buffer from `start` on, until the end, `pause` or `stop`.
+
+    Args:
+        source: What is read; nobody else may use it meanwhile.
+        size: Elements of the buffer.
+        ram: What the bytes in the buffer are taken from.
+        meter: Shows how full the buffer is.
+        name: Of the operation, for the thread.
+        watch: Called by the thread with the seconds that each block took.
+        on_end: Called by the thread when it ends.
+    """
+
+    def __init__(
+        self,
+        source: OpIterator,
+        size: BufferSize,
+        ram: Budget,
+        meter: Meter,
+        *,
+        name: str,
+        watch: Callable[[float], None] = _nothing,
+        on_end: Callable[[], None] = _nothing,
+    ) -> None:
+        self._name = name
+        self._meter = meter
+        self._buffer = _Buffer(source, size, ram, meter)
+        self._limits = Timeouts()
+        args = (self._buffer, watch, on_end)
+        self._thread = threading.Thread(target=_produce, args=args, name=f"raydist-{name}", daemon=True)
+        self._finalizer = weakref.finalize(self, self._buffer.stop)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def get(self) -> tuple[Item, State] | None:
+        """The next item and the source's state behind it; None at the end, or where it was paused.
+
+        Raises:
+            DeadlineExceededError: It takes longer than `Timeouts.input_s`.
+            Exception: An error of the machinery, which ended the thread.
+        """
+        begin = time.perf_counter()
+        ready = self._buffer.get(self._limits.input_s)
+        self._meter.awaited_s += time.perf_counter() - begin
+        return ready
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether `get` would answer at once."""
+        return self._buffer.has_ready
+
+    @property
+    def was_paused(self) -> bool:
+        """After `get` gave None: whether the source has more, and is the caller's again."""
+        return self._buffer.was_paused
+
+    def pause(self) -> None:
+        """Read no further. What was made is still handed out."""
+        self._buffer.pause()
+
+    def stop(self) -> None:
+        """End the thread, which closes the source. May be called twice."""
+        self._finalizer()
+        if self._thread.ident is not None:
+            join_threads([self._thread], lambda name: f"making the input of {self._name}")

@@ -1,0 +1,178 @@
+"""Iterators for operations that make several items at a time: what they make is a producer, how it resumes is here.
+
+An operation whose position is a few numbers is a :class:`ResumableProducer`, run by :class:`BorderIterator`. One that
+remembers much (a user's running value, every key seen) is a plain :class:`Producer`, run by :class:`ReplayIterator`,
+whose state is a count.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+from raydist.errors import FailedPreconditionError
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.executor import reject_others
+from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
+from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.engine.resume import Outbox, count_items
+
+__all__ = [
+    "Agreement",
+    "BorderIterator",
+    "Producer",
+    "ReplayIterator",
+    "ResumableProducer",
+    "read_item",
+    "read_watched",
+]
+
+_WHOLE = 1 << 62
+_ROWS = 1024  # items made at a time while an iterator makes again what it handed out before
+
+
+def read_item(source: OpIterator, limit: int) -> Item:
+    """The next 1 .. `limit` elements of `source`, or the error at this place. StopIteration at its end."""
+    try:
+        return source.next_block(limit)
+    except (StopIteration, *MACHINERY_ERRORS):
+        raise
+    except Exception as error:  # the error of one element: it takes that element's place
+        return ElementError(error)
+
+
+def read_watched(source: OpIterator, demand: Demand) -> Item:
+    """As many of the next elements as `demand` finds worth reading at a time, or the error at this place.
+
+    For producers that must read a number of elements to make one that nobody knows.
+    """
+    try:
+        return demand.read(source, _WHOLE)
+    except (StopIteration, *MACHINERY_ERRORS):
+        raise
+    except Exception as error:  # as above
+        return ElementError(error)
+
+
+class Producer(ABC):
+    """Makes the items of one pass."""
+
+    @abstractmethod
+    def make(self, limit: int) -> Sequence[Item]:
+        """Some items in order, as many as `limit` elements of output ask for; none is no end.
+
+        Raises:
+            StopIteration: There are no more.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the inputs. May be called twice."""
+
+
+class ResumableProducer(Producer):
+    """A producer whose position between two calls of `make` is small."""
+
+    @abstractmethod
+    def border(self) -> State:
+        """Where the next `make` goes on: JSON-able and small."""
+
+    @abstractmethod
+    def restore(self, border: State) -> None:
+        """Go on at `border`. Called on a fresh producer."""
+
+
+@final
+class BorderIterator(OpIterator):
+    """Its state is the producer's last border and the number of items handed out since."""
+
+    def __init__(self, producer: ResumableProducer) -> None:
+        self._producer = producer
+        self._outbox: Outbox | None = None
+
+    def next_block(self, limit: int) -> Block:
+        outbox = self._open_outbox()
+        while not outbox:
+            items = self._producer.make(limit)
+            outbox.put(items, self._producer.border())
+        return outbox.take(limit)
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._producer.border())
+        return self._outbox
+
+    def state_dict(self) -> State:
+        return self._open_outbox().state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._producer.restore(self._open_outbox().load_state_dict(state))
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+@final
+class ReplayIterator(OpIterator):
+    """Its state is the number of items handed out: resuming makes them again, which reads the input again."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._outbox = Outbox({})
+        self._handed_out = 0
+        self._to_pass = 0
+
+    def next_block(self, limit: int) -> Block:
+        while self._to_pass:
+            self._pass_over()
+        while not self._outbox:
+            self._outbox.put(self._producer.make(limit), {})
+        try:
+            block = self._outbox.take(limit)
+        except Exception:
+            self._handed_out += 1
+            raise
+        self._handed_out += block.num_rows
+        return block
+
+    def _pass_over(self) -> None:
+        try:
+            items = self._producer.make(min(_ROWS, self._to_pass))
+        except StopIteration:
+            raise FailedPreconditionError(
+                f"The input must be the same again to resume after {self._handed_out} elements, but it ended "
+                f"{self._to_pass} earlier. Resume with the data that the state was saved with."
+            ) from None
+        passed = min(self._to_pass, count_items(items))
+        self._to_pass -= passed
+        self._outbox.load_state_dict({"at": {}, "skip": passed})
+        self._outbox.put(items, {})
+
+    def state_dict(self) -> State:
+        return {"items": self._handed_out}
+
+    def load_state_dict(self, state: State) -> None:
+        self._handed_out = self._to_pass = int(state["items"])
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+@final
+class Agreement:
+    """Holds the elements of several inputs to one structure and dtypes: those of the first element.
+
+    Attributes:
+        signature: What elements must be, "" before the first.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self.signature = ""
+
+    def checked(self, items: Sequence[Item]) -> Sequence[Item]:
+        """`items`, with a SpecError in the place of each element that is different."""
+        if not self.signature:
+            self.signature = next((item.signature for item in items if isinstance(item, Block)), "")
+        return reject_others(items, self.signature, self._label)

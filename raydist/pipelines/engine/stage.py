@@ -1,0 +1,114 @@
+"""A stage: fused kernels between an input and its consumer, run by an executor, delivered in order."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.executor import StageSpec
+from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
+from raydist.pipelines.engine.resume import Outbox
+from raydist.pipelines.engine.stage_results import Crew, Flight, StageResults
+from raydist.pipelines.metering.meters import Meter
+
+__all__ = ["StageIterator"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A block under way, or an error of the input that passes by; and the input's state behind it."""
+
+    item: Flight | ElementError
+    input_state: State
+
+
+@final
+class StageIterator(OpIterator):
+    """Keeps a window of blocks in an executor and delivers results in order.
+
+    Its state is the input's, the index at which each kernel goes on, and the items handed out since.
+
+    Args:
+        source: The input.
+        spec: The work.
+        crew: Who does it.
+        meter: Counts it.
+    """
+
+    def __init__(self, source: OpIterator, spec: StageSpec, crew: Crew, meter: Meter) -> None:
+        self._source = source
+        self._crew = crew
+        self._results = StageResults(spec, crew, meter)
+        self._places: deque[_Place] = deque()
+        self._next_starts = self._starts = (0,) * len(spec.kernels)
+        self._ended = False
+        self._outbox: Outbox | None = None
+
+    def next_block(self, limit: int) -> Block:
+        outbox = self._open_outbox()
+        while not outbox:
+            self._submit(limit)
+            if not self._places:
+                raise StopIteration
+            self._receive(outbox, self._places[0])
+            self._places.popleft()
+        return outbox.take(limit)
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._border(self._source.state_dict()))
+        return self._outbox
+
+    def _border(self, input_state: State) -> State:
+        return {"input": input_state, "starts": list(self._starts), "signatures": list(self._results.signatures)}
+
+    def _submit(self, limit: int) -> None:
+        rows, window = self._results.rows(limit), self._crew.window
+        while not self._ended and len(self._places) < window:
+            begin = time.perf_counter()
+            try:
+                block = self._source.next_block(rows)
+            except StopIteration:
+                self._ended = True
+            except MACHINERY_ERRORS:
+                raise
+            except Exception as error:  # of one element of the input: it passes by, at its place
+                self._places.append(_Place(ElementError(error), self._source.state_dict()))
+                self._shift(1)
+            else:
+                flight = self._results.send(block, self._next_starts, time.perf_counter() - begin)
+                self._places.append(_Place(flight, self._source.state_dict()))
+                self._shift(block.num_rows)
+
+    def _shift(self, count: int) -> None:
+        """The index of the next element is known for kernels before a filter, and assumed for those behind it."""
+        self._next_starts = tuple(start + count for start in self._next_starts)
+
+    def _receive(self, outbox: Outbox, place: _Place) -> None:
+        items: Sequence[Item]
+        if isinstance(place.item, ElementError):
+            items, entered = (place.item,), (1,) * len(self._starts)
+        else:
+            result = self._results.receive(place.item, self._starts)
+            items, entered = result.items, result.inputs
+        self._starts = tuple(start + count for start, count in zip(self._starts, entered, strict=True))
+        outbox.put(items, self._border(place.input_state))
+
+    def state_dict(self) -> State:
+        return self._open_outbox().state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        border = self._open_outbox().load_state_dict(state)
+        self._source.load_state_dict(border["input"])
+        self._starts = self._next_starts = tuple(border["starts"])
+        self._results.signatures = tuple(border["signatures"])
+
+    def close(self) -> None:
+        self._places.clear()
+        self._results.close()
+        self._source.close()

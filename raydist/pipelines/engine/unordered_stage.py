@@ -1,0 +1,191 @@
+"""A stage that hands out blocks as they are finished (`deterministic=False`): a slow one does not hold back others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.options import Timeouts
+from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.engine.arrival_order import Order
+from raydist.pipelines.engine.executor import StageSpec
+from raydist.pipelines.engine.op import ElementError, Item, OpIterator, State
+from raydist.pipelines.engine.producers import read_item
+from raydist.pipelines.engine.resume import Outbox, count_items, read_items
+from raydist.pipelines.engine.stage_results import Crew, Flight, StageResults
+from raydist.pipelines.metering.meters import Meter
+
+__all__ = ["UnorderedStageIterator"]
+
+_FIRST_NAP_S = 0.0002  # between two looks for a finished block; doubled up to the last
+_LAST_NAP_S = 0.005
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A block under way, or an error of the input that passes by; the input's state and the indices before it."""
+
+    item: Flight | ElementError
+    input_state: State
+    starts: tuple[int, ...]
+
+
+@final
+class UnorderedStageIterator(OpIterator):
+    """Keeps a window of blocks in an executor and delivers results as they come.
+
+    Its state is the input's before the oldest block that was not given, the numbers of younger ones that were, and the
+    items handed out since. In what order blocks were given is noted in `order`; on resuming the notes are followed.
+
+    Args:
+        source: The input.
+        spec: The work.
+        crew: Who does it.
+        meter: Counts it.
+        order: Notes of this stage.
+    """
+
+    def __init__(self, source: OpIterator, spec: StageSpec, crew: Crew, meter: Meter, order: Order) -> None:
+        self._source = source
+        self._spec = spec
+        self._crew = crew
+        self._order = order
+        self._results = StageResults(spec, crew, meter)
+        self._places: dict[int, _Place] = {}  # by number, oldest first
+        self._next = 0  # number of the next block to be read
+        self._next_starts = (0,) * len(spec.kernels)
+        self._first = 0  # number of the oldest block that was not given
+        self._ahead: set[int] = set()  # numbers behind it that were
+        self._given = 0
+        self._ended = False
+        self._outbox: Outbox | None = None
+
+    def next_block(self, limit: int) -> Block:
+        outbox = self._open_outbox()
+        while not outbox:
+            self._submit(limit)
+            if not self._places:
+                raise StopIteration
+            self._give(outbox, self._choose())
+        return outbox.take(limit)
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._border())
+        return self._outbox
+
+    def _border(self) -> State:
+        oldest = self._places.get(self._first)
+        return {
+            "input": self._source.state_dict() if oldest is None else oldest.input_state,
+            "starts": list(self._next_starts if oldest is None else oldest.starts),
+            "signatures": list(self._results.signatures),
+            "order": self._spec.name,
+            "first": self._first,
+            "given": self._given,
+            "ahead": sorted(self._ahead),
+        }
+
+    def _submit(self, limit: int) -> None:
+        rows, window = self._results.rows(limit), self._crew.window
+        noted = self._order.number_at(self._given)
+        while not self._ended and (len(self._places) < window or (noted is not None and noted >= self._next)):
+            before = self._source.state_dict()
+            begin = time.perf_counter()
+            try:
+                item = self._read(rows)
+            except StopIteration:
+                self._ended = True
+            else:
+                self._begin(item, before, time.perf_counter() - begin)
+
+    def _read(self, rows: int) -> Item:
+        """The next block; one that was read before has the size that it had."""
+        size = self._order.size_of(self._next)
+        if size is None:
+            return read_item(self._source, rows)
+        items = read_items(self._source, size)
+        if count_items(items) == size == 1:
+            return items[0]
+        blocks = [item for item in items if isinstance(item, Block)]
+        if len(blocks) < len(items) or count_items(items) < size:
+            raise FailedPreconditionError(
+                f"The input of stage {self._spec.name} must be the same again to resume: block {self._next} had {size} "
+                f"elements, got {items}. Resume with the data and functions that the state was saved with."
+            )
+        return concat_blocks(blocks)
+
+    def _begin(self, item: Item, before: State, made_in_s: float) -> None:
+        number, starts = self._next, self._next_starts
+        count = count_items([item])
+        self._next = number + 1
+        self._next_starts = tuple(start + count for start in starts)
+        self._order.was_read(number, count)
+        if number in self._ahead:  # it was given before the state was saved
+            return
+        sent = item if isinstance(item, ElementError) else self._results.send(item, starts, made_in_s)
+        self._places[number] = _Place(sent, before, starts)
+
+    def _choose(self) -> int:
+        """The number of the block to give: the noted one, else the oldest that is finished. Waits for it."""
+        noted = self._order.number_at(self._given)
+        if noted is not None:
+            if noted not in self._places:
+                raise FailedPreconditionError(
+                    f"The input of stage {self._spec.name} must be the same again to resume, but it ended before block "
+                    f"{noted}. Resume with the data that the state was saved with."
+                )
+            return noted
+        nap_s, deadline = _FIRST_NAP_S, time.monotonic() + Timeouts().input_s
+        while (number := self._finished()) is None:
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"A block of stage {self._spec.name} must be finished within {Timeouts().input_s:g} s, and none of "
+                    f"{len(self._places)} is. Is its function waiting for something?"
+                )
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LAST_NAP_S)
+        return number
+
+    def _finished(self) -> int | None:
+        for number, place in self._places.items():
+            if isinstance(place.item, ElementError) or place.item.work.done():
+                return number
+        return None
+
+    def _give(self, outbox: Outbox, number: int) -> None:
+        place = self._places[number]
+        items: Sequence[Item]
+        if isinstance(place.item, ElementError):
+            items = (place.item,)
+        else:
+            items = self._results.receive(place.item, place.starts).items
+        del self._places[number]
+        self._order.was_given(self._given, number)
+        self._given += 1
+        self._ahead.add(number)
+        while self._first in self._ahead:
+            self._ahead.remove(self._first)
+            self._first += 1
+        outbox.put(items, self._border())
+
+    def state_dict(self) -> State:
+        return self._open_outbox().state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        border = self._open_outbox().load_state_dict(state)
+        self._source.load_state_dict(border["input"])
+        self._next_starts = tuple(border["starts"])
+        self._results.signatures = tuple(border["signatures"])
+        self._first = self._next = int(border["first"])
+        self._given = int(border["given"])
+        self._ahead = set(border["ahead"])
+
+    def close(self) -> None:
+        self._places.clear()
+        self._results.close()
+        self._source.close()

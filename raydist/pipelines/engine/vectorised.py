@@ -1,0 +1,92 @@
+"""A map function run over whole blocks by `torch.func.vmap`, where that makes the same of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from raydist.errors import SpecError
+from raydist.nest import flatten, unflatten
+from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.engine.op import Item, Kernel
+
+__all__ = ["VectorisedKernel"]
+
+
+@final
+@dataclass(eq=False)
+class VectorisedKernel(Kernel):
+    """Results of `fn` under vmap, as long as the first and the last row of each block are what `plain` makes of them.
+
+    A function that vmap cannot run, or that it runs with other results, is called for every element from then on.
+    """
+
+    preserves_count: ClassVar[bool] = True
+    fn: Callable[..., Any]
+    plain: Kernel
+    output: DeclaredOutput | None
+    _refused: bool = field(default=False, init=False)
+
+    @property
+    def label(self) -> str:  # type: ignore[override]  # a plain attribute there, and nobody sets it
+        return self.plain.label
+
+    @property
+    def uses_index(self) -> bool:
+        return False
+
+    def run(self, block: Block, start: int) -> Sequence[Item]:
+        if not self._refused and block.num_rows > 1:
+            try:
+                return self._run_whole(block, start)
+            except Exception as error:  # whatever vmap has against the function: calling it for each element tells
+                self._refused = True
+                reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        else:
+            return self.plain.run(block, start)
+        warnings.warn(
+            f"map_vectorization must be able to run {self.label} over whole blocks, and cannot ({reason:.120}). "
+            "It is called for every element. Use torch functions without Python conditions, or switch the option off.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return self.plain.run(block, start)
+
+    def _run_whole(self, block: Block, start: int) -> Sequence[Item]:
+        made: Sequence[Item] = [_mapped(self.fn, block)]
+        if self.output is not None:
+            made = self.output.conform(made, start)
+        for row in (0, block.num_rows - 1):
+            _require_same(made, row, self.plain.run(block.slice(row, row + 1), start + row))
+        return made
+
+
+def _mapped(fn: Callable[..., Any], block: Block) -> Block:
+    # Torch is imported by the first block: this layer does without, and so do the workers of other pipelines.
+    import torch
+
+    tensors = [torch.from_numpy(private_column(column)) for column in block.columns]
+    nest = unflatten(block.structure, tensors)
+    result = torch.func.vmap(fn)(*nest) if block.structure.kind is tuple else torch.func.vmap(fn)(nest)
+    leaves, structure = flatten(result)
+    columns = tuple(leaf.numpy() for leaf in leaves)
+    specs = tuple(TensorSpec(column.shape[1:], column.dtype) for column in columns)
+    return Block(structure, specs, columns, block.num_rows)
+
+
+def _require_same(made: Sequence[Item], row: int, expected: Sequence[Item]) -> None:
+    """SpecError unless row `row` of the one block in `made` is the one element in `expected`."""
+    (whole,), (one,) = made, expected
+    if not isinstance(whole, Block) or not isinstance(one, Block):
+        raise SpecError("elements fail")
+    if (whole.structure, whole.specs) != (one.structure, one.specs):
+        raise SpecError(f"it gives {whole.signature} {whole.specs} instead of {one.signature} {one.specs}")
+    for mine, theirs in zip(whole.columns, one.columns, strict=True):
+        if not np.array_equal(mine[row], theirs[0], equal_nan=mine.dtype.kind in "fc"):
+            raise SpecError(f"it gives other values, {mine[row]!r:.50} instead of {theirs[0]!r:.50}")

@@ -1,0 +1,162 @@
+"""Counts and times one stage while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, final
+
+from raydist.pipelines.metering.reading import Kind, Place, Reading
+
+if TYPE_CHECKING:
+    from raydist.pipelines.elements.blocks import Block
+    from raydist.pipelines.engine.executor import StageResult
+    from raydist.pipelines.metering.events import EventRing
+
+__all__ = ["Meter"]
+
+
+@final
+class Meter:
+    """Totals of one stage, written by one thread at a time.
+
+    Attributes:
+        inputs: Keys of the operations it reads; see `Meters.tops`.
+        own_s: Seconds in the consumer's thread without the inputs: own work, handling, and waiting for workers.
+        input_s: Seconds in the consumer's thread in which the inputs worked.
+        awaited_s: Of `own_s`, the seconds spent waiting for workers or for a queue to fill.
+        worked_s: Seconds of work that `run_stage` measured, wherever it ran.
+        here_s: Of `worked_s`, those in the consumer's thread, which `own_s` contains too.
+        ahead_s: Seconds in which threads read ahead for pipelines inside a function.
+        inside: What the pipelines inside this operation's function count with.
+        asked: How often the queue was asked.
+        found_buffered: Sum of the elements that were in it then.
+        ring: Where what happened is recorded; None if it is not.
+        parallelism: See :class:`Reading`; set by the owner, whenever it changes.
+        buffered, buffered_bytes, buffer_limit, place, kind: See :class:`Reading`; set by the owner.
+    """
+
+    __slots__ = (
+        "_changed_at",
+        "_clock",
+        "_parallelism",
+        "_worker_s",
+        "ahead_s",
+        "asked",
+        "awaited_s",
+        "blocks",
+        "buffer_limit",
+        "buffered",
+        "buffered_bytes",
+        "bytes",
+        "cpu_s",
+        "elements",
+        "errors",
+        "found_buffered",
+        "here_s",
+        "input_s",
+        "inside",
+        "inputs",
+        "kind",
+        "label",
+        "name",
+        "own_s",
+        "place",
+        "ring",
+        "worked_s",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        label: str = "",
+        kind: Kind = "stage",
+        inputs: Sequence[int | str] = (),
+        clock: Callable[[], float] = float,
+    ) -> None:
+        self.name = name
+        self.label = label or name
+        self.kind = kind
+        self.inputs = tuple(inputs)
+        self._clock = clock
+        self._parallelism = 1
+        self.buffered = self.buffered_bytes = self.buffer_limit = 0
+        self.inside: Meter | None = None
+        self.place: Place = "inline"
+        self.ring: EventRing | None = None
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Forget the totals; the clock begins again at 0."""
+        self.elements = self.blocks = self.bytes = self.errors = 0
+        self.own_s = self.input_s = self.awaited_s = self.worked_s = self.here_s = self.cpu_s = self.ahead_s = 0.0
+        self.asked = self.found_buffered = 0
+        self._worker_s = 0.0  # seconds times workers, until the number of workers changed last
+        self._changed_at = 0.0
+        if self.inside is not None:
+            self.inside.begin_again()
+
+    @property
+    def parallelism(self) -> int:
+        return self._parallelism
+
+    @parallelism.setter
+    def parallelism(self, workers: int) -> None:
+        now = self._clock()
+        self._worker_s += self._parallelism * (now - self._changed_at)
+        self._parallelism, self._changed_at = workers, now
+
+    def handed_out(self, block: Block) -> None:
+        """Count a block."""
+        self.blocks += 1
+        self.elements += block.num_rows
+        self.bytes += block.num_bytes
+
+    def read_ahead(self, seconds: float) -> None:
+        """Note that a thread read so long ahead for a pipeline inside a function."""
+        self.ahead_s += seconds
+
+    def worked(self, result: StageResult, *, here: bool) -> None:
+        """Add the work on one block: done `here`, in the consumer's thread, or by a worker."""
+        self.worked_s += result.busy_s
+        self.cpu_s += result.cpu_s
+        if here:
+            self.here_s += result.busy_s
+        elif self.ring is not None:
+            self.ring.record(self.name, result.worker, result.begun_at, result.busy_s, result.inputs[0])
+
+    def ask(self) -> None:
+        """Note how full the queue is when the consumer asks it."""
+        self.asked += 1
+        self.found_buffered += self.buffered
+
+    def read(self, inputs: Sequence[str] = ()) -> Reading:
+        """The totals now. A block that is being made is not among them."""
+        now = self._clock()
+        awaited_s, worked_s = self.awaited_s, self.worked_s
+        if self.inside is not None:
+            awaited_s += self.inside.awaited_s
+            worked_s += self.inside.ahead_s
+        worker_s = self._worker_s + self._parallelism * (now - self._changed_at)
+        handling_s = max(0.0, self.own_s - awaited_s - self.here_s)
+        return Reading(
+            name=self.name,
+            label=self.label,
+            inputs=tuple(inputs),
+            kind=self.kind,
+            elements=self.elements,
+            blocks=self.blocks,
+            bytes=self.bytes,
+            errors=self.errors,
+            busy_s=worked_s + handling_s,
+            cpu_s=self.cpu_s,
+            wait_s=self.input_s + awaited_s,
+            input_wait_s=self.input_s,
+            handling_s=handling_s if worked_s else 0.0,
+            parallelism=self.parallelism,
+            mean_parallelism=worker_s / now if now else 0.0,
+            buffered=self.buffered,
+            buffered_bytes=self.buffered_bytes,
+            buffer_limit=self.buffer_limit,
+            mean_buffered=self.found_buffered / max(1, self.asked),
+            place=self.place,
+        )

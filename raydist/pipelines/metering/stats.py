@@ -1,0 +1,224 @@
+"""What a pipeline did, as users read it: `dataset.stats()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from raydist.pipelines.metering.bottleneck import CONSUMER, Bottleneck, find_bottleneck
+from raydist.pipelines.metering.meters import Kind, Meters, Place, Reading
+from raydist.pipelines.metering.stats_table import Row, percent, quantity, render, workers_text
+
+__all__ = ["PipelineStats", "StageStats", "stats_of", "summarise"]
+
+_MOST_LABEL = 48
+_ALL = 0.995
+_NOTHING = "Nothing has run yet: iterate over the dataset first."
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """One stage of a pipeline. Shares are of the time since the iteration began, 0 .. 1.
+
+    Attributes:
+        name: Its operations: "map-1+filter-2".
+        label: What `explain()` shows for them.
+        inputs: Names of the stages it reads.
+        kind: "source", "stage", "exchange" (changes the order of elements) or "prefetch" (a queue and its thread).
+        place: "inline" (in the thread of its consumer), "threads" or "actors".
+        parallelism: Workers that it may use now.
+        elements: Elements handed out.
+        elements_per_s: The same, a second.
+        bytes: Bytes handed out; an estimate where elements are bytes, str or of varying shape.
+        bytes_per_s: The same, a second.
+        errors: Errors handed out in the place of elements.
+        busy: Share of its workers' time that they worked.
+        cpu: Share of that work that a CPU was used for; None where it was not measured. Low: it waits, for a disk or
+            for other threads.
+        queue_fill: How full its queue was on average when its consumer asked, 0 .. 1; None without a queue.
+        waits_for: What it waited for most: an input, "its workers", or the stage that reads it ("consumer" at the
+            end); "" if it mostly worked.
+        waiting: Share of the time for which it did.
+    """
+
+    name: str
+    label: str
+    inputs: tuple[str, ...]
+    kind: Kind
+    place: Place
+    parallelism: int
+    elements: int
+    elements_per_s: float
+    bytes: int
+    bytes_per_s: float
+    errors: int
+    busy: float
+    cpu: float | None
+    queue_fill: float | None
+    waits_for: str
+    waiting: float
+
+    @property
+    def where(self) -> str:
+        """Place and parallelism: "inline", "2 threads"; the one thread of a prefetch."""
+        if self.kind == "prefetch":
+            return "1 thread"
+        return "inline" if self.place == "inline" else workers_text(self.parallelism, self.place)
+
+    @property
+    def waits(self) -> str:
+        """Whom it waited for, and how long: "map-1 (72 %)"; "" if it mostly worked."""
+        return f"{self.waits_for} ({percent(self.waiting)})" if self.waits_for else ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PipelineStats:
+    """What an iteration did since it began. `str()` of it is a table.
+
+    Attributes:
+        stages: Inputs before their consumers.
+        elapsed_s: Seconds since the first element was asked for, until the last one was handed out.
+        elements: Elements that the last stage handed out.
+        consumer_waited: Share of the time for which the consumer waited for elements.
+        bottleneck: Name of the stage that limits all others; "consumer" if that is the consumer, "handing over" if it
+            is making tensors or arrays of its elements, "" if nothing has run.
+        because: What was busy, and for how long.
+        decisions: What the autotuner did and why, oldest first.
+    """
+
+    stages: tuple[StageStats, ...] = ()
+    elapsed_s: float = 0.0
+    elements: int = 0
+    consumer_waited: float = 0.0
+    bottleneck: str = ""
+    because: str = ""
+    decisions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.stages:
+            return _NOTHING
+        lines = [self.headline, "", *render([_row(stage) for stage in self.stages]), "", *self.findings]
+        return "\n".join(lines)
+
+    @property
+    def headline(self) -> str:
+        """How much, how fast, and whether the consumer waited."""
+        rate = quantity(self.elements / self.elapsed_s if self.elapsed_s else 0.0)
+        return (
+            f"{self.elements:,} elements in {self.elapsed_s:.2f} s, {rate} a second; "
+            f"the consumer waited {percent(self.consumer_waited)} of the time."
+        )
+
+    @property
+    def findings(self) -> list[str]:
+        """The bottleneck and the autotuner's decisions, a sentence each."""
+        limit = [f"Bottleneck: {self.bottleneck} ({self.because})."] if self.bottleneck else []
+        return limit + [f"Autotune: {decision}" for decision in self.decisions]
+
+
+def stats_of(meters: Meters | None) -> PipelineStats:
+    """The statistics of an iteration; empty ones for none."""
+    if meters is None:
+        return PipelineStats()
+    return summarise(
+        meters.readings(),
+        elapsed_s=meters.elapsed_s,
+        consumer_busy_s=meters.consumer_busy_s,
+        convert_s=meters.convert_s,
+        decisions=meters.decisions,
+    )
+
+
+def summarise(
+    readings: Sequence[Reading],
+    *,
+    elapsed_s: float,
+    consumer_busy_s: float = 0.0,
+    convert_s: float = 0.0,
+    decisions: Sequence[str] = (),
+) -> PipelineStats:
+    """From totals to shares and rates. See :class:`Meters` for the arguments."""
+    if not readings:
+        return PipelineStats(elapsed_s=elapsed_s, decisions=tuple(decisions))
+    limit = find_bottleneck(readings, consumer_busy_s=consumer_busy_s, convert_s=convert_s)
+    by_name = {reading.name: reading for reading in readings}
+    readers = {name: reading.name for reading in readings for name in reading.inputs}
+    return PipelineStats(
+        stages=tuple(_stage(r, by_name, readers.get(r.name, CONSUMER), elapsed_s) for r in readings),
+        elapsed_s=elapsed_s,
+        elements=readings[-1].elements,
+        consumer_waited=_share(elapsed_s - consumer_busy_s, elapsed_s),
+        bottleneck=limit.name,
+        because=_because(limit, elapsed_s),
+        decisions=tuple(decisions),
+    )
+
+
+def _because(limit: Bottleneck, elapsed_s: float) -> str:
+    busy = percent(_share(limit.busy_s, elapsed_s))
+    if limit.share > _ALL:
+        return f"{limit.where}: busy {busy} of the time"
+    return f"{percent(limit.share)} of the work of {limit.where}, which was busy {busy} of the time"
+
+
+def _stage(reading: Reading, by_name: Mapping[str, Reading], reader: str, elapsed_s: float) -> StageStats:
+    waits_for, waiting_s = _longest_wait(reading, by_name, reader, elapsed_s)
+    return StageStats(
+        name=reading.name,
+        label=reading.label,
+        inputs=reading.inputs,
+        kind=reading.kind,
+        place=reading.place,
+        parallelism=reading.parallelism,
+        elements=reading.elements,
+        elements_per_s=reading.elements / elapsed_s if elapsed_s else 0.0,
+        bytes=reading.bytes,
+        bytes_per_s=reading.bytes / elapsed_s if elapsed_s else 0.0,
+        errors=reading.errors,
+        busy=_share(reading.busy_s, elapsed_s * reading.workers),
+        cpu=_share(reading.cpu_s, reading.busy_s - reading.handling_s) if reading.cpu_s else None,
+        queue_fill=_share(reading.mean_buffered, reading.buffer_limit) if _has_queue(reading) else None,
+        waits_for=waits_for,
+        waiting=_share(waiting_s, elapsed_s),
+    )
+
+
+def _longest_wait(reading: Reading, by_name: Mapping[str, Reading], reader: str, elapsed_s: float) -> tuple[str, float]:
+    """What a stage did most in the thread that asks it: wait for someone, or work ("")."""
+    inputs = [by_name[name] for name in reading.inputs if name in by_name]
+    slowest = max(inputs, key=lambda source: source.busy_s + source.wait_s, default=reading).name
+    in_thread_s = reading.busy_s if reading.place == "inline" else reading.handling_s
+    waits = {
+        "": in_thread_s,
+        slowest: reading.input_wait_s,
+        reader: max(0.0, elapsed_s - in_thread_s - reading.wait_s),
+    }
+    for_others = slowest if reading.kind == "prefetch" else "its workers"
+    waits[for_others] = waits.get(for_others, 0.0) + reading.wait_s - reading.input_wait_s
+    longest = max(waits, key=lambda who: waits[who])
+    return longest, waits[longest] if longest else 0.0
+
+
+def _has_queue(reading: Reading) -> bool:
+    return reading.buffer_limit > 0 and (reading.kind == "prefetch" or reading.place != "inline")
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+
+
+def _row(stage: StageStats) -> Row:
+    return Row(
+        stage=stage.name,
+        where=stage.where,
+        elements=quantity(stage.elements_per_s),
+        megabytes=f"{stage.bytes_per_s / 1e6:,.1f}",
+        busy=percent(stage.busy),
+        cpu="" if stage.cpu is None else percent(stage.cpu),
+        queue="" if stage.queue_fill is None else percent(stage.queue_fill),
+        waits_for=stage.waits,
+        operation=stage.label if len(stage.label) <= _MOST_LABEL else f"{stage.label[: _MOST_LABEL - 3]}...",
+    )

@@ -1,0 +1,201 @@
+"""Datasets inside datasets: what a user's function returned, run as a part of the pipeline around it.
+
+This layer lies below the class that users hold, and knows a dataset by the operation that it carries.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, final
+
+from raydist.errors import FailedPreconditionError, SpecError
+from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.engine.groups import rows_of
+from raydist.pipelines.engine.merged_options import merged_options
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.producers import read_item
+from raydist.pipelines.ops.prefetch import PrefetchOp
+from raydist.pipelines.run.plan import build, make_plan, open_iterator
+
+__all__ = ["Opener", "call_on_element", "graph_of", "open_nested", "probe_nested"]
+
+_PROBES = 16  # datasets asked for their element_spec
+_MAX_RUN = 256  # datasets made at once
+
+
+def graph_of(value: Any, label: str) -> DatasetOp:
+    """The operations of a dataset that a user's function returned.
+
+    Raises:
+        SpecError: It is no dataset.
+    """
+    op = getattr(value, "_op", None)
+    if not isinstance(op, DatasetOp):
+        raise SpecError(f"The function of {label} must return a Dataset, got {value!r:.100}.")
+    return op
+
+
+def call_on_element(fn: Callable[..., Any], block: Block, row: int) -> Any:
+    """`fn` of one element of a block; a tuple is unpacked into arguments."""
+    one = block.slice(row, row + 1)
+    element = Block(one.structure, one.specs, tuple(map(private_column, one.columns)), 1).row(0)
+    return fn(*element) if block.structure.kind is tuple else fn(element)
+
+
+def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIterator:
+    """One pass over `op`, the dataset that operation `name` made of its element `index`.
+
+    Its random choices depend on both, and it runs in the caller's thread: a pool would be sent a new stage for every
+    one of thousands of short datasets.
+    """
+    plan = make_plan(op, ctx.options, nested=True)
+    names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
+    executor = InlineExecutor()
+    meters = ctx.meters.inside(name)
+    epoch = (*ctx.epoch, index)
+    inner = IterContext(ctx.seed, epoch, ctx.options, executor, names, build, plan, meters, ctx.budgets)
+    return build(plan.optimised, inner)
+
+
+def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
+    """Nest of TensorSpec of the elements of the datasets that `fn` makes of the first elements of `source`.
+
+    The first dataset answers that can: one of a map function over nothing cannot tell.
+
+    Raises:
+        FailedPreconditionError: None of the first few can.
+    """
+    iterator = open_iterator(source, seed=0, epoch=0, options=merged_options(source), executor=InlineExecutor())
+    try:
+        for _ in range(_PROBES):
+            try:
+                return graph_of(call_on_element(fn, iterator.next_block(1), 0), label).element_spec()
+            except (FailedPreconditionError, StopIteration):
+                continue
+    finally:
+        iterator.close()
+    raise FailedPreconditionError(
+        f"The element_spec of {label} is found by running it on first elements, and they gave no dataset with a first "
+        "element. Declare output_spec= where a map makes the elements."
+    )
+
+
+@final
+class Opener:
+    """Makes datasets of the elements of an input, one by one, and opens them.
+
+    Inputs may be read, and the function called, some inputs ahead.
+
+    Attributes:
+        name: Of the operation.
+        next_index: Number of the next input.
+        ended: Whether there is none.
+    """
+
+    def __init__(self, source: OpIterator, fn: Callable[..., Any], ctx: IterContext, name: str) -> None:
+        self.name = name
+        self.next_index = 0
+        self.ended = False
+        self._source = source
+        self._fn = fn
+        self._ctx = ctx
+        self._ahead: deque[DatasetOp | ElementError] = deque()  # made of the inputs from `next_index` on
+        self._before: tuple[State, int] = ({}, 0)  # the input's state before it read these, and the first one's number
+        self._run = 1  # inputs whose datasets were alike, and may be again
+        self._size = 1  # elements of each of these
+
+    def open_next(self, *, threaded: bool) -> OpIterator | ElementError:
+        """The dataset of the next input, read ahead by a thread if `threaded`; or the error at this place.
+
+        Raises:
+            StopIteration: There are no more.
+        """
+        self._look_ahead(1)
+        made = self._pop()
+        if isinstance(made, ElementError):
+            return made
+        index = self.next_index - 1
+        try:
+            return open_nested(PrefetchOp(made) if threaded else made, self._ctx, self.name, index)
+        except Exception as error:
+            return ElementError(self._explained(error, index))
+
+    def next_groups(self, limit: int) -> Block | None:
+        """All elements of some of the next datasets, about `limit`, where they can be computed at once.
+
+        Raises:
+            StopIteration: There are no more.
+        """
+        run = min(self._run, max(1, limit // self._size))
+        self._look_ahead(run)
+        first = itertools.takewhile(lambda made: isinstance(made, DatasetOp), itertools.islice(self._ahead, run))
+        ops = [made for made in first if isinstance(made, DatasetOp)]
+        rows = rows_of(ops) if ops else None
+        if rows is None or rows.num_rows == 0:
+            self._run = 1
+            return None
+        for _ in ops:
+            self._pop()
+        self._run, self._size = min(2 * self._run, _MAX_RUN), max(1, rows.num_rows // len(ops))
+        return rows
+
+    def pass_over(self) -> None:
+        """Read the next input and leave it: its dataset had ended before the state was saved."""
+        self._read(1)
+        self.next_index += 1
+
+    def _look_ahead(self, count: int) -> None:
+        """Make the datasets of up to `count` inputs, unless some are made."""
+        if self._ahead:
+            return
+        self._before = self._source.state_dict(), self.next_index
+        item = self._read(count)
+        if isinstance(item, ElementError):
+            self._ahead.append(item)
+            return
+        made, _ = call_rows(self._fn, item, self.next_index)
+        self._ahead.extend(self._graph(value, self.next_index + row) for row, value in enumerate(made))
+
+    def _graph(self, value: Any, index: int) -> DatasetOp | ElementError:
+        try:
+            if isinstance(value, ElementError):
+                raise value.error
+            return graph_of(value, self.name)
+        except Exception as error:  # of the user's function, on this element
+            return ElementError(self._explained(error, index))
+
+    def _explained(self, error: Exception, index: int) -> Exception:
+        error.add_note(f"In {self.name} ({describe(self._fn)}), element {index} of its input.")
+        return error
+
+    def _pop(self) -> DatasetOp | ElementError:
+        self.next_index += 1
+        return self._ahead.popleft()
+
+    def _read(self, count: int) -> Item:
+        if self.ended:
+            raise StopIteration
+        try:
+            return read_item(self._source, count)
+        except StopIteration:
+            self.ended = True
+            raise
+
+    def position(self) -> tuple[State, int]:
+        """A state of the input, and the number of the first input that it gives: the next, or one a little before."""
+        return self._before if self._ahead else (self._source.state_dict(), self.next_index)
+
+    def go_to(self, state: State, first: int, next_index: int) -> None:
+        """Go on in front of input `next_index`. `state` and `first` are a `position`."""
+        self._source.load_state_dict(state)
+        self.next_index = first
+        while self.next_index < next_index:
+            self.pass_over()
+
+    def close(self) -> None:
+        """Close the input."""
+        self._source.close()

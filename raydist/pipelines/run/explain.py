@@ -1,0 +1,57 @@
+"""The text of `dataset.explain()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.engine.fusion import chain_of, fuse
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext
+from raydist.pipelines.metering.stats import PipelineStats
+from raydist.pipelines.metering.stats_table import percent
+from raydist.pipelines.run.plan import Plan, build
+
+__all__ = ["explain"]
+
+
+def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
+    """The graph as written, as optimised, where each operation may run, and where it runs or ran (of `stats`)."""
+    lines = ["as written:", *_tree(plan.written, plan, 1)]
+    by = f" ({', '.join(plan.rewrites)})" if plan.rewrites else ""
+    lines += [f"as optimised{by}:", *_tree(plan.optimised, plan, 1)]
+    lines += ["stages:", *(f"  {line}" for line in _stages(plan.optimised, plan))]
+    if stats is not None and stats.stages:
+        lines += ["running:", *(f"  {line}" for line in _running(stats))]
+    return "\n".join(lines)
+
+
+def _tree(op: DatasetOp, plan: Plan, depth: int) -> Iterator[str]:
+    """Consumers above their inputs, inputs indented."""
+    yield f"{'  ' * depth}{plan.names[id(op)]}: {op.label}"
+    for source in op.inputs:
+        yield from _tree(source, plan, depth + 1)
+
+
+def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
+    if not isinstance(op, ElementwiseOp):
+        for source in op.inputs:
+            yield from _stages(source, plan)
+        yield f"{plan.names[id(op)]}: in the consumer's process"
+        return
+    chain, base = chain_of(op)
+    yield from _stages(base, plan)
+    for stage in fuse(chain, IterContext(0, (0,), plan.options, InlineExecutor(), plan.names, build, plan)):
+        yield f"{'+'.join(plan.names[id(part)] for part, _ in stage)}: {_place(stage[0][0])}"
+
+
+def _running(stats: PipelineStats) -> Iterator[str]:
+    for stage in stats.stages:
+        where = "in its consumer's thread" if stage.where == "inline" else f"on {stage.where}"
+        yield f"{stage.name}: {where}, busy {percent(stage.busy)}"
+    yield from stats.findings
+
+
+def _place(op: ElementwiseOp) -> str:
+    if op.parallelism is None:
+        return "on the iterator's executor"
+    return "in the consumer's thread" if op.parallelism == 1 else f"on up to {op.parallelism} threads or workers"

@@ -1,0 +1,263 @@
+"""The iterator that users hold: one element at a time over the engine's blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, TypeVar, final
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.options import Options
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.arrival_order import Orders
+from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.op import MACHINERY_ERRORS, DatasetOp, OpIterator, State
+from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.stats import PipelineStats, stats_of
+from raydist.pipelines.run.executors import open_executor
+from raydist.pipelines.run.plan import Plan, make_plan, start
+
+__all__ = ["DatasetIterator", "Optional"]
+
+T = TypeVar("T")
+_STATE_VERSION = 1
+_NO_ROWS: Sequence[Any] = ()
+
+
+@final
+class Optional(Generic[T]):
+    """An element, or the knowledge that there is none (tf.experimental.Optional)."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: tuple[T, ...]) -> None:
+        self._values = values
+
+    @classmethod
+    def from_value(cls, value: T) -> Self:
+        """An optional with a value."""
+        return cls((value,))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """An optional without one."""
+        return cls(())
+
+    def has_value(self) -> bool:
+        """Whether there is an element."""
+        return bool(self._values)
+
+    def get_value(self) -> T:
+        """The element; InvalidArgumentError if there is none."""
+        if not self._values:
+            raise InvalidArgumentError("This Optional has no value: the dataset had ended. Ask has_value() first.")
+        return self._values[0]
+
+    def __repr__(self) -> str:
+        return f"Optional({self._values[0]!r})" if self._values else "Optional.empty()"
+
+
+@final
+class DatasetIterator(Generic[T]):
+    """One epoch of a dataset. Opened by the first element; closed at the end, by `close()`, or when it is dropped.
+
+    An element's error is raised in its place, and iteration goes on after it. Not for use by several threads at a time.
+
+    Args:
+        op: The pipeline as written.
+        options: Its merged options.
+        seed: Root seed.
+        epoch: Which epoch this is.
+        convert: Makes a block the elements to hand out.
+        make_executor: Where the stages run.
+        meters: To go on with; None for new ones.
+    """
+
+    def __init__(
+        self,
+        op: DatasetOp,
+        *,
+        options: Options,
+        seed: int,
+        epoch: int,
+        convert: Callable[[Block], Sequence[T]],
+        make_executor: Callable[[Options], Executor] = open_executor,
+        meters: Meters | None = None,
+    ) -> None:
+        self._make_executor = make_executor
+        self._op = op
+        self._options = options
+        self._seed = seed
+        self._epoch = epoch
+        self._convert = convert
+        self._plan: Plan = make_plan(op, options)
+        self.meters = meters or Meters()
+        """What every stage has done since the iteration began."""
+        self._executor: Executor | None = None
+        self._source: OpIterator | None = None
+        self._demand = Demand()
+        self._orders = Orders()
+        self._resume_at: State | None = None  # where the engine goes on when it is opened again
+        self._to_skip = 0  # elements behind that which were handed out before
+        self._border: State = {}  # the engine's state before `_rows`
+        self._rows: Sequence[T] = _NO_ROWS
+        self._at = 0
+        self._ended = False
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        at = self._at
+        if at >= len(self._rows):
+            self._refill()
+            at = self._at
+        self._at = at + 1
+        return self._rows[at]
+
+    def _refill(self) -> None:
+        self.meters.consumer_asks()
+        try:
+            self._fill()
+        finally:
+            self.meters.consumer_goes()
+
+    def _fill(self) -> None:
+        self._rows, self._at = _NO_ROWS, 0
+        block = self._read(1 << 62)
+        while self._to_skip:
+            skipped = min(self._to_skip, block.num_rows)
+            self._to_skip -= skipped
+            self._at += skipped
+            if skipped == block.num_rows:
+                self._at = 0
+                block = self._read(1 << 62)
+        begin = time.perf_counter()
+        self._rows = self._convert(block)
+        self.meters.convert_s += time.perf_counter() - begin
+
+    def _read(self, limit: int) -> Block:
+        """The next block of the engine, and its state before that."""
+        if self._ended:
+            raise StopIteration
+        source = self._open()
+        self._border = source.state_dict()
+        try:
+            return self._demand.read(source, limit)
+        except StopIteration:
+            self._ended = True
+            self._suspend(source.state_dict())
+            raise
+        except Exception as error:
+            if isinstance(error, MACHINERY_ERRORS):
+                self._suspend(self._border)  # no element is lost: the next call tries again from here
+            raise
+        except BaseException:  # Ctrl-C in a user's function: as above
+            self._suspend(self._border)
+            raise
+
+    def _open(self) -> OpIterator:
+        if self._closed:
+            raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
+        if self._source is None:
+            self._executor = self._make_executor(self._options)
+            self._source = start(
+                self._plan,
+                seed=self._seed,
+                epoch=self._epoch,
+                executor=self._executor,
+                meters=self.meters,
+                orders=self._orders,
+            )
+            if self._resume_at is not None:
+                self._source.load_state_dict(self._resume_at)
+                self._resume_at = None
+        return self._source
+
+    def _suspend(self, state: State | None) -> None:
+        """Close the engine; what comes next opens it again at `state`."""
+        self._resume_at = state
+        if self._executor is not None:
+            self._executor.close()  # first: a prefetching thread may wait for a function that never returns
+            self._executor = None
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def get_next(self) -> T:
+        """The next element.
+
+        Raises:
+            OutOfRangeError: There is none.
+            Exception: The error of the element at this place.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("The dataset has ended. Take a new iterator with iter(dataset).") from None
+
+    def get_next_as_optional(self) -> Optional[T]:
+        """The next element, or an empty Optional at the end."""
+        try:
+            return Optional.from_value(next(self))
+        except StopIteration:
+            return Optional.empty()
+
+    def stats(self) -> PipelineStats:
+        """What every stage did since the first element was asked for, and which of them limits the others.
+
+        Any thread may ask, at any time; costs some microseconds a stage.
+        """
+        return stats_of(self.meters)
+
+    @property
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one element."""
+        return self._op.element_spec()
+
+    def state_dict(self) -> State:
+        """JSON-able state after the last element handed out, at most 10 KB."""
+        at, skip = self._position()
+        orders = self._orders.since(at)
+        return {
+            "version": _STATE_VERSION,
+            "pipeline": self._plan.fingerprint,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "at": at,
+            "skip": skip,
+            **({"orders": orders} if orders else {}),
+        }
+
+    def _position(self) -> tuple[State, int]:
+        if self._at < len(self._rows):
+            return self._border, self._at
+        if self._resume_at is not None:
+            return self._resume_at, self._to_skip
+        return self._open().state_dict(), self._to_skip
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on after the element that `state` was saved behind.
+
+        Raises:
+            InvalidArgumentError: The state was saved by another pipeline.
+        """
+        found = (state.get("version"), state.get("pipeline"))
+        if found != (_STATE_VERSION, self._plan.fingerprint):
+            raise InvalidArgumentError(
+                f"The state must be of this pipeline ({self._plan.fingerprint}), got one of {state.get('pipeline')!r} "
+                f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
+            )
+        self.close()
+        self._closed = self._ended = False
+        self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
+        self._resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
+        self._orders.load(state.get("orders", {}))
+
+    def close(self) -> None:
+        """Stop threads. Further elements are a FailedPreconditionError."""
+        self._closed = True
+        self._rows, self._at = _NO_ROWS, 0
+        self._suspend(None)

@@ -1,0 +1,136 @@
+"""From elements to steps: what each replica gets, one step after the other.
+
+The state of a step source says nothing of the number of replicas, so that a pass can be resumed on another number of
+them. With one pipeline it is the state of a plain iterator over it, and the index of the step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from raydist.nest import LEAF, Structure
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.op import State
+from raydist.pipelines.metering.stats import PipelineStats
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.split import Cut, SplitRule, cut_batch, deal
+
+__all__ = ["DealtElements", "Element", "GlobalBatches", "StepSource", "elements"]
+
+Element = tuple[Sequence[Any], Structure]
+"""The leaves of an element, and their nest."""
+
+
+def elements(block: Block) -> list[Element]:
+    """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
+    # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
+    columns = [column if column.dtype == object else _views(column) for column in block.columns]
+    return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
+
+
+def _views(column: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
+    return [column[row, ...] for row in range(len(column))]
+
+
+class StepSource(ABC):
+    """Steps in order. Used by one thread at a time.
+
+    Args:
+        iterators: One over the only pipeline, or one per replica; made with :func:`elements`.
+        num_replicas: Number of replicas.
+    """
+
+    def __init__(self, iterators: Sequence[DatasetIterator[Element]], num_replicas: int) -> None:
+        self._iterators = tuple(iterators)
+        self._num_replicas = num_replicas
+        self.structure: Structure = LEAF
+        """The nest of the last step."""
+        self.step = 0
+        """Index of the next step in its epoch; errors in the place of steps count."""
+
+    @final
+    def next_step(self) -> tuple[Cut, ...]:
+        """One cut per replica.
+
+        Raises:
+            StopIteration: No replica would have anything.
+            Exception: The error that stands in this step's place. The source goes on after it.
+        """
+        step = self.step
+        try:
+            return self._make_step(step)
+        finally:
+            self.step = step + 1
+
+    @abstractmethod
+    def _make_step(self, step: int) -> tuple[Cut, ...]:
+        """See `next_step`."""
+
+    @final
+    def state_dict(self) -> State:
+        """State after the steps and errors handed out so far."""
+        states = [iterator.state_dict() for iterator in self._iterators]
+        return {**states[0], "step": self.step} if len(states) == 1 else {"inputs": states, "step": self.step}
+
+    @final
+    def load_state_dict(self, state: State) -> None:
+        """Go on where `state` was taken, by a step source or by a plain iterator over the same pipeline."""
+        states = state.get("inputs", [state])
+        for iterator, its_state in zip(self._iterators, states, strict=True):
+            iterator.load_state_dict(its_state)
+        self.step = int(state.get("step", 0))
+
+    @final
+    def stats(self) -> PipelineStats:
+        """What the stages did so far; those of the first of several pipelines. Any thread may ask."""
+        return self._iterators[0].stats()
+
+    @final
+    def close(self) -> None:
+        """Close the iterators."""
+        for iterator in self._iterators:
+            iterator.close()
+
+
+@final
+class GlobalBatches(StepSource):
+    """Each element is a global batch, cut into pieces by `rule`."""
+
+    def __init__(self, iterator: DatasetIterator[Element], num_replicas: int, rule: SplitRule) -> None:
+        super().__init__([iterator], num_replicas)
+        self._rule = rule
+
+    def _make_step(self, step: int) -> tuple[Cut, ...]:
+        leaves, self.structure = next(self._iterators[0])
+        return cut_batch(
+            leaves, num_replicas=self._num_replicas, rule=self._rule, step=step, paths=self.structure.paths()
+        )
+
+
+@final
+class DealtElements(StepSource):
+    """Whole elements, one per replica and step: from one iterator in turn, or from one iterator per replica.
+
+    An error takes the place of its whole step, as it takes that of a whole batch.
+    """
+
+    def _make_step(self, step: int) -> tuple[Cut, ...]:
+        dealt: list[Sequence[Any] | None] = []
+        failure: Exception | None = None
+        for replica in range(self._num_replicas):
+            try:
+                leaves, self.structure = next(self._iterators[replica % len(self._iterators)])
+                dealt.append(leaves)
+            except StopIteration:
+                dealt.append(None)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        if not any(leaves is not None for leaves in dealt):
+            raise StopIteration
+        return deal(dealt)

@@ -1,0 +1,176 @@
+"""What kind of file blocks are kept in: an Arrow IPC stream or a Parquet file, each cut into chunks.
+
+A stream is compressed chunk by chunk, so that the whole file is a `.gz`, `.zst` or `.lz4` file that usual tools read
+(frames of these formats may follow each other). Parquet compresses its columns itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.formats.files import OpenFile, data_loss
+from raydist.pipelines.stored.chunks import Chunk, ChunkWriter, read_chunk
+
+__all__ = ["COMPRESSIONS", "Container", "ContainerReader", "ContainerWriter"]
+
+COMPRESSIONS = {"GZIP": "gz", "ZSTD": "zst", "LZ4": "lz4", "SNAPPY": "snappy"}
+"""Names of compressions, and the endings of such files."""
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_MAX_RAW_BYTES = 1 << 31  # of one chunk; the usual one has a few MB
+
+
+class ContainerWriter(ABC):
+    """Writes record batches of one schema into one file."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append one chunk."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Append what stands behind the last chunk."""
+
+
+class ContainerReader(ABC):
+    """Reads single chunks of one file."""
+
+    @abstractmethod
+    def read(self, number: int) -> pa.RecordBatch:
+        """Chunk `number` among those with elements. DataLossError where it is damaged."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Container:
+    """How files are written.
+
+    Attributes:
+        format: "arrow" or "parquet".
+        compression: A name of COMPRESSIONS, or None.
+    """
+
+    format: str
+    compression: str | None
+
+    @classmethod
+    def of(cls, file_format: str, compression: str | None) -> Container:
+        """From a user's arguments.
+
+        >>> Container.of("arrow", "GZIP").suffix
+        'arrows.gz'
+        """
+        if file_format not in ("arrow", "parquet"):
+            raise InvalidArgumentError(f'format must be "arrow" or "parquet", got {file_format!r}.')
+        if compression not in (None, "", "NONE", *COMPRESSIONS):
+            names = ", ".join(map(repr, COMPRESSIONS))
+            raise InvalidArgumentError(f"compression must be None or one of {names}, got {compression!r}.")
+        return cls(file_format, compression if compression in COMPRESSIONS else None)
+
+    @property
+    def suffix(self) -> str:
+        """Ending of its files."""
+        if self.format == "parquet":
+            return "parquet"
+        return "arrows" + (f".{COMPRESSIONS[self.compression]}" if self.compression else "")
+
+    def writer(self, file: ChunkWriter, schema: pa.Schema) -> ContainerWriter:
+        """Begin a file."""
+        if self.format == "parquet":
+            return _ParquetWriter(file, schema, self.compression)
+        return _StreamWriter(file, schema, self.compression)
+
+    def reader(self, opened: OpenFile, path: str, chunks: tuple[Chunk, ...]) -> ContainerReader:
+        """Read a file that was opened. Compares the checksums of what stands around the elements."""
+        frame = [read_chunk(opened.file, path, chunk) for chunk in chunks if not chunk.rows]
+        data = [chunk for chunk in chunks if chunk.rows]
+        if self.format == "parquet":
+            return _ParquetReader(opened, path, data)
+        head = next((chunk for chunk in chunks if not chunk.rows), None)
+        if head is None or head.offset:
+            raise data_loss(path, 0, "A stream must begin with its schema")
+        schema = pa.ipc.read_schema(pa.py_buffer(_inflated(frame[0], head, self.compression, path)))
+        return _StreamReader(opened, path, data, schema, self.compression)
+
+
+@final
+class _StreamWriter(ContainerWriter):
+    def __init__(self, file: ChunkWriter, schema: pa.Schema, compression: str | None) -> None:
+        self._file = file
+        self._codec = None if compression is None else pa.Codec(compression.lower())
+        self._put(schema.serialize(), 0)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._put(batch.serialize(), batch.num_rows)
+
+    def finish(self) -> None:
+        self._put(pa.py_buffer(_END_OF_STREAM), 0)
+
+    def _put(self, message: pa.Buffer, rows: int) -> None:
+        if message.size > _MAX_RAW_BYTES:
+            raise InvalidArgumentError(f"One element may have at most {_MAX_RAW_BYTES} bytes, got {message.size}.")
+        self._file.write(memoryview(message if self._codec is None else self._codec.compress(message)))
+        self._file.end_chunk(rows, message.size)
+
+
+def _inflated(data: bytes, chunk: Chunk, compression: str | None, path: str) -> Any:
+    if compression is None:
+        return data
+    if chunk.raw_size > _MAX_RAW_BYTES:
+        raise data_loss(path, chunk.offset, f"A chunk may have at most {_MAX_RAW_BYTES} bytes, got {chunk.raw_size}")
+    return pa.Codec(compression.lower()).decompress(data, chunk.raw_size)
+
+
+@final
+class _StreamReader(ContainerReader):
+    def __init__(
+        self, opened: OpenFile, path: str, chunks: list[Chunk], schema: pa.Schema, compression: str | None
+    ) -> None:
+        self._file = opened.file
+        self._path = path
+        self._chunks = chunks
+        self._schema = schema
+        self._compression = compression
+
+    def read(self, number: int) -> pa.RecordBatch:
+        chunk = self._chunks[number]
+        message = _inflated(read_chunk(self._file, self._path, chunk), chunk, self._compression, self._path)
+        return pa.ipc.read_record_batch(pa.py_buffer(message), self._schema)
+
+
+@final
+class _ParquetWriter(ContainerWriter):
+    def __init__(self, file: ChunkWriter, schema: pa.Schema, compression: str | None) -> None:
+        self._file = file
+        self._writer = pq.ParquetWriter(file, schema, compression=(compression or "NONE").lower())
+        file.end_chunk(0)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
+        self._file.end_chunk(batch.num_rows)
+
+    def finish(self) -> None:
+        self._writer.close()
+        self._file.end_chunk(0)
+
+
+@final
+class _ParquetReader(ContainerReader):
+    """A chunk is a row group: its bytes are compared with the checksum, and then read once more by pyarrow."""
+
+    def __init__(self, opened: OpenFile, path: str, chunks: list[Chunk]) -> None:
+        self._file = opened.file
+        self._path = path
+        self._chunks = chunks
+        self._parquet = pq.ParquetFile(pa.PythonFile(opened.file, mode="r"))
+
+    def read(self, number: int) -> pa.RecordBatch:
+        read_chunk(self._file, self._path, self._chunks[number])
+        batches = self._parquet.read_row_group(number, use_threads=False).combine_chunks().to_batches()
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,183 @@
+"""What a graph of operations computes, as a short text: the same in every process, another one when it changes.
+
+Functions count by their code, constants, defaults, what they close over and the globals that they name; not by where
+they are written. Of what libraries define, functions count by name and code, classes by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pickle
+import sysconfig
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import numpy as np
+
+from raydist import errors
+from raydist.options import Options
+from raydist.pipelines.elements.leaves import as_leaf, is_torch
+from raydist.pipelines.engine.op import DatasetOp
+
+__all__ = ["NOT_IN_FINGERPRINT", "fingerprint"]
+
+NOT_IN_FINGERPRINT = {"fingerprint": False}
+"""Metadata of fields that say nothing about the elements."""
+
+_RAYDIST = os.path.dirname(os.path.abspath(errors.__file__))  # not this file: it may move to another folder
+_LIBRARIES = (_RAYDIST, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_MAX_DEPTH = 60
+
+
+def fingerprint(*values: Any) -> str:
+    """The fingerprint of some values: operations, functions, arrays, anything.
+
+    >>> fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 1)
+    True
+    >>> fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 2)
+    False
+    """
+    return _Fingerprint().of(values).hex()
+
+
+@final
+class _Fingerprint:
+    """Digests of values. Knows what is being digested: values may contain themselves."""
+
+    def __init__(self) -> None:
+        self._open: list[int] = []
+
+    def of(self, value: Any) -> bytes:
+        """The digest of a value."""
+        if id(value) in self._open:
+            return f"the value {len(self._open) - self._open.index(id(value))} above".encode()
+        if len(self._open) > _MAX_DEPTH:
+            return type(value).__qualname__.encode()
+        self._open.append(id(value))
+        try:
+            digest = hashlib.blake2b(type(value).__qualname__.encode(), digest_size=16)
+            for part in self._parts(value):
+                digest.update(len(part).to_bytes(8, "little"))
+                digest.update(part)
+            return digest.digest()
+        finally:
+            self._open.pop()
+
+    def _parts(self, value: Any) -> list[Any]:
+        if isinstance(value, _PLAIN):
+            return [repr(value).encode()]
+        for kind, parts in _KINDS:
+            if isinstance(value, kind):
+                return parts(self, value)
+        if is_torch(value):
+            return self._array(np.asarray(as_leaf(value)))
+        graph = getattr(value, "_op", None)  # what users hold of a graph
+        if isinstance(graph, DatasetOp):
+            return [self.of(graph)]
+        if dataclasses.is_dataclass(value):
+            return self._dataclass(value)
+        return self._object(value)
+
+    def _array(self, array: np.ndarray[Any, Any]) -> list[Any]:
+        if array.dtype == object:
+            return [str(array.shape).encode(), *map(self.of, array.flat)]
+        head = f"{array.dtype.str}{array.shape}".encode()
+        return [head, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data] if array.size else [head]
+
+    def _scalar(self, value: np.generic) -> list[Any]:
+        return self._array(np.asarray(value))
+
+    def _sequence(self, values: Any) -> list[Any]:
+        return [self.of(value) for value in values]
+
+    def _set(self, values: Any) -> list[Any]:
+        return sorted(self.of(value) for value in values)
+
+    def _mapping(self, values: Mapping[Any, Any]) -> list[Any]:
+        return sorted(self.of(key) + self.of(value) for key, value in values.items())
+
+    def _dataclass(self, value: Any) -> list[Any]:
+        counted = [field.name for field in dataclasses.fields(value) if field.metadata.get("fingerprint", True)]
+        return [part for name in counted for part in (name.encode(), self.of(getattr(value, name)))]
+
+    def _partial(self, value: functools.partial[Any]) -> list[Any]:
+        return self._sequence((value.func, value.args, value.keywords))
+
+    def _method(self, value: types.MethodType) -> list[Any]:
+        return self._sequence((value.__func__, value.__self__))
+
+    def _function(self, value: types.FunctionType) -> list[Any]:
+        if _is_library(value):
+            return [*_name(value), *self._code(value.__code__)]
+        cells = [self._cell(cell) for cell in value.__closure__ or ()]
+        known = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
+        return [*map(self.of, (value.__code__, value.__defaults__, value.__kwdefaults__, known)), *cells]
+
+    def _cell(self, cell: types.CellType) -> bytes:
+        try:
+            return self.of(cell.cell_contents)
+        except ValueError:  # not filled yet
+            return b"empty"
+
+    def _code(self, code: types.CodeType) -> list[Any]:
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_kwonlyargcount)
+        return [code.co_code, self.of(names), self.of(code.co_consts)]
+
+    def _object(self, value: Any) -> list[Any]:
+        calls = [vars(kind).get("__call__") for kind in type(value).__mro__]
+        parts = [*_name(type(value)), *(self.of(call) for call in calls if isinstance(call, types.FunctionType))]
+        if hasattr(value, "__dict__"):
+            return [*parts, self.of(vars(value))]
+        try:
+            return [*parts, pickle.dumps(value)]
+        except Exception:  # a lock or an open file: its type must do
+            return parts
+
+
+def _is_library(value: types.FunctionType) -> bool:
+    return value.__code__.co_filename.startswith(_LIBRARIES)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Global names that a function uses, those of the functions in it included."""
+    inner = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _name(value: Any) -> list[Any]:
+    return [f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}".encode()]
+
+
+def _module_name(fingerprint: _Fingerprint, value: types.ModuleType) -> list[Any]:
+    return [value.__name__.encode()]
+
+
+def _named(fingerprint: _Fingerprint, value: Any) -> list[Any]:
+    return _name(value)
+
+
+def _nothing(fingerprint: _Fingerprint, value: Any) -> list[Any]:
+    """Options: those that may change elements are given beside the graph, merged."""
+    return []
+
+
+_KINDS: tuple[tuple[Any, Callable[[_Fingerprint, Any], list[Any]]], ...] = (
+    (np.ndarray, _Fingerprint._array),
+    (np.generic, _Fingerprint._scalar),
+    (np.dtype, lambda fingerprint, value: [value.str.encode()]),
+    (Options, _nothing),
+    (tuple | list, _Fingerprint._sequence),
+    (set | frozenset, _Fingerprint._set),
+    (Mapping, _Fingerprint._mapping),
+    (functools.partial, _Fingerprint._partial),
+    (types.MethodType, _Fingerprint._method),
+    (types.FunctionType, _Fingerprint._function),
+    (types.CodeType, _Fingerprint._code),
+    (types.ModuleType, _module_name),
+    (type | types.BuiltinFunctionType | np.ufunc, _named),
+)

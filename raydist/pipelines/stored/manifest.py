@@ -1,0 +1,177 @@
+"""The manifest of blocks kept in files: what an element is, and which chunks of which files hold how many of them.
+
+It is written last: without it, nothing is there. It carries a checksum of itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import LEAF, Structure, unflatten
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.formats.files import data_loss
+from raydist.pipelines.stored.chunks import Chunk, crc32c
+from raydist.pipelines.stored.containers import Container
+
+__all__ = ["Manifest", "Part", "outline_of"]
+
+_VERSION = 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file.
+
+    Attributes:
+        name: In the manifest's directory.
+        shard: Which shard its elements belong to.
+        chunks: All of it, in order.
+    """
+
+    name: str
+    shard: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return sum(chunk.size for chunk in self.chunks)
+
+    @property
+    def num_rows(self) -> int:
+        """Elements in it."""
+        return sum(chunk.rows for chunk in self.chunks)
+
+    @property
+    def blocks(self) -> list[Chunk]:
+        """The chunks that hold elements."""
+        return [chunk for chunk in self.chunks if chunk.rows]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is kept in a directory.
+
+    Attributes:
+        structure: Of one element.
+        specs: Of its leaves.
+        container: What kind of files there are.
+        parts: The files, in the order of their elements.
+        origin: Names what was written, for those who must know whether it is the same: a seed, say.
+    """
+
+    structure: Structure
+    specs: tuple[TensorSpec, ...]
+    container: Container
+    parts: tuple[Part, ...]
+    origin: str = ""
+
+    @property
+    def num_rows(self) -> int:
+        """Elements in all files."""
+        return sum(part.num_rows for part in self.parts)
+
+    @property
+    def element_spec(self) -> Any:
+        """Nest of TensorSpec of one element."""
+        return unflatten(self.structure, self.specs)
+
+    def shards(self) -> Iterator[tuple[Part, ...]]:
+        """The files of each shard, by ascending shard."""
+        for shard in sorted({part.shard for part in self.parts}):
+            yield tuple(part for part in self.parts if part.shard == shard)
+
+    def position(self, row: int) -> tuple[int, int, int]:
+        """(file, chunk among those with elements, element in it) of element `row`; behind the last: (files, 0, 0)."""
+        for number, part in enumerate(self.parts):
+            for block, chunk in enumerate(part.blocks):
+                if row < chunk.rows:
+                    return number, block, row
+                row -= chunk.rows
+        return len(self.parts), 0, 0
+
+    def to_bytes(self) -> bytes:
+        """As JSON with a checksum."""
+        content = {
+            "version": _VERSION,
+            "structure": outline_of(self.structure),
+            "specs": [[spec.shape, _dtype_name(spec)] for spec in self.specs],
+            "format": self.container.format,
+            "compression": self.container.compression,
+            "origin": self.origin,
+            "parts": [{"name": part.name, "shard": part.shard, "chunks": part.chunks} for part in self.parts],
+        }
+        return json.dumps({"crc32c": crc32c(_canonical(content)), "saved": content}).encode()
+
+    @classmethod
+    def of_bytes(cls, data: bytes, path: str) -> Manifest:
+        """What `to_bytes` wrote into the file at `path`. DataLossError where it is damaged."""
+        try:
+            found = json.loads(data)
+            content = found["saved"]
+            if content["version"] != _VERSION:
+                raise ValueError(f"its version is {content['version']!r}, this one reads {_VERSION}")
+            if found["crc32c"] != crc32c(_canonical(content)):
+                raise ValueError("its checksum does not match")
+            return cls._of_content(content)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, SpecError) as error:
+            problem = (
+                f"The manifest of saved elements must be intact, but {error!r}. Restore the directory or remove it"
+            )
+            raise data_loss(path, 0, problem) from error
+
+    @classmethod
+    def _of_content(cls, content: Any) -> Manifest:
+        specs = tuple(TensorSpec(shape, dtype) for shape, dtype in content["specs"])
+        structure = _structure(content["structure"])
+        if structure.num_leaves != len(specs):
+            raise ValueError(f"it has {len(specs)} specs for {structure.num_leaves} leaves")
+        parts = tuple(
+            Part(str(part["name"]), int(part["shard"]), tuple(Chunk(*map(int, chunk)) for chunk in part["chunks"]))
+            for part in content["parts"]
+        )
+        container = Container.of(content["format"], content["compression"])
+        return cls(structure, specs, container, parts, str(content["origin"]))
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _dtype_name(spec: TensorSpec) -> str:
+    return {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)
+
+
+def outline_of(structure: Structure) -> Any:
+    """A structure as JSON.
+
+    Raises:
+        InvalidArgumentError: It has parts that JSON cannot name.
+    """
+    if structure.kind is None:
+        return None
+    children = [outline_of(child) for child in structure.children]
+    if structure.kind is tuple:
+        return {"tuple": children}
+    if structure.kind is dict and all(isinstance(key, str) for key in structure.keys):
+        return {"dict": dict(zip(structure.keys, children, strict=True))}
+    raise InvalidArgumentError(
+        f"Elements of tuples and of dicts with text keys can be saved, got {structure}. Map them to a dict first."
+    )
+
+
+def _structure(outline: Any) -> Structure:
+    if outline is None:
+        return LEAF
+    ((kind, children),) = outline.items()
+    if kind == "tuple":
+        return Structure(tuple, tuple(range(len(children))), tuple(map(_structure, children)))
+    if kind == "dict":
+        return Structure(dict, tuple(children), tuple(map(_structure, children.values())))
+    raise ValueError(f"it has an unknown structure {kind!r}")

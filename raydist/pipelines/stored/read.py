@@ -1,0 +1,145 @@
+"""Dataset.load: the elements of a saved dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import pyarrow as pa
+
+from raydist.errors import DataLossError
+from raydist.nest import LEAF
+from raydist.pipelines.elements.blocks import Block, object_column
+from raydist.pipelines.elements.spec import DatasetSpec
+from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, State
+from raydist.pipelines.formats.files import OpenFile, data_loss, open_file, path_text
+from raydist.pipelines.sources.memory import MemoryOp
+from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader
+from raydist.pipelines.stored.containers import ContainerReader
+from raydist.pipelines.stored.manifest import Manifest, Part
+from raydist.pipelines.stored.schema import block_of_batch
+from raydist.pipelines.stored.write import read_manifest
+
+__all__ = ["SavedFormat", "checked_manifest", "saved_op", "shards_op", "state_at"]
+
+
+def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
+    """The manifest of the dataset saved at `path`.
+
+    Raises:
+        DataLossError: A compression was given, and the files have another one.
+    """
+    manifest = read_manifest(path)
+    if compression is not None and manifest.container.compression != (compression or None):
+        raise DataLossError(
+            f"{path_text(path)!r} must have been saved with compression={compression!r}, but it was with "
+            f"{manifest.container.compression!r}. Leave compression out: the manifest knows it.",
+            path=path_text(path),
+        )
+    return manifest
+
+
+def saved_op(path: Any, manifest: Manifest, parts: Sequence[Part]) -> TableFilesOp:
+    """The elements of some files of a directory whose manifest was read."""
+    root = path_text(path).rstrip("/")
+    files = {f"{root}/{part.name}": part for part in parts}
+    num_rows = sum(part.num_rows for part in parts)
+    return TableFilesOp(tuple(files), SavedFormat(manifest, root, files), num_rows)
+
+
+def shards_op(path: Any, manifest: Manifest, make_dataset: Callable[[DatasetOp], Any]) -> MemoryOp:
+    """A dataset of datasets, one for each shard: what a `reader_func` gets."""
+    datasets = [make_dataset(saved_op(path, manifest, parts)) for parts in manifest.shards()]
+    spec = DatasetSpec(manifest.element_spec)
+    return MemoryOp(Block(LEAF, (spec,), (object_column(datasets),), len(datasets)), "shards")
+
+
+def state_at(manifest: Manifest, row: int) -> State:
+    """The state of an iterator over a whole saved dataset that stands before element `row`."""
+    file, chunk, inside = manifest.position(row)
+    return {"at": {"file": file, "at": [chunk]}, "skip": inside}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SavedFormat(TableFormat):
+    """Chunks of record batches, as a manifest describes them. `files` are its parts, by path."""
+
+    name: ClassVar[str] = "load"
+    manifest: Manifest
+    root: str = ""
+    files: dict[str, Part] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return ""
+
+    @property
+    def spec(self) -> Any:
+        return self.manifest.element_spec
+
+    def open(self, path: str, position: Sequence[int]) -> TableReader:
+        part = self.files[path]
+        opened = open_file(path)
+        try:
+            if opened.size is not None and opened.size != part.num_bytes:
+                at = min(opened.size, part.num_bytes)
+                raise data_loss(path, at, f"The file must have the {part.num_bytes} bytes of the manifest")
+            container = self._container(opened, path, part)
+        except BaseException:
+            opened.file.close()
+            raise
+        return SavedReader(self.manifest, path, part, opened, container, position[0] if position else 0)
+
+    def _container(self, opened: OpenFile, path: str, part: Part) -> ContainerReader:
+        try:
+            return self.manifest.container.reader(opened, path, part.chunks)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise data_loss(
+                path, 0, f"A file of saved elements must be intact, but reading it fails: {error}"
+            ) from error
+
+
+@final
+class SavedReader(TableReader):
+    """Reads one chunk after the other."""
+
+    def __init__(
+        self, manifest: Manifest, path: str, part: Part, opened: OpenFile, container: ContainerReader, start: int
+    ) -> None:
+        self._manifest = manifest
+        self._path = path
+        self._blocks = part.blocks
+        self._file = opened.file
+        self._container = container
+        self._next = start
+        self.ended = start >= len(self._blocks)
+
+    def position(self) -> list[int]:
+        return [self._next]
+
+    def read(self, limit: int) -> list[Item]:
+        if self.ended:
+            return []
+        number = self._next
+        self._next += 1
+        self.ended = self._next >= len(self._blocks)
+        try:
+            return [self._block(number)]
+        except (pa.ArrowException, OSError, ValueError, TypeError, IndexError) as wrong:
+            problem = f"A chunk of saved elements must be a record batch, but reading it fails: {wrong}"
+            return [ElementError(data_loss(self._path, self._blocks[number].offset, problem))]
+        except Exception as error:
+            return [ElementError(error)]
+
+    def _block(self, number: int) -> Block:
+        batch = self._container.read(number)
+        batch.validate(full=True)
+        expected = self._blocks[number].rows
+        if batch.num_rows != expected:
+            raise ValueError(f"it has {batch.num_rows} elements, the manifest says {expected}")
+        return block_of_batch(batch, self._manifest.structure)
+
+    def close(self) -> None:
+        self._file.close()

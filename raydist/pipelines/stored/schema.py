@@ -1,0 +1,83 @@
+"""Blocks of elements as record batches of one schema, as far as that is possible.
+
+Whether a column is dense depends on the elements of one block. A leaf that has had two shapes is kept as "values and
+shape" from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+
+from raydist.errors import SpecError
+from raydist.nest import Structure
+from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
+from raydist.pipelines.elements.blocks import Block, Column, object_column
+from raydist.pipelines.elements.rows import stack_leaves
+
+__all__ = ["Layout", "block_of_batch"]
+
+_RAGGED = "ragged"
+
+
+@final
+class Layout:
+    """How the leaves of elements are kept; learns from the blocks that it sees."""
+
+    def __init__(self) -> None:
+        self._signature = ""
+        self._kinds: list[Any] = []
+
+    def batch(self, block: Block) -> pa.RecordBatch:
+        """The block as a record batch. Its schema is that of the last one where shapes allow that.
+
+        Raises:
+            SpecError: Its structure or dtypes are not those of the first one.
+        """
+        if not self._signature:
+            self._signature = block.signature
+            self._kinds = [_kind(column) for column in block.columns]
+        if block.signature != self._signature:
+            raise SpecError(
+                f"All elements must have one structure and dtype, got {self._signature} and then {block.signature}."
+            )
+        for number, column in enumerate(block.columns):
+            if _kind(column) != self._kinds[number]:
+                self._kinds[number] = _RAGGED
+        columns = [
+            _as_ragged(column) if kind == _RAGGED else column
+            for column, kind in zip(block.columns, self._kinds, strict=True)
+        ]
+        return block_to_arrow(Block(block.structure, block.specs, tuple(columns), block.num_rows))
+
+
+def _kind(column: Column) -> Any:
+    """The shape of the leaves where all have one, else "ragged"."""
+    if column.dtype != object or column.ndim > 1:
+        return _RAGGED if 0 in column.shape[1:] else column.shape[1:]  # Parquet has no lists of size 0
+    kinds = set(map(type, column))
+    if np.ndarray in kinds and len(kinds) > 1:
+        raise SpecError("Elements that are kept in files must have one rank in each leaf, got scalars and arrays.")
+    return _RAGGED if np.ndarray in kinds else ()
+
+
+def _as_ragged(column: Column) -> Column:
+    if column.dtype == object and column.ndim == 1:
+        if not isinstance(column[0], np.ndarray):
+            raise SpecError("Elements that are kept in files must have one rank in each leaf, got text and arrays.")
+        return column
+    if column.ndim == 1:
+        raise SpecError("Elements that are kept in files must have one rank in each leaf, got scalars and arrays.")
+    return object_column(list(column))
+
+
+def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
+    """The block that a layout made a batch of; columns are dense where their leaves share a shape."""
+    block = block_of_arrow(batch, structure)
+    columns, specs = list(block.columns), list(block.specs)
+    for number, column in enumerate(columns):
+        if column.dtype == object and column.ndim == 1 and isinstance(column[0], np.ndarray):
+            columns[number], specs[number] = stack_leaves(list(column), {np.ndarray})
+    return Block(structure, tuple(specs), tuple(columns), block.num_rows)

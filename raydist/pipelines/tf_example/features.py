@@ -1,0 +1,134 @@
+"""What a feature of a tf.train.Example is to become: shape, dtype and what stands in where it is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.elements.spec import BYTES, as_dtype
+
+__all__ = [
+    "FixedLenFeature",
+    "VarLenFeature",
+    "column_dtype",
+    "feature_dtype",
+    "fixed_shape",
+    "list_field",
+    "typed_default",
+]
+
+_LIST_FIELDS = {np.dtype(np.int64): "int64_list", np.dtype(np.float32): "float_list", BYTES: "bytes_list"}
+
+
+def list_field(dtype: np.dtype[Any]) -> str:
+    """The field of the message that holds values of `dtype`."""
+    return _LIST_FIELDS[dtype]
+
+
+def feature_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of a feature's values; InvalidArgumentError for what an Example cannot hold."""
+    found = as_dtype(dtype)
+    if found not in _LIST_FIELDS:
+        raise InvalidArgumentError(
+            f"A feature's dtype must be int64, float32 or bytes (what a tf.train.Example holds), got {dtype!r}. "
+            "Parse as one of these and convert afterwards."
+        )
+    return found
+
+
+def fixed_shape(shape: Any, owner: str, *, least: int = 0) -> tuple[int, ...]:
+    """A shape, or one number for a vector, as a tuple; InvalidArgumentError unless all are known and >= `least`."""
+    dims = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    if not all(isinstance(dim, int | np.integer) and dim >= least for dim in dims):
+        raise InvalidArgumentError(
+            f"A {owner}'s shape must hold only numbers >= {least}, got {shape!r}. Use VarLenFeature for lengths that "
+            "differ."
+        )
+    return tuple(int(dim) for dim in dims)
+
+
+def typed_default(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """One value, or an array of `shape`, as an array of `shape`; InvalidArgumentError for anything else."""
+    try:
+        array = np.asarray(value, dtype=object if dtype == BYTES else None)
+        _require_kind(array, dtype, shape)
+        return np.array(np.broadcast_to(array.astype(column_dtype(dtype)), shape))
+    except (ValueError, TypeError) as error:
+        name = "bytes" if dtype == BYTES else dtype.name
+        raise InvalidArgumentError(
+            f"default_value must be one {name} value or an array of shape {shape}, got {value!r}."
+        ) from error
+
+
+def _require_kind(array: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if array.ndim and array.shape != shape:
+        raise ValueError(array.shape)
+    if dtype == BYTES and not all(isinstance(item, bytes) for item in array.flat):
+        raise TypeError(array)
+    if dtype != BYTES and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(array.dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class FixedLenFeature:
+    """A feature with the same number of values in every record (tf.io.FixedLenFeature).
+
+    Parsed into an array of shape `shape`: (n, *shape) for a batch of n.
+
+    Args:
+        shape: All dimensions known; () for one value.
+        dtype: int64, float32 or bytes, given as numpy, torch or text.
+        default_value: Stands in where the feature is missing: one value, or an array of `shape`. Without it, a record
+            that lacks the feature is an error.
+
+    >>> FixedLenFeature((2,), "float32", default_value=0)
+    FixedLenFeature(shape=(2,), dtype=float32, default_value=[0.0, 0.0])
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    default_value: np.ndarray[Any, Any] | None
+
+    def __init__(self, shape: Any, dtype: Any, default_value: Any = None) -> None:
+        found, dims = feature_dtype(dtype), fixed_shape(shape, type(self).__name__)
+        default = None if default_value is None else typed_default(default_value, found, dims)
+        object.__setattr__(self, "shape", dims)
+        object.__setattr__(self, "dtype", found)
+        object.__setattr__(self, "default_value", default)
+
+    def __repr__(self) -> str:
+        name = "bytes" if self.dtype == BYTES else self.dtype.name
+        default = None if self.default_value is None else self.default_value.tolist()
+        return f"FixedLenFeature(shape={self.shape}, dtype={name}, default_value={default})"
+
+    @property
+    def num_values(self) -> int:
+        """Values of one record."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@final
+@dataclass(frozen=True, slots=True, init=False)
+class VarLenFeature:
+    """A feature with any number of values, none included (tf.io.VarLenFeature).
+
+    Parsed into an array of shape (k,): k differs from record to record. For a batch: an object array of n such arrays,
+    where TensorFlow gives a SparseTensor.
+
+    Args:
+        dtype: int64, float32 or bytes, given as numpy, torch or text.
+    """
+
+    dtype: np.dtype[Any]
+
+    def __init__(self, dtype: Any) -> None:
+        object.__setattr__(self, "dtype", feature_dtype(dtype))
+
+
+def column_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of an array of such values: bytes of any length live in an object array."""
+    return np.dtype(object) if dtype == BYTES else dtype

@@ -1,0 +1,199 @@
+"""From filled columns to what parse_example returns: one output per wanted feature."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.tf_example.columns import FeatureColumn, FixedColumn, RaggedColumn
+from raydist.pipelines.tf_example.composite_features import (
+    Feature,
+    FixedLenSequenceFeature,
+    RaggedFeature,
+    RaggedTensorValue,
+    SparseFeature,
+    SparseTensorValue,
+)
+from raydist.pipelines.tf_example.features import FixedLenFeature, column_dtype
+from raydist.pipelines.tf_example.ragged_rows import row_lengths
+
+__all__ = ["FeatureOutput", "feature_output"]
+
+Array = np.ndarray[Any, Any]
+_INT64 = np.dtype(np.int64)
+
+
+def feature_output(name: str, feature: Feature, num_records: int) -> FeatureOutput:
+    """What will be returned for `feature`, with the columns that it needs."""
+    if isinstance(feature, FixedLenFeature):
+        return PlainOutput(FixedColumn(name, feature, num_records))
+    if isinstance(feature, FixedLenSequenceFeature):
+        return SequenceOutput(name, feature, num_records)
+    if isinstance(feature, SparseFeature):
+        return SparseOutput(name, feature, num_records)
+    if isinstance(feature, RaggedFeature):
+        return RaggedOutput(name, feature, num_records)
+    return PlainOutput(RaggedColumn(name, feature.dtype, num_records))
+
+
+class FeatureOutput(ABC):
+    """The value of one wanted feature.
+
+    Attributes:
+        columns: To be filled before anything else is asked for.
+    """
+
+    columns: Sequence[FeatureColumn]
+
+    @abstractmethod
+    def batch(self) -> Any:
+        """For all records."""
+
+    @abstractmethod
+    def single(self) -> Any:
+        """For the only record."""
+
+
+@final
+class PlainOutput(FeatureOutput):
+    """The column as it is."""
+
+    def __init__(self, column: FeatureColumn) -> None:
+        self.columns = (column,)
+
+    def batch(self) -> Any:
+        return self.columns[0].array()
+
+    def single(self) -> Any:
+        return self.columns[0].array()[0]
+
+
+@final
+class SequenceOutput(FeatureOutput):
+    """Items of one shape, as many as a record has."""
+
+    def __init__(self, name: str, feature: FixedLenSequenceFeature, num_records: int) -> None:
+        self._feature = feature
+        self._column = RaggedColumn(name, feature.dtype, num_records)
+        self.columns = (self._column,)
+
+    def batch(self) -> Array:
+        rows = [self._items(row, index) for index, row in enumerate(self._column.rows())]
+        longest = max(map(len, rows), default=0)
+        padded = np.empty((len(rows), longest, *self._feature.shape), column_dtype(self._feature.dtype))
+        padded[...] = self._feature.default_value
+        for index, row in enumerate(rows):
+            padded[index, : len(row)] = row
+        return padded
+
+    def single(self) -> Array:
+        return self._items(self._column.rows()[0], 0)
+
+    def _items(self, row: Array, index: int) -> Array:
+        if len(row) % self._feature.num_values:
+            raise InvalidArgumentError(
+                f"Feature {self._column.name!r} must hold a multiple of {self._feature.num_values} values (items of "
+                f"shape {self._feature.shape}), but record {index} holds {len(row)}."
+            )
+        return row.reshape(-1, *self._feature.shape)
+
+
+@final
+class SparseOutput(FeatureOutput):
+    """Values with their indices."""
+
+    def __init__(self, name: str, feature: SparseFeature, num_records: int) -> None:
+        self._name = name
+        self._feature = feature
+        self._values = RaggedColumn(feature.value_key, feature.dtype, num_records)
+        self._indices = [RaggedColumn(key, _INT64, num_records) for key in feature.index_keys]
+        self.columns = (*self._indices, self._values)
+
+    def batch(self) -> SparseTensorValue:
+        rows = [self._row(index) for index in range(len(self._values.rows()))]
+        numbers = np.repeat(np.arange(len(rows)), [len(values) for _, values in rows]).reshape(-1, 1)
+        found = np.concatenate([indices for indices, _ in rows] or [np.empty((0, len(self._indices)), np.int64)])
+        shape = np.array([len(rows), *self._feature.sizes], np.int64)
+        return SparseTensorValue(np.hstack([numbers, found]), _joined([v for _, v in rows], self._feature.dtype), shape)
+
+    def single(self) -> SparseTensorValue:
+        return SparseTensorValue(*self._row(0), np.array(self._feature.sizes, np.int64))
+
+    def _row(self, index: int) -> tuple[Array, Array]:
+        """Indices (k, rank) and values (k,) of one record."""
+        values = self._values.rows()[index]
+        parts = [column.rows()[index] for column in self._indices]
+        for column, part, size in zip(self._indices, parts, self._feature.sizes, strict=True):
+            self._check(column.name, part, size, len(values), index)
+        indices = np.stack(parts, axis=1)
+        if self._feature.already_sorted:
+            return indices, values
+        order = np.lexsort(parts[::-1])
+        return indices[order], values[order]
+
+    def _check(self, key: str, part: Array, size: int, num_values: int, index: int) -> None:
+        if len(part) != num_values:
+            raise InvalidArgumentError(
+                f"Sparse feature {self._name!r} must have one index for each value, but record {index} holds "
+                f"{len(part)} in {key!r} and {num_values} values in {self._feature.value_key!r}."
+            )
+        if len(part) and not 0 <= part.min() <= part.max() < size:
+            raise InvalidArgumentError(
+                f"Sparse feature {self._name!r} must have indices in [0, {size}), but record {index} holds "
+                f"{int(part.min())} .. {int(part.max())} in {key!r}."
+            )
+
+
+@final
+class RaggedOutput(FeatureOutput):
+    """Rows of rows of values."""
+
+    def __init__(self, name: str, feature: RaggedFeature, num_records: int) -> None:
+        self._name = name
+        self._feature = feature
+        self._values = RaggedColumn(feature.value_key or name, feature.dtype, num_records)
+        self._cuts = {
+            level: RaggedColumn(partition.key, _INT64, num_records)
+            for level, partition in enumerate(feature.partitions)
+            if partition.key
+        }
+        self.columns = (*self._cuts.values(), self._values)
+
+    def batch(self) -> RaggedTensorValue:
+        found = self._nested(range(len(self._values.rows())))
+        return RaggedTensorValue(found[0], self._splits(found[1]))
+
+    def single(self) -> Any:
+        return self._nested(range(1))[0]
+
+    def _nested(self, records: range) -> tuple[Any, list[int]]:
+        """The levels of rows inside the records, and how many outermost rows each record has."""
+        nested: Any = _joined([self._values.rows()[index] for index in records], self._feature.dtype)
+        counts = [len(self._values.rows()[index]) for index in records]
+        for level in reversed(range(len(self._feature.partitions))):
+            lengths = [self._lengths(level, index, count) for index, count in zip(records, counts, strict=True)]
+            nested = RaggedTensorValue(nested, self._splits(_joined(lengths, _INT64)))
+            counts = [len(part) for part in lengths]
+        return nested, counts
+
+    def _lengths(self, level: int, index: int, num_values: int) -> Array:
+        partition = self._feature.partitions[level]
+        numbers = self._cuts[level].rows()[index] if partition.key else np.empty(0, np.int64)
+        try:
+            return row_lengths(partition, numbers, num_values)
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"Ragged feature {self._name!r} must have {partition.kind} that fit its {num_values} values, but "
+                f"record {index} has {numbers.tolist()!r:.100} in {partition.key!r}: {error}."
+            ) from error
+
+    def _splits(self, lengths: Any) -> Array:
+        return np.concatenate([[0], np.cumsum(lengths)]).astype(self._feature.row_splits_dtype)
+
+
+def _joined(rows: Sequence[Array], dtype: np.dtype[Any]) -> Array:
+    return np.concatenate([np.empty(0, column_dtype(dtype)), *rows])

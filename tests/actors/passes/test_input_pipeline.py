@@ -1,0 +1,137 @@
+"""What the InputPipeline actor does, without an actor around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from raydist.actors.passes import input_pipeline
+from raydist.actors.passes.input_pipeline import InputPipeline
+from raydist.actors.passes.job import InputJob
+from raydist.actors.passes.production import Poll
+from raydist.actors.passes.shared import MappedResults
+from raydist.dataset import Dataset
+from raydist.errors import CancelledError, InvalidArgumentError
+from raydist.options import InputOptions, Timeouts
+from raydist.pipelines.engine.executor import InlineExecutor
+
+
+def job_of(dataset: Dataset, **changes: Any) -> InputJob:
+    job = InputJob(
+        label="epoch 0",
+        ops=cloudpickle.dumps((dataset._op,)),
+        dealt=False,
+        num_replicas=2,
+        seed=0,
+        epoch=0,
+        options=dataset.options(),
+        input_options=InputOptions(num_input_workers=0),
+        timeouts=Timeouts(),
+    )
+    return replace(job, **changes)
+
+
+def poll_at(start: int) -> Poll:
+    return Poll(None, start, start, 1, wait_s=10.0)
+
+
+@pytest.fixture
+def pipeline() -> Iterator[InputPipeline]:
+    pipeline = InputPipeline("test", put=lambda piece: piece)
+    yield pipeline
+    for key in pipeline.open_passes():
+        assert pipeline.close(key, 5.0)
+
+
+def test_passes_are_independent(pipeline: InputPipeline) -> None:
+    for key in ("a", "b"):
+        pipeline.open(key, job_of(Dataset.range(4).batch(2)))
+    assert pipeline.poll("a", poll_at(0))[0].number == 0
+    assert pipeline.poll("a", poll_at(1))[0].number == 1
+    assert pipeline.poll("b", poll_at(0))[0].number == 0
+    assert pipeline.close("a", 5.0)
+    assert pipeline.open_passes() == ["b"]
+
+
+def test_a_closed_pass_answers_with_its_end(pipeline: InputPipeline) -> None:
+    pipeline.open("a", job_of(Dataset.range(4).batch(2)))
+    assert pipeline.close("a", 5.0)
+    assert pipeline.close("a", 5.0)
+    (place,) = pipeline.poll("a", poll_at(0))
+    assert place.last
+    assert place.error is not None
+    assert isinstance(place.error.restore(), CancelledError)
+    with pytest.raises(CancelledError, match="closed"):
+        pipeline.reclaim("a")
+
+
+def test_an_abandoned_pass_ends_with_its_last_reader(pipeline: InputPipeline) -> None:
+    pipeline.open("a", job_of(Dataset.range(8).batch(2)))
+    pipeline.lend("a", 0)
+    pipeline.abandon("a", 5.0)
+    pipeline.release("a", 0, 1)
+    assert pipeline.position_of("a", 0).number == 1
+    pipeline.release("a", 1, 1)
+    assert pipeline.open_passes() == []
+    pipeline.abandon("a", 5.0)
+
+
+def test_a_state_of_another_pipeline_is_refused(pipeline: InputPipeline) -> None:
+    other = Dataset.range(4).batch(2).as_numpy_iterator().state_dict()
+    with pytest.raises(InvalidArgumentError):
+        pipeline.open("a", job_of(Dataset.range(4).skip(1).batch(2), state=other))
+    assert pipeline.open_passes() == []
+
+
+class Shelf:
+    """Lends executors of this process; notes what comes back."""
+
+    def __init__(self) -> None:
+        self.lent: list[tuple[int, str, str | None]] = []
+        self.returned = 0
+
+    def borrow(self, num_workers: int, *, name: str, node_id: Any, **others: Any) -> Any:
+        self.lent.append((num_workers, name, node_id))
+        pool: Any = InlineExecutor()
+        pool.mapped = MappedResults()
+        return pool
+
+    def give_back(self, pool: Any, *, patience_s: float) -> None:
+        self.returned += 1
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    shelf = Shelf()
+    monkeypatch.setattr(input_pipeline, "PoolShelf", lambda: shelf)
+    return shelf
+
+
+def test_workers_are_lent_for_one_pass(shelf: Shelf) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
+    options = InputOptions(num_input_workers=2)
+    pipeline.open("a", job_of(Dataset.range(2).map(abs).batch(2), input_options=options))
+    assert shelf.lent == [(2, "test", "here")]
+    assert pipeline.poll("a", poll_at(1))[0].last
+    assert shelf.returned == 1  # before the reader learns of the end
+    assert pipeline.close("a", 5.0)
+    assert shelf.returned == 1
+
+
+def test_workers_come_back_when_opening_fails(shelf: Shelf) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece)
+    options = InputOptions(num_input_workers=2)
+    with pytest.raises(InvalidArgumentError):
+        pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=options, state={"version": 0}))
+    assert len(shelf.lent) == shelf.returned == 1
+
+
+def test_autotune_leaves_light_pipelines_where_they_are(shelf: Shelf) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece)
+    pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=InputOptions()))
+    assert shelf.lent == []
+    assert pipeline.close("a", 5.0)

@@ -1,0 +1,80 @@
+"""An input pipeline in this process: the same calls as through Ray, without actors and object store."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from raydist.actors.passes.input_pipeline import InputPipeline
+from raydist.actors.passes.job import InputJob
+from raydist.distributed_dataset import InputSide
+from raydist.options import Timeouts
+
+TIMEOUTS = Timeouts(poll_s=0.2, input_s=20.0, close_s=5.0)
+
+
+class FakeLink:
+    """Stands for `PipelineLink`: an answer is computed when it is received."""
+
+    def __init__(self, pipeline: InputPipeline, key: str, timeouts: Timeouts) -> None:
+        self.pipeline = pipeline
+        self.name = "fake-input"
+        self.key = key
+        self.timeouts = timeouts
+        self.fetched = 0
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self.pipeline, method)(self.key, *args)
+
+    def ask(self, poll: Any) -> Any:
+        return poll
+
+    def is_answered(self, asked: Any, timeout_s: float) -> bool:
+        return True
+
+    def receive(self, asked: Any) -> Any:
+        return self.pipeline.poll(self.key, asked)
+
+    def fetch(self, ref: Any) -> Any:
+        self.fetched += 1
+        return ref
+
+    def reclaim(self) -> Any:
+        return self.pipeline.reclaim(self.key)
+
+    def abandon(self) -> None:
+        self.pipeline.abandon(self.key, self.timeouts.close_s)
+
+    def close(self) -> None:
+        self.pipeline.close(self.key, self.timeouts.close_s)
+
+
+class FakeHost:
+    """Stands for `InputHost`."""
+
+    def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
+        self.pipeline = InputPipeline("fake", put=lambda piece: piece)
+        self._timeouts = timeouts
+        self.links: list[FakeLink] = []
+
+    def open(self, job: InputJob) -> Any:
+        link = FakeLink(self.pipeline, uuid.uuid4().hex, self._timeouts)
+        self.pipeline.open(link.key, job)
+        self.links.append(link)
+        return link
+
+    def close(self) -> None:
+        for key in self.pipeline.open_passes():
+            self.pipeline.close(key, self._timeouts.close_s)
+
+
+@contextlib.contextmanager
+def fake_side(num_replicas: int, timeouts: Timeouts = TIMEOUTS) -> Iterator[InputSide]:
+    """The input side of a strategy with `num_replicas` replicas."""
+    host = FakeHost(timeouts)
+    try:
+        yield InputSide(host, num_replicas, timeouts, drain=lambda: None)
+    finally:
+        host.close()

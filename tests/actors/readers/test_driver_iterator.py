@@ -1,0 +1,115 @@
+"""The driver's reading end: when a pass is opened and closed, and what a leaf of a batch knows."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import InputSide, distribute
+from raydist.options import InputOptions
+from tests.actors.readers.fakes import fake_side
+
+
+def start(side: InputSide, size: int = 8) -> Any:
+    return iter(distribute(Dataset.range(size).batch(2), side, InputOptions(num_input_workers=0)))
+
+
+def open_passes(side: InputSide) -> int:
+    host: Any = side.opener
+    return len(host.pipeline.open_passes())
+
+
+def test_nothing_runs_before_the_first_batch() -> None:
+    with fake_side(2) as side:
+        iterator = start(side)
+        assert isinstance(iterator, DistributedIterator)
+        assert open_passes(side) == 0
+        next(iterator)
+        assert open_passes(side) == 1
+
+
+def test_a_pass_is_closed_at_the_end_by_close_and_when_it_is_dropped() -> None:
+    with fake_side(2) as side:
+        iterator = start(side)
+        list(iterator)
+        assert open_passes(side) == 0
+        iterator = start(side)
+        next(iterator)
+        iterator.close()
+        assert open_passes(side) == 0
+        iterator = start(side)
+        next(iterator)
+        del iterator
+        gc.collect()
+        assert open_passes(side) == 0
+
+
+def test_loading_a_state_ends_the_pass_before() -> None:
+    with fake_side(2) as side:
+        iterator = start(side)
+        next(iterator)
+        iterator.load_state_dict(iterator.state_dict())
+        assert open_passes(side) == 0
+        assert [value.tolist() for value in next(iterator).values] == [[2], [3]]
+        assert open_passes(side) == 1
+
+
+def test_stats_tell_of_the_pipeline_while_it_runs_and_after_its_end() -> None:
+    with fake_side(2) as side:
+        iterator = start(side)
+        assert iterator.stats().stages == ()
+        next(iterator)
+        assert [stage.name for stage in iterator.stats().stages] == ["range-0", "batch-1"]
+        list(iterator)
+        assert iterator.stats().elements == 4
+        assert open_passes(side) == 0
+
+
+def test_a_closed_pass_tells_nothing() -> None:
+    with fake_side(2) as side:
+        iterator = start(side)
+        next(iterator)
+        host: Any = side.opener
+        host.close()
+        assert iterator.stats().stages == ()
+        iterator.close()
+        assert iterator.stats().stages == ()
+
+
+def test_a_leaf_knows_its_parts_without_fetching_them() -> None:
+    with fake_side(3) as side:
+        iterator = start(side, 2)
+        leaf = next(iterator)
+        assert isinstance(leaf, BatchLeaf)
+        assert (leaf.num_parts, leaf.rows) == (3, (1, 1, 0))
+        assert leaf.batch.step == 0
+        host: Any = side.opener
+        assert host.links[0].fetched == 0
+        assert len(leaf.values) == 3
+        assert host.links[0].fetched == 3
+        assert "2: tensor([]" in repr(leaf)
+
+
+def test_loading_waits_for_loops_under_way() -> None:
+    waited = []
+    with fake_side(1) as side:
+        iterator = start(InputSide(side.opener, 1, side.timeouts, drain=lambda: waited.append(1)))
+        state = iterator.state_dict()
+        iterator.__reduce__()
+        iterator.load_state_dict(state)
+        assert waited == [1]
+
+
+def test_an_error_of_the_drain_comes_out() -> None:
+    def fail() -> None:
+        raise ValueError("the step failed")
+
+    with fake_side(1) as side:
+        iterator = start(InputSide(side.opener, 1, side.timeouts, drain=fail))
+        iterator.__reduce__()
+        with pytest.raises(ValueError, match="the step failed"):
+            next(iterator)

@@ -1,0 +1,183 @@
+"""Loops inside the replicas: each draws its own pieces, and the driver goes on where they stopped."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import InputSide, distribute
+from raydist.errors import FailedPreconditionError, OutOfRangeError
+from raydist.options import InputOptions
+from tests.actors.readers.fakes import fake_side
+
+
+def start(side: InputSide, dataset: Dataset) -> Any:
+    return iter(distribute(dataset, side, InputOptions(num_input_workers=0)))
+
+
+def send(iterator: Any) -> ReplicaIterator:
+    """What arrives where `iterator` was pickled to."""
+    make, args = iterator.__reduce__()
+    replica: ReplicaIterator = make(*args)
+    return replica
+
+
+def read(replica: ReplicaIterator, rank: int, count: int) -> list[Any]:
+    replica.bind(rank)
+    try:
+        return [next(replica).tolist() for _ in range(count)]
+    finally:
+        replica.release()
+
+
+def read_all(replica: ReplicaIterator, rank: int) -> list[Any]:
+    replica.bind(rank)
+    try:
+        return [batch.tolist() for batch in replica]
+    finally:
+        replica.release()
+
+
+def test_each_replica_draws_its_own_pieces() -> None:
+    with fake_side(2) as side:
+        iterator = start(side, Dataset.range(9).batch(4))
+        replicas = [send(iterator), send(iterator)]
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.map(read_all, replicas, range(2))
+        assert first == [[0, 1], [4, 5], [8]]
+        assert second == [[2, 3], [6, 7], [8]]  # the last one stands in for no rows
+
+
+def test_a_replica_can_have_its_zero_rows() -> None:
+    with fake_side(3) as side:
+        replica = send(start(side, Dataset.range(2).batch(2)))
+        replica.bind(2, empty_batch="zero_rows")
+        assert next(replica).tolist() == []
+        replica.release()
+
+
+def test_the_driver_goes_on_where_the_replicas_stopped() -> None:
+    with fake_side(2) as side:
+        iterator = start(side, Dataset.range(12).batch(2))
+        assert [value.tolist() for value in next(iterator).values] == [[0], [1]]
+        assert [read(send(iterator), rank, 2) for rank in range(2)] == [[[2], [4]], [[3], [5]]]
+        state = iterator.state_dict()
+        assert [value.tolist() for value in next(iterator).values] == [[6], [7]]
+        assert [read(send(iterator), rank, 1) for rank in range(2)] == [[[8]], [[9]]]
+        assert [value.tolist() for value in next(iterator).values] == [[10], [11]]
+        iterator.load_state_dict(state)
+        assert [value.tolist() for value in next(iterator).values] == [[6], [7]]
+
+
+def test_a_second_loop_goes_on_before_the_driver_looks() -> None:
+    with fake_side(1) as side:
+        iterator = start(side, Dataset.range(6).batch(1))
+        assert read(send(iterator), 0, 2) == [[0], [1]]
+        assert read(send(iterator), 0, 2) == [[2], [3]]
+        assert [value.tolist() for value in next(iterator).values] == [[4]]
+
+
+def test_one_copy_may_be_bound_again() -> None:
+    with fake_side(1) as side:
+        iterator = start(side, Dataset.range(3).batch(1))
+        replica = send(iterator)
+        assert read(replica, 0, 1) == [[0]]
+        assert read(replica, 0, 1) == [[1]]
+
+
+def test_a_replica_knows_the_state_after_what_it_was_handed() -> None:
+    with fake_side(1) as side:
+        iterator = start(side, Dataset.range(6).batch(1))
+        replica = send(iterator)
+        with pytest.raises(FailedPreconditionError, match="while it is read"):
+            replica.state_dict()
+        replica.bind(0)
+        before = replica.state_dict()
+        next(replica)
+        after = replica.state_dict()
+        next(replica)
+        replica.release()
+        for state, expected in ((before, 0), (after, 1)):
+            iterator.load_state_dict(state)
+            assert next(iterator).values[0].tolist() == [expected]
+
+
+def test_an_abandoned_pass_lives_until_the_replicas_have_read_it() -> None:
+    with fake_side(2) as side:
+        replicas = [send(iterator) for iterator in [start(side, Dataset.range(8).batch(2))] for _ in range(2)]
+        host: Any = side.opener
+        assert read(replicas[0], 0, 2) == [[0], [2]]
+        assert read(replicas[1], 1, 1) == [[1]]
+        assert len(host.pipeline.open_passes()) == 1  # each replica was sent it twice
+        read(replicas[0], 0, 0)
+        read(replicas[1], 1, 0)
+        assert host.pipeline.open_passes() == []
+
+
+def test_the_end_is_the_end_for_everybody() -> None:
+    with fake_side(2) as side:
+        iterator = start(side, Dataset.range(2).batch(2))
+        for rank in range(2):
+            replica = send(iterator)
+            replica.bind(rank)
+            assert len(list(replica)) == 1
+            with pytest.raises(OutOfRangeError):
+                replica.get_next()
+            replica.release()
+        with pytest.raises(StopIteration):
+            next(iterator)
+        ended = send(iterator)
+        ended.bind(0)
+        assert list(ended) == []
+
+
+def test_the_driver_waits_for_the_replicas_first() -> None:
+    drained: list[str] = []
+    with fake_side(1) as side:
+        waiting = InputSide(side.opener, 1, side.timeouts, drain=lambda: drained.append("waited"))
+        iterator = start(waiting, Dataset.range(4).batch(1))
+        next(iterator)
+        assert drained == []
+        send(iterator)
+        next(iterator)
+        next(iterator)
+        assert drained == ["waited"]
+
+
+def test_rows_and_places_are_told() -> None:
+    with fake_side(2) as side:
+        replica = send(start(side, Dataset.range(3).map(lambda x: (x, x)).batch(3)))
+        seen: list[Any] = []
+        replica.bind(1, place=lambda leaf: leaf.to(torch.float64), on_batch=lambda batch: seen.append(batch.rows))
+        first, second = next(replica)
+        assert seen == [(2, 1)]
+        assert (first.dtype, second.dtype) == (torch.float64, torch.float64)
+        replica.release()
+
+
+def test_an_error_comes_out_on_every_replica_and_the_loop_goes_on() -> None:
+    def divide(x: Any) -> Any:
+        return 6 // int(x - 1)
+
+    with fake_side(2) as side:
+        iterator = start(side, Dataset.range(3).map(divide).batch(1))
+        for rank in range(2):
+            replica = send(iterator)
+            replica.bind(rank)
+            next(replica)
+            with pytest.raises(ZeroDivisionError):
+                next(replica)
+            assert next(replica).tolist() == [6]
+            replica.release()
+
+
+def test_a_copy_that_nobody_bound_says_how_to_use_it() -> None:
+    with fake_side(1) as side:
+        replica = send(start(side, Dataset.range(3).batch(1)))
+        with pytest.raises(FailedPreconditionError, match=r"strategy\.run"):
+            next(replica)

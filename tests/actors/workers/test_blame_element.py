@@ -1,0 +1,64 @@
+"""Who killed the worker? Workers are played here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from raydist.actors.workers.blame_element import RunRows, Streak, isolate
+from raydist.errors import UnavailableError
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.executor import StageResult, run_stage
+from raydist.pipelines.engine.op import ElementError
+from tests.pipelines.engine.test_executor import SOURCE, block_of, spec_of
+
+SPEC = spec_of(SOURCE.map(lambda x: x * 10))
+BLOCK = block_of(SOURCE)
+
+
+def workers(deadly: Sequence[int], accidents: Sequence[int] = ()) -> RunRows:
+    """Workers that die on the rows `deadly`, and once on the rows `accidents`."""
+    pending = list(accidents)
+
+    def run_rows(first: int) -> tuple[list[StageResult], str]:
+        results = []
+        for row in range(first, BLOCK.num_rows):
+            if row in deadly:
+                break
+            if row in pending:
+                pending.remove(row)
+                break
+            results.append(run_stage(SPEC, BLOCK.slice(row, row + 1), (100 + row,)))
+        return results, "worker-9"
+
+    return run_rows
+
+
+def shape_of(result: StageResult) -> list[object]:
+    return [item.rows() if isinstance(item, Block) else (item.index, str(item.error)[:49]) for item in result.items]
+
+
+def test_an_element_that_kills_two_workers_is_an_error_in_its_place() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[1, 4]), Streak())
+    message = "A function must not end its process: map-1 (test_"
+    assert shape_of(result) == [[0], (101, message), [20], [30], (104, message), [50]]
+    assert result.inputs == (6,)
+    error = result.items[1]
+    assert isinstance(error, ElementError)
+    assert "worker-9 on element 101 of its input, 2 times" in str(error.error)
+
+
+def test_one_death_condemns_nobody() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[], accidents=[0, 3, 5]), Streak())
+    assert shape_of(result) == [[0], [10], [20], [30], [40], [50]]
+
+
+def test_many_condemned_elements_in_a_row_are_not_the_elements_fault() -> None:
+    streak = Streak()
+    isolate(SPEC, BLOCK, (100,), workers(deadly=[4, 5]), streak)
+    assert streak.length == 2
+    with pytest.raises(UnavailableError, match=r"on element 100 .*So did the 2 elements before it"):
+        isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak)
+    streak.end()
+    assert len(isolate(SPEC, BLOCK, (100,), workers(deadly=[0]), streak).items) == 6

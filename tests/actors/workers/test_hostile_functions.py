@@ -1,0 +1,112 @@
+"""What a user's function may do to the process that it runs in, on a pool of input workers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydist.actors.workers.pool import ActorExecutor
+from raydist.actors.workers.pools_of_passes import SharedExecutor
+from raydist.dataset import Dataset
+from raydist.errors import RaydistError, UnavailableError
+from raydist.options import Timeouts
+from tests.conftest import live_actors
+from tests.contracts.op import iterate
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+MEMORY = 300 * 2**20
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster: None, shared_actors: set[str]) -> Iterator[ActorExecutor]:
+    pool = ActorExecutor(2, name="hostile", timeouts=Timeouts(element_s=30.0), memory_bytes=MEMORY)
+    pool.start()
+    shared_actors |= live_actors()
+    yield pool
+    pool.close()
+
+
+def exits(x: Any) -> Any:
+    sys.exit(3)
+
+
+def interrupts(x: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def leaves(x: Any) -> Any:
+    os._exit(3)
+
+
+def crashes(x: Any) -> Any:
+    return ctypes.string_at(0)
+
+
+def swells(x: Any) -> Any:
+    return np.ones(10 << 30, np.uint8)
+
+
+GUILTY = 5
+
+
+def dataset_of(hostile: Callable[[Any], Any]) -> Dataset:
+    return Dataset.range(40).map(lambda x: hostile(x) if x == GUILTY else x)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "kind", "message"),
+    [
+        (exits, RaydistError, r"must not leave its process: map-1 .* raised SystemExit: 3"),
+        (interrupts, RaydistError, r"must not leave its process: map-1 .* raised KeyboardInterrupt"),
+        (leaves, RaydistError, r"must not end its process: map-1 .* ended that of .*worker-\d+ on element 5"),
+        (crashes, RaydistError, r"must not end its process: map-1 .* ended that of .*worker-\d+ on element 5"),
+        (swells, MemoryError, r"10\.0 GiB"),
+    ],
+)
+def test_one_element_fails_and_all_others_arrive(
+    pool: ActorExecutor, shared_actors: set[str], hostile: Any, kind: type[Exception], message: str
+) -> None:
+    iterator = iterate(dataset_of(hostile), lambda options: SharedExecutor(pool))
+    assert [int(next(iterator)) for _ in range(GUILTY)] == list(range(GUILTY))
+    with pytest.raises(kind, match=message) as caught:
+        next(iterator)
+    assert type(caught.value) is kind or kind is MemoryError  # numpy has a MemoryError of its own
+    notes = "\n".join(caught.value.__notes__)
+    assert "In map-1 (test_hostile_functions.py:" in notes
+    assert "element 5 of its input." in notes
+    if kind is MemoryError:
+        assert "worker-" in notes
+        assert f"{MEMORY:,} bytes (Options.input_worker_memory" in notes
+    assert [int(x) for x in iterator] == list(range(GUILTY + 1, 40))
+    assert len(pool.worker_names) == 2
+    shared_actors |= live_actors()  # the workers that took the place of dead ones
+
+
+def test_a_function_that_always_crashes_ends_the_iteration(pool: ActorExecutor, shared_actors: set[str]) -> None:
+    iterator = iterate(Dataset.range(40).map(crashes), lambda options: SharedExecutor(pool))
+    for _ in range(2):
+        with pytest.raises(RaydistError, match="must not end its process"):
+            next(iterator)
+    with pytest.raises(UnavailableError, match=r"map-1 .*on element 2 .*So did the 2 elements before it"):
+        next(iterator)
+    iterator.close()
+    shared_actors |= live_actors()
+
+
+def test_closing_does_not_wait_for_a_function_that_sleeps(pool: ActorExecutor, shared_actors: set[str]) -> None:
+    sleepy = Dataset.range(40).map(lambda x: time.sleep(600) if x == GUILTY else x)
+    iterator = iterate(sleepy.prefetch(20), lambda options: SharedExecutor(pool))
+    assert next(iterator) == 0
+    time.sleep(0.3)  # the prefetching thread waits for the worker now
+    begin = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - begin < 5.0
+    assert not pool.is_idle(0.0), "its workers are busy: who owns the pool kills it"

@@ -1,0 +1,232 @@
+"""The pool of input workers on a local Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from raydist.actors.workers.pool import ActorExecutor
+from raydist.actors.workers.pools_of_passes import SharedExecutor
+from raydist.dataset import Dataset
+from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, RaydistError, UnavailableError
+from raydist.options import Options, Timeouts
+from raydist.pipelines.elements.convert import numpy_rows
+from raydist.pipelines.run.iterator import DatasetIterator
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+@pytest.fixture
+def pool() -> Iterator[ActorExecutor]:
+    pool = ActorExecutor(2, name="test", timeouts=Timeouts(element_s=20.0))
+    yield pool
+    pool.close()
+
+
+def iterate(dataset: Dataset, pool: ActorExecutor) -> DatasetIterator[Any]:
+    """An iterator that leaves the pool open when it ends."""
+    return DatasetIterator(
+        dataset._op,
+        options=dataset.options(),
+        seed=5,
+        epoch=0,
+        convert=numpy_rows,
+        make_executor=lambda options: SharedExecutor(pool),
+    )
+
+
+def pid_of(pool: ActorExecutor, index: int = 0) -> int:
+    actor: Any = ray.get_actor(pool.worker_names[index])
+    pid: int = ray.get(actor.hello.remote())
+    return pid
+
+
+def test_any_number_of_workers_gives_the_same_elements() -> None:
+    def noisy(x: Any, *, rng: np.random.Generator) -> Any:
+        return {"x": x, "noise": rng.integers(1000), "name": str(int(x)).encode()}
+
+    dataset = Dataset.range(300).shuffle(50, seed=1).map(noisy).filter(lambda e: e["x"] % 3 > 0).batch(7)
+    found = []
+    for num_workers in (0, 1, 3):
+        options = Options(seed=2, num_input_workers=num_workers)
+        rows = dataset.with_options(options).as_numpy_iterator()
+        found.append([{key: value.tolist() for key, value in row.items()} for row in rows])
+    assert found[0] == found[1] == found[2]
+    assert sum(len(row["x"]) for row in found[0]) == 200
+
+
+def test_work_is_spread_and_overlaps(pool: ActorExecutor) -> None:
+    def where(x: Any) -> int:
+        time.sleep(0.002)
+        return os.getpid()
+
+    found = [int(pid) for pid in iterate(Dataset.range(400).map(where), pool)]
+    assert set(found) == {pid_of(pool, 0), pid_of(pool, 1)}
+    assert os.getpid() not in found
+
+
+class OddError(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"odd {first} {second}")
+
+
+def test_errors_keep_type_and_place_and_name_the_worker(pool: ActorExecutor) -> None:
+    def fail(x: Any) -> Any:
+        if x == 4:
+            raise KeyError("four")
+        if x == 6:
+            raise OddError(1, 2)
+        return x
+
+    iterator = iterate(Dataset.range(8).map(fail), pool)
+    assert [int(next(iterator)) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="four") as caught:
+        next(iterator)
+    notes = "\n".join(caught.value.__notes__)
+    assert "map-1" in notes
+    assert "element 4" in notes
+    assert f"In {pool._name}-worker-" in notes
+    assert int(next(iterator)) == 5
+    with pytest.raises(RaydistError, match="OddError: odd 1 2"):
+        next(iterator)
+    assert [int(x) for x in iterator] == [7]
+
+
+def test_a_value_that_cannot_be_an_element_is_named(pool: ActorExecutor) -> None:
+    with pytest.raises(RaydistError, match="lock"):
+        next(iterate(Dataset.range(2).map(lambda x: threading.Lock()), pool))
+
+
+def test_a_function_that_cannot_be_pickled_is_named(pool: ActorExecutor) -> None:
+    lock = threading.Lock()
+
+    def guarded(x: Any) -> Any:
+        with lock:
+            return x
+
+    with pytest.raises(InvalidArgumentError, match=r"guarded.*lock.*num_input_workers=0"):
+        next(iterate(Dataset.range(2).map(guarded), pool))
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(pool: ActorExecutor) -> None:
+    def slow(x: Any) -> Any:
+        time.sleep(0.001)
+        return x
+
+    iterator = iterate(Dataset.range(1500).map(slow), pool)
+    next(iterator)
+    first, second = pool.worker_names
+    os.kill(pid_of(pool, 0), signal.SIGKILL)
+    assert [int(x) for x in iterator] == list(range(1, 1500))
+    assert first not in pool.worker_names
+    assert second in pool.worker_names
+
+
+def test_workers_that_cannot_start_are_named() -> None:
+    pool = ActorExecutor(1, name="test", timeouts=Timeouts(start_s=20.0))
+    pool.start()
+    ray.kill(ray.get_actor(pool.worker_names[0]))
+    try:
+        with pytest.raises(UnavailableError, match=f"{pool.worker_names[0]} is gone while starting"):
+            next(iterate(Dataset.range(1).map(abs), pool))
+    finally:
+        pool.close()
+
+
+def test_many_threads_share_a_pool(pool: ActorExecutor) -> None:
+    dataset = Dataset.zip(*(Dataset.range(150).map(lambda x, k=k: x + k).prefetch(3) for k in range(4)))
+    rows = [tuple(map(int, row)) for row in iterate(dataset, pool)]
+    assert rows == [(x, x + 1, x + 2, x + 3) for x in range(150)]
+    assert len(pool.worker_names) == 2
+
+
+def test_a_pool_grows_and_shrinks_while_it_is_read(pool: ActorExecutor) -> None:
+    def where(x: Any) -> tuple[Any, int]:
+        time.sleep(0.001)
+        return x, os.getpid()
+
+    iterator = iterate(Dataset.range(1200).map(where), pool)
+    found = []
+    for x, pid in iterator:
+        found.append((int(x), int(pid)))
+        if x == 300:
+            pool.resize(3)
+        if x == 800:
+            pool.resize(1)
+    assert [x for x, _ in found] == list(range(1200))
+    assert len({pid for x, pid in found if x < 300}) == 2
+    assert len({pid for x, pid in found}) == 3
+    assert len(pool.worker_names) == 1
+    with pytest.raises(InvalidArgumentError, match="at least one input worker, got 0"):
+        pool.resize(0)
+
+
+def test_a_stuck_function_reaches_the_limit() -> None:
+    pool = ActorExecutor(1, name="test", timeouts=Timeouts(element_s=0.5))
+    try:
+        iterator = iterate(Dataset.range(3).map(lambda x: time.sleep(60)), pool)
+        message = r"test.*worker-0.*Timeouts\.element_s.*map-1 \(test_pool\.py:.*stuck at element 0.*was killed"
+        with pytest.raises(DeadlineExceededError, match=message):
+            next(iterator)
+    finally:
+        pool.close()
+
+
+def test_closing_gives_up_what_is_waited_for(pool: ActorExecutor) -> None:
+    iterator = iterate(Dataset.range(1).map(lambda x: time.sleep(60)), pool)
+    timer = threading.Timer(1.5, pool.close)
+    timer.start()
+    with pytest.raises(CancelledError, match="closed"):
+        next(iterator)
+    timer.join()
+    with pytest.raises(CancelledError, match="closed"):
+        next(iterate(Dataset.range(1).map(lambda x: x), pool))
+
+
+def test_workers_that_do_not_fit_say_what_they_asked_for() -> None:
+    pool = ActorExecutor(1, timeouts=Timeouts(start_s=1.0), resources={"unheard_of": 1})
+    try:
+        with pytest.raises(DeadlineExceededError, match="unheard_of"):
+            next(iterate(Dataset.range(1).map(lambda x: x), pool))
+    finally:
+        pool.close()
+
+
+def test_a_pool_is_idle_only_between_its_blocks(pool: ActorExecutor) -> None:
+    assert [int(x) for x in iterate(Dataset.range(5).map(lambda x: x), pool)] == [0, 1, 2, 3, 4]
+    assert pool.is_idle(5.0)
+    assert pool.serves(2, {}, Timeouts(element_s=20.0))
+    assert not pool.serves(3, {}, Timeouts(element_s=20.0))
+    pool.close()
+    assert not pool.is_idle(0.0)
+
+
+def test_an_abandoned_iterator_takes_its_workers_along() -> None:
+    iterator = iter(Dataset.range(10_000).map(lambda x: x).with_options(Options(num_input_workers=1)))
+    assert int(next(iterator)) == 0
+    del iterator  # the leak check around each test waits for the actors to be gone
+
+
+def test_a_slow_block_holds_back_no_other_where_any_order_will_do(pool: ActorExecutor) -> None:
+    def slow_first(x: Any) -> Any:
+        time.sleep(1.5 if x == 0 else 0.001)
+        return x
+
+    dataset = Dataset.range(200).map(slow_first, deterministic=False)
+    first = iterate(dataset, pool)
+    begun = [int(next(first)) for _ in range(50)]
+    assert begun[0] != 0
+    resumed = iterate(dataset, pool)
+    resumed.load_state_dict(first.state_dict())
+    first.close()
+    assert sorted(begun + [int(x) for x in resumed]) == list(range(200))

@@ -1,0 +1,107 @@
+"""How many workers AUTOTUNE takes, and pools that pass from one pass to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raydist.actors.workers.pools_of_passes import PoolShelf, SharedExecutor, choose_num_workers
+from raydist.dataset import Dataset
+from raydist.options import Timeouts
+from raydist.pipelines.engine.executor import InlineExecutor
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+LIGHT = Dataset.range(10).shuffle(10).batch(2)
+HEAVY = Dataset.range(10).map(double).shuffle(10).batch(2)
+ORDERED = Dataset.range(10).map(double, num_parallel_calls=1).batch(2)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cores", "replicas", "workers"),
+    [
+        (LIGHT, 64, 1, 0),
+        (ORDERED, 64, 1, 0),
+        (HEAVY, 2, 2, 0),
+        (HEAVY, 4, 2, 0),
+        (HEAVY, 8, 4, 3),
+        (HEAVY, 64, 4, 8),
+    ],
+)
+def test_autotune_takes_spare_cores_for_user_functions(
+    dataset: Dataset, cores: int, replicas: int, workers: int
+) -> None:
+    assert choose_num_workers([dataset._op], num_cores=cores, num_replicas=replicas) == workers
+
+
+class FakePool:
+    """Counts; idle as long as it is told to be."""
+
+    def __init__(self, num_workers: int, **kwargs: Any) -> None:
+        self.num_workers = num_workers
+        self.idle = True
+        self.closed = False
+
+    def serves(self, num_workers: int, resources: Any, timeouts: Any, memory_bytes: Any) -> bool:
+        return num_workers == self.num_workers
+
+    def is_idle(self, patience_s: float) -> bool:
+        return self.idle
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> PoolShelf:
+    monkeypatch.setattr(pools_of_passes, "ActorExecutor", FakePool)
+    return PoolShelf()
+
+
+def borrow(shelf: PoolShelf, num_workers: int) -> Any:
+    return shelf.borrow(num_workers, name="x", resources={}, timeouts=Timeouts())
+
+
+def test_a_pool_that_came_back_serves_the_next_pass(shelf: PoolShelf) -> None:
+    pool = borrow(shelf, 2)
+    shelf.give_back(pool, patience_s=0.0)
+    assert borrow(shelf, 2) is pool
+    assert borrow(shelf, 2) is not pool
+
+
+def test_another_kind_of_pool_replaces_it(shelf: PoolShelf) -> None:
+    pool = borrow(shelf, 2)
+    shelf.give_back(pool, patience_s=0.0)
+    assert borrow(shelf, 3) is not pool
+    assert pool.closed
+
+
+def test_busy_and_surplus_pools_are_closed(shelf: PoolShelf) -> None:
+    busy, first, second = (borrow(shelf, 2) for _ in range(3))
+    busy.idle = False
+    for pool in (busy, first, second):
+        shelf.give_back(pool, patience_s=0.0)
+    assert [pool.closed for pool in (busy, first, second)] == [True, False, True]
+
+
+def test_an_iterator_cannot_close_the_pool_of_others() -> None:
+    class Watched(InlineExecutor):  # type: ignore[misc]  # final for the engine; here only `close` is watched
+        def close(self) -> None:
+            raise AssertionError("closed")
+
+    shared = SharedExecutor(Watched())
+    shared.close()
+    assert shared.window == 1
+
+
+def test_clearing_the_shelf_closes_what_is_kept(shelf: PoolShelf) -> None:
+    pool = borrow(shelf, 2)
+    shelf.give_back(pool, patience_s=0)
+    shelf.clear()
+    shelf.clear()
+    assert pool.closed
+    assert borrow(shelf, 2) is not pool

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.context.reductions import gather, local_results, reduce
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.values import PerReplica, ReduceOp
+
+UNEVEN = PerReplica([torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])])
+
+
+def test_axis_0_divides_by_the_true_count() -> None:
+    assert reduce("SUM", UNEVEN, 0, 2).item() == 15.0
+    assert reduce("MEAN", UNEVEN, 0, 2).item() == 2.5
+
+
+def test_axis_none_adds_element_by_element() -> None:
+    value = PerReplica([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
+    assert reduce(ReduceOp.SUM, value, None, 2).tolist() == [4.0, 6.0]
+    assert reduce(ReduceOp.MEAN, value, None, 2).tolist() == [2.0, 3.0]
+
+
+def test_a_mean_of_integers_is_a_float() -> None:
+    assert reduce("mean", PerReplica([1, 2]), None, 2).item() == 1.5
+    assert reduce("MEAN", PerReplica([torch.tensor([1, 2]), torch.tensor([4])]), 0, 2).item() == pytest.approx(7 / 3)
+
+
+def test_booleans_are_counted() -> None:
+    hits = PerReplica([torch.tensor([True, False]), torch.tensor([True])])
+    assert reduce("SUM", hits, 0, 2).item() == 2
+    assert reduce("MEAN", hits, 0, 2).item() == pytest.approx(2 / 3)
+
+
+def test_several_axes_and_nests() -> None:
+    value = {"a": PerReplica([torch.ones(2, 3), torch.ones(1, 3)]), "b": PerReplica([1.0, 2.0])}
+    assert reduce("SUM", value["a"], (0, 1), 2).item() == 9.0
+    assert reduce("MEAN", value["a"], [0], 2).tolist() == [1.0, 1.0, 1.0]
+    assert reduce("SUM", {"b": value["b"]}, None, 2)["b"].item() == 3.0
+
+
+def test_an_empty_replica_weighs_nothing() -> None:
+    value = PerReplica([torch.tensor([2.0, 4.0]), torch.zeros(0)])
+    assert reduce("MEAN", value, 0, 2).item() == 3.0
+
+
+@given(st.lists(st.lists(st.integers(-5, 5), max_size=4), min_size=1, max_size=4).filter(lambda parts: any(parts)))
+def test_reduce_over_rows_equals_numpy_on_all_rows(parts: list[list[int]]) -> None:
+    value = PerReplica([torch.tensor(part, dtype=torch.float64) for part in parts])
+    rows = np.concatenate([np.array(part, dtype=float) for part in parts])
+    assert reduce("SUM", value, 0, len(parts)).item() == rows.sum()
+    assert reduce("MEAN", value, 0, len(parts)).item() == pytest.approx(rows.mean())
+    assert gather(value, 0).tolist() == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "axis", "message"),
+    [
+        ("MAX", UNEVEN, 0, "takes SUM or MEAN, got MAX"),
+        ("median", UNEVEN, 0, "must be one of .* got 'median'"),
+        ("SUM", UNEVEN, None, r"one shape, got \[\(4,\), \(2,\)\]"),
+        ("SUM", UNEVEN, 1, r"got 1 for shape \(4,\)"),
+        ("SUM", 3.0, None, "needs a PerReplica"),
+        ("SUM", PerReplica([]), None, "no replica had rows"),
+        ("SUM", PerReplica([torch.ones(1, 2), torch.ones(1, 3)]), 0, "must agree over replicas"),
+    ],
+)
+def test_bad_reduce(op: str, value: Any, axis: int | None, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        reduce(op, value, axis, 2)
+
+
+def test_what_is_no_number_cannot_be_reduced() -> None:
+    with pytest.raises(SpecError, match="tensors and numbers"):
+        reduce("SUM", PerReplica(["a", "b"]), None, 2)
+
+
+def test_a_plain_value_is_its_own_mean() -> None:
+    assert reduce("MEAN", torch.tensor(3.0), None, 2).item() == 3.0
+
+
+def test_gather_keeps_rank_order_and_checks_shapes() -> None:
+    assert gather(UNEVEN, 0).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    columns = PerReplica([torch.ones(2, 1), torch.zeros(2, 2)])
+    assert gather(columns, 1).shape == (2, 3)
+    with pytest.raises(InvalidArgumentError, match="needs values with dimension 0"):
+        gather(PerReplica([torch.tensor(1.0), torch.tensor(2.0)]), 0)
+    with pytest.raises(InvalidArgumentError, match="must agree"):
+        gather(columns, 0)
+
+
+def test_local_results() -> None:
+    assert local_results(PerReplica([1, 2])) == (1, 2)
+    assert local_results(5) == (5,)

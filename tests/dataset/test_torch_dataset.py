@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import raydist as rd
+
+
+def test_a_plain_data_loader() -> None:
+    dataset = rd.Dataset.range(10).shuffle(10, seed=1).to_torch()
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=4)
+    first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    assert [len(batch) for batch in first] == [4, 4, 2]
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(10))
+    assert first != second
+    assert len(loader) == 3
+
+
+def epochs(num_workers: int) -> list[list[int]]:
+    torch.manual_seed(5)
+    dataset = rd.Dataset.range(30).shuffle(30).with_options(rd.Options(seed=2)).to_torch()
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=None, num_workers=num_workers)
+    return [[int(x) for x in loader] for _ in range(2)]
+
+
+@pytest.mark.timeout(120)
+def test_workers_share_the_elements() -> None:
+    first, second = epochs(2)
+    assert sorted(first) == sorted(second) == list(range(30))
+    assert first != second
+    assert epochs(2) == [first, second]
+
+
+def test_errors_come_from_one_worker_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_at_three(x: Any) -> Any:
+        if x == 3:
+            raise ValueError("three")
+        return x
+
+    dataset = rd.Dataset.range(6).map(fail_at_three).to_torch()
+    found: dict[int, list[Any]] = {}
+    for worker in range(2):
+        info = type("Info", (), {"id": worker, "num_workers": 2, "seed": 7 + worker})
+        monkeypatch.setattr("raydist.dataset.torch_dataset.get_worker_info", lambda info=info: info)
+        elements = iter(dataset)
+        items: list[Any] = []
+        for _ in range(3):
+            try:
+                items.append(int(next(elements)))
+            except ValueError:
+                items.append("error")
+        assert next(elements, None) is None
+        found[worker] = items
+    assert found == {0: [0, 2, 4], 1: [1, "error", 5]}
+
+
+def test_an_unknown_length_stays_unknown() -> None:
+    with pytest.raises(TypeError, match="length is unknown"):
+        len(rd.Dataset.range(3).filter(lambda x: True).to_torch())

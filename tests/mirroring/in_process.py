@@ -1,0 +1,111 @@
+"""Driver and replicas of mirrored variables in one process; everything between them goes through pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from cloudpickle import cloudpickle
+from torch import nn
+
+from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.replica import MirrorReplica
+from raydist.mirroring.shipment import Shipment
+from raydist.values import PerReplica
+
+
+class InProcessLink:
+    """A `ReplicaLink` to replicas in this process. Counts the calls by method."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.replicas = [MirrorReplica(rank) for rank in range(num_replicas)]
+        self.calls: list[str] = []
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.replicas)
+
+    def wait(self) -> None:
+        return None
+
+    def call(self, rank: int, method: str, *args: Any) -> Any:
+        self.calls.append(method)
+        return _copied(getattr(self.replicas[rank], method)(*_copied(args)))
+
+    def call_all(self, method: str, *args: Any) -> list[Any]:
+        return [self.call(rank, method, *args) for rank in range(self.num_replicas)]
+
+
+class _ClassTracker:
+    """Which classes cloudpickle has made from which: in one process, a replica's must not be the driver's."""
+
+    def __init__(self) -> None:
+        self._by_id: Any = weakref.WeakValueDictionary()
+        self._by_class: Any = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        driver = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID, cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = self._by_id
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS = self._by_class
+        try:
+            yield
+        finally:
+            cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID, cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS = driver
+
+
+def _copied(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+class Mirror:
+    """A small strategy: runs a function on every replica, one after the other. Gradients are not reduced."""
+
+    def __init__(self, num_replicas: int = 2, name: str = "TestStrategy") -> None:
+        self.link = InProcessLink(num_replicas)
+        self.driver = MirrorDriver(name, self.link)
+        self.shipments: list[Shipment] = []
+        self._class_trackers = [_ClassTracker() for _ in range(num_replicas)]
+
+    @property
+    def replicas(self) -> Sequence[MirrorReplica]:
+        return self.link.replicas
+
+    def scope(self) -> Any:
+        return self.driver.scope()
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        shipment = self.driver.prepare(fn, args, kwargs)
+        self.driver.dispatched()
+        self.shipments.append(shipment)
+        return [self._run_one(rank, shipment) for rank in range(self.link.num_replicas)]
+
+    def _run_one(self, rank: int, shipment: Shipment) -> Any:
+        parts = [value.values[rank] for value in shipment.per_replica]
+        with self._class_trackers[rank].swapped():
+            function, args, kwargs = self.replicas[rank].apply(_copied(shipment), parts)
+        with self.replicas[rank].guard():
+            return function(*args, **kwargs)
+
+    @property
+    def bytes_of_last(self) -> dict[str, int]:
+        last = self.shipments[-1]
+        return {name: len(getattr(last, name)) for name in ("bundle", "writes", "function", "arguments")}
+
+
+def rank_of(mirror: Mirror) -> PerReplica:
+    """An argument that is each replica's number."""
+    return PerReplica(list(range(mirror.link.num_replicas)))
+
+
+def linear(mirror: Mirror, inputs: int = 2, outputs: int = 1) -> nn.Linear:
+    """A mirrored layer with weights 1, 2, 3, ... and no bias."""
+    with mirror.scope():
+        layer = nn.Linear(inputs, outputs, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(1.0, 1 + inputs * outputs).reshape(outputs, inputs))
+    return layer

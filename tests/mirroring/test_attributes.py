@@ -1,0 +1,360 @@
+"""Training flags, attributes, learning rates and schedules follow in both directions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError
+from tests.mirroring.in_process import Mirror, linear
+
+
+class Counter(nn.Linear):
+    """A module with plain attributes of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.count = 0
+        self.history: list[int] = []
+        self.limits = {"low": 0.0, "high": 1.0}
+        self.mask = torch.zeros(2)
+
+    def record(self) -> int:
+        self.count += 1
+        self.history.append(self.count)
+        return self.count
+
+
+def counter(mirror: Mirror) -> Counter:
+    with mirror.scope():
+        return Counter()
+
+
+def schedule(mirror: Mirror) -> tuple[nn.Linear, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    return layer, optimizer, scheduler
+
+
+def train(layer: nn.Linear, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def test_eval_and_train() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    flags = lambda: (model.training, model[1].training)  # noqa: E731
+    assert mirror.run(flags) == [(True, True)] * 2
+    model.eval()
+    assert mirror.run(flags) == [(False, False)] * 2
+    mirror.run(lambda: model.train().training)
+    assert model[1].training is True
+
+
+def test_mode_set_on_both_sides_follows_the_later_one() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.eval().training)
+    mirror.run(lambda: layer.train().training)
+    layer.eval()
+    assert mirror.run(lambda: layer.training) == [False, False]
+
+
+def test_attributes_from_the_driver() -> None:
+    mirror = Mirror()
+    model = counter(mirror)
+    mirror.run(lambda: model.count)
+    model.count = 5
+    model.history.append(7)
+    model.limits["high"] = 2.0
+    model.mask[0] = 1.0
+    model.note = "new"  # type: ignore[assignment]
+    seen = mirror.run(lambda: (model.count, model.history, model.limits["high"], model.mask.tolist(), model.note))
+    assert seen == [(5, [7], 2.0, [1.0, 0.0], "new")] * 2
+
+
+def test_attributes_from_the_replicas() -> None:
+    mirror = Mirror()
+    model = counter(mirror)
+
+    def step() -> int:
+        model.mask.add_(1)
+        model.limits.pop("low")
+        return model.record()
+
+    assert mirror.run(step) == [1, 1]
+    assert (model.count, model.history, model.limits) == (1, [1], {"high": 1.0})
+    assert model.mask.tolist() == [1.0, 1.0]
+
+
+def test_removed_attribute() -> None:
+    mirror = Mirror()
+    model = counter(mirror)
+    mirror.run(lambda: model.count)
+    del model.count
+    assert mirror.run(lambda: hasattr(model, "count")) == [False, False]
+
+
+def test_only_the_change_is_sent() -> None:
+    mirror = Mirror()
+    model = counter(mirror)
+    mirror.run(lambda: model.count)
+    model.count = 5
+    mirror.run(lambda: model.count)
+    assert 0 < mirror.bytes_of_last["writes"] < 300
+    mirror.run(lambda: model.count)
+    assert mirror.bytes_of_last["writes"] == 0
+
+
+def test_held_container_is_written_through() -> None:
+    mirror = Mirror()
+    model = counter(mirror)
+    limits = model.limits
+    mirror.run(lambda: model.count)
+    limits["low"] = -1.0
+    assert mirror.run(lambda: model.limits["low"]) == [-1.0, -1.0]
+    mirror.run(lambda: model.limits.update(high=3.0))
+    assert model.limits is limits
+    assert limits["high"] == 3.0
+
+
+def test_learning_rate_from_the_driver() -> None:
+    mirror = Mirror()
+    layer, optimizer, _ = schedule(mirror)
+    assert mirror.run(train, layer, optimizer) == [1.0, 1.0]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.25
+    assert mirror.run(train, layer, optimizer) == [0.25, 0.25]
+
+
+def test_held_param_group() -> None:
+    mirror = Mirror()
+    layer, optimizer, _ = schedule(mirror)
+    group = optimizer.param_groups[0]
+    mirror.run(train, layer, optimizer)
+    mirror.run(train, layer, optimizer)
+    group["lr"] = 0.125
+    assert mirror.run(train, layer, optimizer) == [0.125, 0.125]
+
+
+def test_scheduler_on_the_driver_without_a_warning() -> None:
+    mirror = Mirror()
+    layer, optimizer, scheduler = schedule(mirror)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            rates.append(mirror.run(train, layer, optimizer)[1])
+            scheduler.step()
+    assert rates == [1.0, 0.5, 0.25]
+    assert "collect_tensors" not in mirror.link.calls
+
+
+def test_mirrored_scheduler_stepped_on_the_driver() -> None:
+    mirror = Mirror()
+    layer, optimizer, scheduler = schedule(mirror)
+    mirror.run(lambda: (train(layer, optimizer), scheduler.last_epoch))
+    scheduler.step()
+    assert mirror.run(lambda: (train(layer, optimizer), scheduler.last_epoch)) == [(0.5, 1)] * 2
+
+
+def test_scheduler_in_the_step() -> None:
+    mirror = Mirror()
+    layer, optimizer, scheduler = schedule(mirror)
+
+    def step() -> float:
+        rate = train(layer, optimizer)
+        scheduler.step()
+        return rate
+
+    assert [mirror.run(step)[0] for _ in range(3)] == [1.0, 0.5, 0.25]
+    assert scheduler.get_last_lr() == [0.125]
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    assert scheduler.state_dict()["last_epoch"] == 3
+
+
+def test_scheduler_made_after_the_first_step() -> None:
+    mirror = Mirror()
+    layer, optimizer, _ = schedule(mirror)
+    mirror.run(train, layer, optimizer)
+    with mirror.scope():
+        later = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.1)
+
+    def step() -> None:
+        train(layer, optimizer)
+        later.step()
+
+    mirror.run(step)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_parameter_group_added_later() -> None:
+    mirror = Mirror()
+    layer: Any
+    layer, optimizer, _ = schedule(mirror)
+    mirror.run(train, layer, optimizer)
+    with mirror.scope():
+        layer.extra = nn.Linear(2, 1)
+    optimizer.add_param_group({"params": layer.extra.parameters(), "lr": 0.5})
+    groups = lambda: [(group["lr"], len(group["params"])) for group in optimizer.param_groups]  # noqa: E731
+    assert mirror.run(groups) == [[(1.0, 1), (0.5, 2)]] * 2
+    assert len(mirror.replicas[0].parameters()) == 3
+    assert mirror.run(lambda: optimizer.param_groups[1]["params"][0] is layer.extra.weight) == [True, True]
+
+
+def test_submodule_added_replaced_and_removed() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(nn.Linear(2, 2))
+    mirror.run(lambda: len(model))
+    with mirror.scope():
+        model.append(nn.Linear(2, 1))
+    assert mirror.run(lambda: tuple(model(torch.ones(2)).shape)) == [(1,), (1,)]
+    with mirror.scope():
+        model[1] = nn.Linear(2, 3)
+    assert mirror.run(lambda: tuple(model(torch.ones(2)).shape)) == [(3,), (3,)]
+    del model[1]
+    assert mirror.run(lambda: len(model)) == [1, 1]
+
+
+def test_parameter_replaced_by_the_driver() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.weight.sum().item())
+    with mirror.scope():
+        layer.weight = nn.Parameter(torch.full((1, 2), 3.0))
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[3.0, 3.0]]] * 2
+
+
+def test_forward_hook_of_the_driver() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    handle = layer.register_forward_hook(lambda module, args, output: output * 10)
+    assert mirror.run(lambda: layer(torch.ones(2)).item()) == [30.0, 30.0]
+    handle.remove()
+    assert mirror.run(lambda: layer(torch.ones(2)).item()) == [3.0, 3.0]
+
+
+def changed_on_both_sides(mirror: Mirror, change: str) -> Any:
+    layer: Any
+    layer, optimizer, scheduler = schedule(mirror)
+    layer.note = 0
+
+    def step() -> None:
+        train(layer, optimizer)
+        if change == "attribute":
+            layer.note += 1
+        elif change == "schedule":
+            scheduler.step()
+        else:
+            optimizer.param_groups[0]["lr"] = 0.7
+
+    mirror.run(step)
+    if change == "attribute":
+        layer.note = 9
+    elif change == "schedule":
+        scheduler.step()
+    else:
+        optimizer.param_groups[0]["lr"] = 0.3
+    return step
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("attribute", "note of the module Linear"),
+        ("schedule", "of the (scheduler StepLR|optimizer SGD)"),
+        ("rate", r"param_groups\[0\]\['lr'\] of the optimizer SGD"),
+    ],
+)
+def test_changed_on_both_sides(change: str, message: str) -> None:
+    mirror = Mirror()
+    step = changed_on_both_sides(mirror, change)
+    with pytest.raises(FailedPreconditionError, match=message):
+        mirror.run(step)
+
+
+def test_the_drivers_value_counts_after_a_conflict() -> None:
+    mirror = Mirror()
+    layer: Any = linear(mirror)
+    layer.note = 0
+
+    def step() -> Any:
+        layer.note += 1
+        return layer.note
+
+    mirror.run(step)
+    layer.note = 9
+    with pytest.raises(FailedPreconditionError):
+        mirror.run(step)
+    assert mirror.run(step) == [10, 10]
+
+
+def test_change_from_before_the_last_step_is_no_conflict() -> None:
+    mirror = Mirror()
+    layer: Any = linear(mirror)
+    layer.note = 0
+    mirror.run(lambda: setattr(layer, "note", 1))
+    mirror.run(lambda: layer.training)
+    layer.note = 9
+    assert mirror.run(lambda: layer.note) == [9, 9]
+
+
+def test_gradient_scaler() -> None:
+    mirror = Mirror()
+    layer, optimizer, _ = schedule(mirror)
+    with mirror.scope():
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        scaler.scale(layer(torch.ones(2)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale()
+
+    assert [mirror.run(step)[1] for _ in range(3)] == [4.0, 8.0, 8.0]
+    assert scaler.get_scale() == 8.0
+    scaler.update(2.0)
+    assert mirror.run(step) == [4.0, 4.0]
+
+
+def test_generator_follows_both_ways() -> None:
+    mirror = Mirror()
+    generator = torch.Generator().manual_seed(1)
+    plain = torch.Generator().manual_seed(1)
+    expected = [torch.rand(1, generator=plain).item() for _ in range(4)]
+
+    def draw() -> float:
+        return torch.rand(1, generator=generator).item()
+
+    assert mirror.run(draw) == [expected[0]] * 2
+    assert mirror.run(draw) == [expected[1]] * 2
+    generator.manual_seed(2)
+    seeded = torch.rand(1, generator=torch.Generator().manual_seed(2)).item()
+    assert mirror.run(draw) == [seeded] * 2
+    torch.rand(1, generator=generator)
+    with pytest.raises(FailedPreconditionError, match="on one side only"):
+        mirror.run(draw)
+
+
+def test_generator_is_fresh_after_a_refresh() -> None:
+    mirror = Mirror()
+    generator = torch.Generator().manual_seed(1)
+    mirror.run(lambda: torch.rand(1, generator=generator).item())
+    mirror.driver.refresh()
+    plain = torch.Generator().manual_seed(1)
+    torch.rand(1, generator=plain)
+    assert torch.rand(1, generator=generator).item() == torch.rand(1, generator=plain).item()
+    mirror.run(lambda: torch.rand(1, generator=generator).item())

@@ -1,0 +1,200 @@
+"""Gradients on the driver."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError
+from tests.mirroring.in_process import Mirror, linear
+
+Trained = tuple[Mirror, nn.Linear, torch.optim.Optimizer]
+
+
+@pytest.fixture
+def trained() -> Trained:
+    """After a backward pass on the replicas that left gradients of 1."""
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+
+    def backward() -> bool:
+        layer(torch.ones(2)).sum().backward()
+        return isinstance(optimizer, torch.optim.SGD)
+
+    mirror.run(backward)
+    return mirror, layer, optimizer
+
+
+def gradients(mirror: Mirror, layer: nn.Linear) -> list[object]:
+    return mirror.run(lambda: None if layer.weight.grad is None else layer.weight.grad.tolist())
+
+
+def test_read(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[1.0, 1.0]]
+    mirror.run(lambda: layer.weight.grad.mul_(3).sum())  # type: ignore[union-attr]
+    assert layer.weight.grad.tolist() == [[3.0, 3.0]]
+    mirror.run(lambda: layer.zero_grad())
+    assert layer.weight.grad is None
+
+
+def test_zero_grad_on_the_driver_costs_no_fetch(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    optimizer.zero_grad()
+    assert gradients(mirror, layer) == [None, None]
+    assert "collect_gradients" not in mirror.link.calls
+
+
+def test_zero_grad_of_a_module(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.zero_grad()
+    assert gradients(mirror, layer) == [None, None]
+
+
+def test_accumulation_over_steps(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[2.0, 2.0]]] * 2
+    optimizer.zero_grad()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+
+
+def test_clipping_on_the_driver(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    torch.nn.utils.clip_grad_value_(layer.parameters(), 0.5)
+    assert gradients(mirror, layer) == [[[0.5, 0.5]]] * 2
+    mirror.run(lambda: layer.training)
+    assert mirror.bytes_of_last["writes"] == 0
+
+
+def test_gradient_set_on_the_driver(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    assert gradients(mirror, layer) == [[[4.0, 4.0]]] * 2
+    layer.weight.grad = None
+    assert gradients(mirror, layer) == [None, None]
+
+
+def test_hook_from_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.register_hook(lambda gradient: gradient * 10)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
+
+
+def test_hook_after_the_first_step_is_refused(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    with pytest.raises(FailedPreconditionError, match="before the first step"):
+        layer.weight.register_hook(lambda gradient: gradient * 10)
+    mirror.driver.release()
+    layer.weight.register_hook(lambda gradient: gradient * 10)
+    layer.zero_grad()
+    layer(torch.ones(2)).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[10.0, 10.0]]
+
+
+def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    alias = layer.weight.detach()
+    alias.grad = None
+    alias.requires_grad_(False)
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+
+
+def test_backward_on_the_driver_is_its_own(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    optimizer.zero_grad()
+    layer(torch.tensor([5.0, 6.0])).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[5.0, 6.0]]
+    optimizer.step()
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[-4.0, -4.0]]] * 2
+
+
+def test_gradient_set_without_a_look_at_the_old_one(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    assert layer.weight.grad.tolist() == [[4.0, 4.0]]
+    assert gradients(mirror, layer) == [[[4.0, 4.0]]] * 2
+    mirror.run(lambda: layer.weight.grad.mul_(2).sum())  # type: ignore[union-attr]
+    assert layer.weight.grad.tolist() == [[8.0, 8.0]]
+
+
+def test_gradient_set_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert layer.weight.grad.tolist() == [[5.0, 5.0]]
+
+
+def test_backward_on_the_driver_reaches_the_replicas(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    optimizer.zero_grad()
+    layer(torch.tensor([5.0, 6.0])).sum().backward()
+    assert gradients(mirror, layer) == [[[5.0, 6.0]]] * 2
+    assert "collect_gradients" not in mirror.link.calls
+
+
+def test_backward_on_the_driver_accumulates(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    loss = layer(torch.tensor([5.0, 6.0])).sum()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    loss.backward()
+    assert gradients(mirror, layer) == [[[7.0, 8.0]]] * 2
+    layer(torch.tensor([1.0, 2.0])).sum().backward()
+    assert gradients(mirror, layer) == [[[8.0, 10.0]]] * 2
+
+
+def test_backward_on_the_driver_accumulates_onto_what_was_set(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.weight.grad = torch.full((1, 2), 4.0)
+    layer(torch.ones(2)).sum().backward()
+    assert gradients(mirror, layer) == [[[5.0, 5.0]]] * 2
+
+
+def test_backward_on_the_driver_of_a_graph_from_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    loss = layer(torch.tensor([5.0, 6.0])).sum()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    loss.backward()
+    assert gradients(mirror, layer) == [[[6.0, 7.0]]] * 2
+
+
+def test_backward_on_the_driver_after_thawing(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    with mirror.scope():
+        frozen = nn.Linear(2, 1, bias=False).requires_grad_(False)
+    mirror.run(lambda: frozen(torch.ones(2)).sum().item())
+    frozen.requires_grad_(True)
+    mirror.run(lambda: frozen(torch.ones(2)).sum().backward())
+    frozen(torch.ones(2)).sum().backward()
+    assert gradients(mirror, frozen) == [[[2.0, 2.0]]] * 2
+
+
+def test_backward_after_the_release_asks_nobody(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    loss = layer(torch.ones(2)).sum()
+    mirror.driver.release()
+    mirror.link.calls.clear()
+    loss.backward()
+    layer(torch.ones(2)).sum().backward()
+    assert not mirror.link.calls
+    assert not layer.weight._backward_hooks
+
+
+def test_steps_without_gradients_on_the_driver_send_none(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    assert layer.weight.grad is not None
+    for _ in range(2):
+        mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+        assert mirror.bytes_of_last["writes"] == 0
+    assert mirror.link.calls.count("collect_gradients") == 1

@@ -1,0 +1,145 @@
+"""A mirrored object is told apart by its class alone, and hardly by that."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.mirroring.objects import MirroredClasses, is_mirrored_class
+from tests.mirroring.in_process import Mirror, linear
+
+
+class Recorder:
+    """An owner that writes down what is announced."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def before_read(self, obj: Any, name: str) -> None:
+        self.seen.append(("read", name))
+
+    def before_write(self, obj: Any, name: str) -> None:
+        self.seen.append(("write", name))
+
+
+class Thing:
+    """Something with state."""
+
+    def __init__(self) -> None:
+        self.value = 1
+
+    def double(self) -> int:
+        return 2 * self.value
+
+
+def test_accesses_are_announced() -> None:
+    owner = Recorder()
+    thing = Thing()
+    MirroredClasses(owner).mirror(thing)
+    assert thing.double() == 2
+    thing.value = 3
+    del thing.value
+    assert owner.seen == [("read", "double"), ("read", "value"), ("write", "value"), ("write", "value")]
+
+
+def test_class_looks_like_the_original() -> None:
+    thing = Thing()
+    classes = MirroredClasses(Recorder())
+    classes.mirror(thing)
+    assert isinstance(thing, Thing)
+    assert thing.__class__ is Thing
+    assert classes.original(thing) is Thing
+    assert (type(thing).__name__, type(thing).__qualname__, type(thing).__module__) == ("Thing", "Thing", __name__)
+    assert type(thing).__doc__ == Thing.__doc__
+    assert is_mirrored_class(type(thing))
+    assert not is_mirrored_class(Thing)
+
+
+def test_undone() -> None:
+    thing = Thing()
+    classes = MirroredClasses(Recorder())
+    classes.mirror(thing)
+    classes.mirror(thing)
+    classes.plain(thing)
+    assert type(thing) is Thing
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
+def test_copies_are_plain(duplicate: Any) -> None:
+    thing = Thing()
+    MirroredClasses(Recorder()).mirror(thing)
+    twin = duplicate(thing)
+    assert type(twin) is Thing
+    assert twin.value == 1
+    assert type(thing) is not Thing
+
+
+def test_objects_of_built_in_classes_stay_as_they_are() -> None:
+    generator = torch.Generator()
+    MirroredClasses(Recorder()).mirror(generator)
+    assert type(generator) is torch.Generator
+
+
+def test_slots() -> None:
+    class Slotted:
+        __slots__ = ("value",)
+
+    thing: Any = Slotted()
+    thing.value = 1
+    MirroredClasses(Recorder()).mirror(thing)
+    assert thing.value == 1
+    assert not hasattr(thing, "__dict__")
+
+
+class Base(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 1)
+
+    @property
+    def width(self) -> int:
+        return self.layer.in_features
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "magic":
+            return 42
+        return super().__getattr__(name)
+
+    def __call__(self, *args: Any) -> Any:
+        return super().__call__(*args)
+
+
+class Derived(Base):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * 0 + super().width
+
+
+def test_inheritance_properties_and_getattr() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = Derived(2)
+    assert mirror.run(lambda: (model.width, model.magic)) == [(2, 42)] * 2
+    assert (model.width, model.magic) == (2, 42)
+    assert model(torch.ones(2)).item() == 2.0
+    assert isinstance(model, Derived)
+    with pytest.raises(AttributeError, match="'Derived' object has no attribute 'nothing'"):
+        _ = model.nothing
+    assert repr(model).startswith("Derived(")
+
+
+def test_released_objects_are_plain() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.Adam(layer.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        model = nn.Sequential(layer)
+    mirror.run(lambda: (model.training, scheduler.last_epoch, optimizer.param_groups[0]["lr"]))
+    mirror.driver.release()
+    kinds = [type(obj) for obj in (model, layer, optimizer, scheduler)]
+    assert kinds == [nn.Sequential, nn.Linear, torch.optim.Adam, torch.optim.lr_scheduler.StepLR]

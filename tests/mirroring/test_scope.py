@@ -1,0 +1,215 @@
+"""What counts as created under a strategy's scope."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.scope import Scope
+from tests.mirroring.in_process import Mirror, linear
+
+
+def test_registered_tensors_are_marked() -> None:
+    scope = Scope()
+    outside = nn.Linear(1, 1)
+    with scope.enter():
+        inside = nn.BatchNorm1d(1)
+    assert inside in scope
+    assert inside.weight in scope
+    assert inside.running_mean in scope
+    assert outside not in scope
+    assert outside.weight not in scope
+
+
+def test_bare_parameter_is_marked() -> None:
+    scope = Scope()
+    with scope.enter():
+        inside = nn.Parameter(torch.zeros(1))
+    assert inside in scope
+    assert nn.Parameter(torch.zeros(1)) not in scope
+    assert type(inside) is nn.Parameter
+
+
+def test_innermost_scope_counts() -> None:
+    outer, inner = Scope(), Scope()
+    with outer.enter():
+        with inner.enter():
+            layer = nn.Linear(1, 1)
+        after = nn.Linear(1, 1)
+    assert (layer.weight in inner, layer.weight in outer) == (True, False)
+    assert after.weight in outer
+
+
+def test_other_threads_are_outside() -> None:
+    scope = Scope()
+    made: list[nn.Linear] = []
+    with scope.enter():
+        thread = threading.Thread(target=lambda: made.append(nn.Linear(1, 1)))
+        thread.start()
+        thread.join(10)
+    assert made[0].weight not in scope
+
+
+def test_hooks_are_removed_after_an_error() -> None:
+    scope = Scope()
+    constructor = nn.Parameter.__new__
+    with pytest.raises(ZeroDivisionError), scope.enter():
+        _ = 1 / 0
+    assert nn.Parameter.__new__ is constructor
+    assert not scope.is_active
+    assert nn.Linear(1, 1).weight not in scope
+
+
+def test_marks_do_not_keep_alive() -> None:
+    scope = Scope()
+    with scope.enter():
+        layer = nn.Linear(1, 1)
+    del layer
+    gc.collect()
+    assert scope._marks == {}
+
+
+def test_module_made_outside() -> None:
+    layer = nn.Linear(1, 1)
+    with pytest.raises(FailedPreconditionError, match=r"TestStrategy; parameter 'weight' of module Linear was not"):
+        Mirror().run(lambda: layer(torch.ones(1)))
+
+
+def test_buffers_only_module_made_outside() -> None:
+    norm = nn.BatchNorm1d(1, affine=False)
+    with pytest.raises(FailedPreconditionError, match="a BatchNorm1d was not"):
+        Mirror().run(lambda: norm.training)
+
+
+def test_child_made_outside_is_named_with_its_way() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(nn.Linear(1, 1))
+    model.append(nn.Linear(1, 1))
+    with pytest.raises(FailedPreconditionError, match="parameter '1.weight' of module Sequential"):
+        mirror.run(lambda: model.training)
+
+
+def test_child_added_outside_after_the_first_step() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(nn.Linear(1, 1))
+    mirror.run(lambda: model.training)
+    model.append(nn.Linear(1, 1))
+    with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module Linear"):
+        mirror.run(lambda: model.training)
+
+
+def test_optimizer_over_parameters_of_others() -> None:
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(list(layer.parameters()), lr=1.0)
+    with pytest.raises(FailedPreconditionError, match=r"param_groups\[0\] of optimizer SGD was not"):
+        Mirror().run(lambda: optimizer.step())
+
+
+def test_modules_without_tensors_may_come_from_anywhere() -> None:
+    mirror = Mirror()
+    activation = nn.ReLU()
+    assert mirror.run(lambda: activation(torch.tensor(-1.0)).item()) == [0.0, 0.0]
+
+
+def test_variable_of_another_strategy() -> None:
+    one, other = Mirror(name="One"), Mirror(name="Other")
+    layer = linear(one)
+    one.run(lambda: layer.training)
+    with pytest.raises(FailedPreconditionError, match="Linear belongs to another one than Other"):
+        other.run(lambda: layer.training)
+    weight = layer.weight
+    with pytest.raises(FailedPreconditionError, match=r"parameter of shape \(1, 2\) belongs to another one"):
+        other.run(lambda: weight.sum())
+
+
+def test_refused_step_leaves_no_trace() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    foreign = nn.Linear(1, 1)
+    with pytest.raises(FailedPreconditionError):
+        mirror.run(lambda: (layer, foreign))
+    assert type(layer.weight) is nn.Parameter
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
+
+
+def test_lazy_parameters_must_be_initialised() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        layer = nn.LazyLinear(1)
+    with pytest.raises(FailedPreconditionError, match="is lazy. Call the module once"):
+        mirror.run(lambda: layer.training)
+    with mirror.scope():
+        layer(torch.ones(1, 3))
+    assert mirror.run(lambda: tuple(layer.weight.shape)) == [(1, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_deepcopy_inside_is_mirrored(after_a_step: bool) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    if after_a_step:
+        mirror.run(lambda: model.training)
+    with mirror.scope():
+        twin = copy.deepcopy(model)
+    mirror.run(lambda: twin[0].weight.data.fill_(5.0).sum())
+    assert twin[0].weight.tolist() == [[5.0, 5.0]] * 2
+    assert twin[0].weight is not model[0].weight
+    assert len(mirror.replicas[0].parameters()) == (8 if after_a_step else 4)
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_deepcopy_outside_is_a_plain_snapshot(after_a_step: bool) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    if after_a_step:
+        mirror.run(lambda: layer.weight.data.add_(1).sum())
+    snapshot = copy.deepcopy(layer)
+    assert type(snapshot) is nn.Linear
+    assert type(snapshot.weight) is nn.Parameter
+    assert snapshot.weight.tolist() == [[1.0 + after_a_step, 2.0 + after_a_step]]
+    mirror.run(lambda: layer.weight.data.add_(1).sum())
+    assert snapshot.weight.tolist() == [[1.0 + after_a_step, 2.0 + after_a_step]]
+    with pytest.raises(FailedPreconditionError):
+        mirror.run(lambda: snapshot.training)
+
+
+def test_deepcopy_of_model_and_optimizer_together() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    mirror.run(lambda: (layer.training, optimizer.param_groups[0]["lr"]))
+    with mirror.scope():
+        layer2, optimizer2 = copy.deepcopy((layer, optimizer))
+    assert optimizer2.param_groups[0]["params"][0] is layer2.weight
+    assert mirror.run(lambda: optimizer2.param_groups[0]["params"][0] is layer2.weight) == [True, True]
+
+
+def test_closed_driver_refuses() -> None:
+    mirror = Mirror()
+    mirror.driver.release()
+    mirror.driver.release()
+    with pytest.raises(FailedPreconditionError, match="TestStrategy must be open"):
+        mirror.run(lambda: 1)
+    with pytest.raises(FailedPreconditionError, match="must be open"):
+        mirror.scope()
+
+
+def test_deepcopy_of_buffers_alone() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        norm = nn.BatchNorm1d(1, affine=False)
+    mirror.run(lambda: norm.training)
+    with mirror.scope():
+        twin = copy.deepcopy(norm)
+    assert mirror.run(lambda: twin.training) == [True, True]

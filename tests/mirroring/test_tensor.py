@@ -1,0 +1,123 @@
+"""What else PyTorch does with parameters must work with mirrored ones."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from raydist.mirroring.tensor import MirroredTensor, is_shared
+from tests.mirroring.in_process import Mirror, linear
+
+
+def mirrored() -> tuple[Mirror, Any]:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    assert type(layer.weight) is MirroredTensor
+    return mirror, layer
+
+
+def test_is_a_parameter_and_its_detached_alias_is_not() -> None:
+    _, layer = mirrored()
+    assert isinstance(layer.weight, nn.Parameter)
+    assert not isinstance(layer.weight.detach(), nn.Parameter)
+    assert type(layer.weight + 1) is torch.Tensor
+
+
+def test_parameter_made_of_a_parameter() -> None:
+    mirror, layer = mirrored()
+    with mirror.scope():
+        other = nn.Parameter(layer.weight)
+    assert isinstance(other, nn.Parameter)
+    assert other.tolist() == [[1.0, 2.0]]
+    holder = [other]
+    assert mirror.run(lambda: (holder[0] is layer.weight, holder[0].tolist())) == [(False, [[1.0, 2.0]])] * 2
+
+
+def test_weight_norm_before_and_after_the_first_step() -> None:
+    mirror, layer = mirrored()
+    with mirror.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.parametrizations.weight_norm(layer)
+        other: Any = nn.utils.weight_norm(nn.Linear(2, 1, bias=False))
+    results = mirror.run(lambda: (layer(torch.ones(2)).item(), other(torch.ones(2)).item()))
+    torch.testing.assert_close(results[0], (3.0, other(torch.ones(2)).item()))
+    assert results[0] == results[1]
+
+
+def test_spectral_norm_and_pruning() -> None:
+    from torch.nn.utils import prune
+
+    mirror, layer = mirrored()
+    with mirror.scope():
+        prune.l1_unstructured(layer, "weight", amount=1)
+        other: Any = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+    assert mirror.run(lambda: layer(torch.ones(2)).item()) == [2.0, 2.0]
+    mirror.run(lambda: other(torch.ones(1, 2)).sum().item())
+    assert layer.weight.tolist() == [[0.0, 2.0]]
+
+
+def test_functional_call_and_vmap_on_the_driver() -> None:
+    _, layer = mirrored()
+    parameters = dict(layer.named_parameters())
+    result = torch.func.functional_call(layer, parameters, (torch.ones(2),))
+    assert result.item() == 3.0
+    gradients = torch.func.grad(lambda p: torch.func.functional_call(layer, p, (torch.ones(2),)).sum())(parameters)
+    assert gradients["weight"].tolist() == [[1.0, 1.0]]
+
+
+def test_copies_are_plain() -> None:
+    _, layer = mirrored()
+    for twin in (copy.deepcopy(layer.weight), pickle.loads(pickle.dumps(layer.weight)), copy.copy(layer.weight)):
+        assert twin.tolist() == [[1.0, 2.0]]
+        assert isinstance(twin, nn.Parameter)
+    assert type(copy.deepcopy(layer.weight)) is nn.Parameter
+    pair = copy.deepcopy([layer.weight, layer.weight])
+    assert pair[0] is pair[1]
+
+
+def test_buffer_copies_are_no_parameters() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        norm = nn.BatchNorm1d(1)
+    mirror.run(lambda: norm.training)
+    assert type(copy.deepcopy(norm.running_mean)) is torch.Tensor
+    assert repr(norm.running_mean) == "tensor([0.])"
+
+
+def test_shared_memory_is_noticed() -> None:
+    tensor = torch.zeros(2)
+    assert not is_shared(tensor)
+    view = tensor[1:]
+    assert is_shared(tensor)
+    del view
+    array = tensor.numpy()
+    assert is_shared(tensor)
+    del array
+    assert not is_shared(tensor)
+
+
+def test_hash_equality_and_sets() -> None:
+    _, layer = mirrored()
+    assert layer.weight in {layer.weight}
+    assert {layer.weight: 1}[layer.weight] == 1
+
+
+def test_averaged_model() -> None:
+    mirror, layer = mirrored()
+    with mirror.scope():
+        average = torch.optim.swa_utils.AveragedModel(layer)
+
+    def step() -> int:
+        with torch.no_grad():
+            layer.weight.add_(1)
+        average.update_parameters(layer)
+        return int(average.n_averaged)
+
+    assert [mirror.run(step)[0], mirror.run(step)[0]] == [1, 2]
+    assert next(average.parameters()).tolist() == [[2.5, 3.5]]

@@ -1,0 +1,292 @@
+"""Parameters and buffers on the driver: fresh when read, and what is written reaches every replica."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.mirroring.variables import average
+from tests.mirroring.in_process import Mirror, linear, rank_of
+
+
+def sgd_step(layer: nn.Linear) -> None:
+    with torch.no_grad():
+        layer.weight.sub_(1.0)
+
+
+@pytest.fixture
+def trained() -> tuple[Mirror, nn.Linear]:
+    """A layer of weights [1, 2], after a step that made them [0, 1] on the replicas."""
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(sgd_step, layer)
+    return mirror, layer
+
+
+def on_replicas(mirror: Mirror, layer: nn.Linear) -> list[list[list[float]]]:
+    return [values.tolist() for values in mirror.run(lambda: layer.weight.detach().clone())]
+
+
+def test_read_waits_for_the_step(trained: tuple[Mirror, nn.Linear]) -> None:
+    _, layer = trained
+    assert layer.weight.tolist() == [[0.0, 1.0]]
+
+
+def test_identity_is_kept() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    weight = layer.weight
+    mirror.run(sgd_step, layer)
+    assert layer.weight is weight
+    assert isinstance(weight, nn.Parameter)
+
+
+def test_forward_on_the_driver_uses_fresh_values(trained: tuple[Mirror, nn.Linear]) -> None:
+    _, layer = trained
+    assert layer(torch.tensor([1.0, 1.0])).tolist() == [1.0]
+
+
+def test_backward_on_the_driver(trained: tuple[Mirror, nn.Linear]) -> None:
+    _, layer = trained
+    layer(torch.tensor([2.0, 3.0])).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[2.0, 3.0]]
+
+
+def test_state_dict_and_save(trained: tuple[Mirror, nn.Linear]) -> None:
+    _, layer = trained
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded["weight"].tolist() == [[0.0, 1.0]]
+    assert type(loaded["weight"]) is torch.Tensor
+
+
+def test_save_of_the_whole_module(trained: tuple[Mirror, nn.Linear]) -> None:
+    _, layer = trained
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is nn.Linear
+    assert type(loaded.weight) is nn.Parameter
+    assert loaded.weight.tolist() == [[0.0, 1.0]]
+
+
+def test_print_shows_fresh_values(trained: tuple[Mirror, nn.Linear]) -> None:
+    _, layer = trained
+    assert repr(layer.weight) == "Parameter containing:\ntensor([[0., 1.]], requires_grad=True)"
+
+
+def test_detached_alias_reads_fresh_values() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(sgd_step, layer)
+    alias = layer.weight.detach()
+    mirror.run(sgd_step, layer)
+    assert alias.tolist() == [[-1.0, 0.0]]
+
+
+def test_nothing_is_sent_for_an_unchanged_model(trained: tuple[Mirror, nn.Linear]) -> None:
+    mirror, layer = trained
+    mirror.run(sgd_step, layer)
+    assert mirror.bytes_of_last["bundle"] == mirror.bytes_of_last["writes"] == mirror.bytes_of_last["function"] == 0
+    assert mirror.link.calls == []
+
+
+def test_only_reads_cost_a_call(trained: tuple[Mirror, nn.Linear]) -> None:
+    mirror, layer = trained
+    assert layer.weight.shape == (1, 2)
+    assert "collect_tensors" not in mirror.link.calls
+    for _ in range(3):
+        layer.weight.sum()
+    assert mirror.link.calls.count("collect_tensors") == 1
+
+
+def test_unchanged_tensors_are_not_fetched() -> None:
+    mirror = Mirror()
+    layer, frozen = linear(mirror), linear(mirror)
+
+    def step() -> None:
+        sgd_step(layer)
+        frozen(torch.ones(2))
+
+    mirror.run(step)
+    images = mirror.replicas[0].collect_tensors()
+    assert len(images) == 1
+
+
+def test_data_write_inside_the_step_is_seen() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+
+    def average_weights() -> None:
+        layer.weight.data.mul_(0.5)
+
+    mirror.run(average_weights)
+    assert layer.weight.tolist() == [[0.5, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda layer: layer.weight.data.fill_(7.0),
+        lambda layer: layer.weight.detach().fill_(7.0),
+        lambda layer: nn.init.constant_(layer.weight, 7.0),
+        lambda layer: layer.weight.data.copy_(torch.full((1, 2), 7.0)),
+        lambda layer: layer.weight.detach().numpy().fill(7.0),
+        lambda layer: layer.weight.data.numpy().__setitem__(slice(None), 7.0),
+        lambda layer: layer.weight.data.view(-1)[:].fill_(7.0),
+        lambda layer: layer.load_state_dict({"weight": torch.full((1, 2), 7.0)}),
+        lambda layer: setattr(layer.weight, "data", torch.full((1, 2), 7.0)),
+        lambda layer: torch.utils.dlpack.from_dlpack(layer.weight.detach()).fill_(7.0),
+        lambda layer: nn.utils.vector_to_parameters(torch.full((2,), 7.0), layer.parameters()),
+        lambda layer: torch._foreach_copy_([layer.weight.data], [torch.full((1, 2), 7.0)]),
+    ],
+)
+def test_driver_writes_reach_every_replica(trained: tuple[Mirror, nn.Linear], write: Any) -> None:
+    mirror, layer = trained
+    write(layer)
+    assert on_replicas(mirror, layer) == [[[7.0, 7.0]]] * 2
+    assert on_replicas(mirror, layer) == [[[7.0, 7.0]]] * 2
+    assert mirror.bytes_of_last["writes"] == 0
+
+
+def test_kept_numpy_view_writes_after_a_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(sgd_step, layer)
+    view = layer.weight.detach().numpy()
+    mirror.run(sgd_step, layer)
+    view[0, 1] = 50.0  # without a look at the parameter since the step
+    assert on_replicas(mirror, layer) == [[[-1.0, 50.0]]] * 2
+    assert layer.weight.tolist() == [[-1.0, 50.0]]
+
+
+def test_view_from_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    view = layer.weight.detach().numpy()
+    mirror.run(sgd_step, layer)
+    view[:] = 9.0
+    assert on_replicas(mirror, layer) == [[[9.0, 9.0]]] * 2
+
+
+def test_view_that_only_reads_sends_nothing(trained: tuple[Mirror, nn.Linear]) -> None:
+    mirror, layer = trained
+    view = layer.weight.detach().numpy()
+    mirror.run(sgd_step, layer)
+    assert mirror.bytes_of_last["writes"] == 0
+    assert layer.weight.tolist() == [[-1.0, 0.0]]
+    assert view.tolist() == [[-1.0, 0.0]]
+
+
+def test_nan_is_no_write() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.data.fill_(float("nan"))
+    mirror.run(lambda: layer.weight.sum().item())
+    view = layer.weight.detach().numpy()
+    mirror.run(lambda: layer.weight.sum().item())
+    assert mirror.bytes_of_last["writes"] == 0
+    assert view.shape == (1, 2)
+
+
+def test_optimizer_step_on_the_driver() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    mirror.run(lambda: optimizer.zero_grad())
+    layer(torch.tensor([1.0, 1.0])).sum().backward()
+    optimizer.step()
+    assert on_replicas(mirror, layer) == [[[0.0, 1.0]]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_conversion_on_the_driver(trained: tuple[Mirror, nn.Linear], dtype: torch.dtype) -> None:
+    mirror, layer = trained
+    layer.to(dtype)
+    assert mirror.run(lambda: (layer.weight.dtype, layer.weight.tolist())) == [(dtype, [[0.0, 1.0]])] * 2
+    assert layer.weight.dtype is dtype
+
+
+def test_tied_parameters_stay_tied() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+    assert mirror.run(lambda: model[0].weight is model[1].weight) == [True, True]
+    assert len(mirror.replicas[0].parameters()) == 3
+    assert model[0].weight is model[1].weight
+
+
+def test_lists_of_parameters_are_the_replicas_own() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    weights = [layer.weight]
+    assert mirror.run(lambda: weights[0] is layer.weight) == [True, True]
+
+
+def test_parameter_without_a_module() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        bias = nn.Parameter(torch.tensor([1.0]))
+
+    def raise_bias() -> None:
+        bias.data += 1.0
+
+    mirror.run(raise_bias)
+    assert bias.tolist() == [2.0]
+
+
+def test_running_statistics_read_as_the_mean() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        norm = nn.BatchNorm1d(1, momentum=1.0)
+    mirror.run(lambda rank: norm(torch.tensor([[0.0], [4.0]]) + 2 * rank).sum().item(), rank_of(mirror))
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == [3.0]
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == 1
+    mirror.run(lambda: norm.training)
+    assert mirror.bytes_of_last["writes"] == 0  # what was read as a mean is not written back
+
+
+def test_driver_write_to_a_buffer_reaches_all() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        norm: Any = nn.BatchNorm1d(1)
+    mirror.run(lambda: norm.training)
+    norm.running_mean.fill_(5.0)
+    norm.num_batches_tracked += 3
+    assert mirror.run(lambda: (norm.running_mean.item(), norm.num_batches_tracked.item())) == [(5.0, 3)] * 2
+
+
+def test_average_keeps_equal_values_exact() -> None:
+    value = torch.tensor([0.1], dtype=torch.float64)
+    assert torch.equal(average([value, value, value]), value)
+
+
+def test_requires_grad_both_ways(trained: tuple[Mirror, nn.Linear]) -> None:
+    mirror, layer = trained
+    layer.weight.requires_grad_(False)
+    assert mirror.run(lambda: layer.weight.requires_grad) == [False, False]
+    mirror.run(lambda: layer.requires_grad_(True).training)
+    assert layer.weight.requires_grad is True
+    layer.requires_grad_(False)
+    assert mirror.run(lambda: layer.weight.requires_grad) == [False, False]
+
+
+def test_released_variables_are_plain(trained: tuple[Mirror, nn.Linear]) -> None:
+    mirror, layer = trained
+    alias = layer.weight.detach()
+    mirror.driver.release()
+    assert type(layer.weight) is nn.Parameter
+    assert "_raydist_record" not in vars(layer.weight)
+    assert layer.weight.tolist() == alias.tolist() == [[0.0, 1.0]]

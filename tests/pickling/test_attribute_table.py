@@ -1,0 +1,95 @@
+"""Walking, comparing and patching control states."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.pickling.attribute_table import Identity, Leaf, capture, changed, describe, patch, seal
+
+values = st.recursive(
+    st.none() | st.integers(0, 3) | st.text("ab", max_size=2) | st.tuples(st.integers(0, 1)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xyz"), inner, max_size=3),
+    max_leaves=6,
+)
+states = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
+
+
+@given(states, states)
+def test_patch_makes_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    mine = copy.deepcopy(one)
+    patch(mine, changed(capture(one), capture(other)))
+    assert mine == other
+    assert repr(mine) == repr(other)  # the order of keys too
+
+
+@given(states)
+def test_nothing_changed(state: dict[str, Any]) -> None:
+    assert changed(seal(capture(state)), capture(copy.deepcopy(state))) == {}
+
+
+def test_containers_keep_their_identity() -> None:
+    state: dict[str, Any] = {"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
+    group = state["groups"][0]
+    patch(state, changed(capture(state), capture({"groups": [{"lr": 0.2, "betas": (0.9, 0.99)}, {"lr": 1.0}]})))
+    assert state["groups"][0] is group
+    assert group["lr"] == 0.2
+    assert len(state["groups"]) == 2
+
+
+def test_only_differences_are_named() -> None:
+    before = capture({"a": 1, "b": {"c": [1, 2]}})
+    changes = changed(before, capture({"a": 1, "b": {"c": [1, 3]}}))
+    assert [describe(path) for path in changes] == ["b['c'][1]"]
+
+
+def test_dict_that_becomes_ordered_keeps_its_items() -> None:
+    state: dict[str, Any] = {"modules": {"0": 1, "1": 2}}
+    patch(state, changed(capture(state), capture({"modules": OrderedDict([("0", 1)])})))
+    assert state == {"modules": OrderedDict([("0", 1)])}
+    assert type(state["modules"]) is OrderedDict
+
+
+def test_skipped_keys_are_neither_read_nor_dropped() -> None:
+    state = {"state": "mine", "lr": 1}
+    flat = capture({"state": "other", "lr": 2}, skip={"state"})
+    patch(state, changed(capture(state, skip={"state"}), flat), skip={"state"})
+    assert state == {"state": "mine", "lr": 2}
+
+
+def test_container_inside_itself() -> None:
+    loop: dict[str, Any] = {"n": 1}
+    loop["self"] = loop
+    assert changed(capture(loop), capture(loop)) == {}
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), ("a", b"a")])
+def test_equal_values_of_other_types_differ(one: object, other: object) -> None:
+    assert not Leaf(one).same(Leaf(other))
+
+
+class Thing:
+    pass
+
+
+def test_identity_does_not_keep_alive() -> None:
+    thing = Thing()
+    sealed = seal(capture({"x": thing}))
+    ghost = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert ghost() is None
+    assert changed(sealed, capture({"x": Thing()}))
+
+
+def test_identity_of_what_takes_no_weak_reference() -> None:
+    value = object()
+    assert Identity(value) == Identity(value)
+    assert Identity(value) != Identity(object())

@@ -1,0 +1,325 @@
+"""What a step function reaches, however it reaches it, is the replica's own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError
+from raydist.values import PerReplica
+from tests.mirroring.in_process import Mirror, linear
+
+MODULE = """
+import functools
+import torch
+
+model = None
+weights = []
+scale = 10
+
+def helper(x):
+    return model(x) * scale
+
+def step(x):
+    return helper(x).item(), id(model)
+
+def untouched(x):
+    return x + 1
+
+def default(x, layer=None):
+    return layer(x).item()
+
+def list_step():
+    return [id(w) for w in weights]
+
+def logged(fn):
+    @functools.wraps(fn)
+    def wrapper(*args):
+        return fn(*args)
+    return wrapper
+
+@logged
+def decorated(x):
+    return id(model)
+
+class Trainer:
+    def __init__(self, layer):
+        self.layer = layer
+        self.calls = 0
+    def step(self, x):
+        self.calls += 1
+        return self.layer(x).item(), id(self.layer)
+    def global_step(self, x):
+        return id(model)
+    @classmethod
+    def class_step(cls, x):
+        return id(model)
+    @staticmethod
+    def static_step(x):
+        return id(model)
+    def __call__(self, x):
+        return id(self.layer)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An importable module of the user's."""
+    (tmp_path / "user_library.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("user_library")
+    del sys.modules["user_library"]
+
+
+def ids(mirror: Mirror, layer: nn.Module) -> list[int]:
+    """Identity of the layer on each replica."""
+    return mirror.run(lambda: id(layer))
+
+
+ONES = torch.ones(2)
+
+
+def test_closure_default_partial_and_arguments() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    own = ids(mirror, layer)
+
+    def default(model: nn.Module = layer) -> int:
+        return id(model)
+
+    def keyword(*, model: nn.Module = layer) -> int:
+        return id(model)
+
+    def identity(model: nn.Module) -> int:
+        return id(model)
+
+    assert mirror.run(default) == own
+    assert mirror.run(keyword) == own
+    assert mirror.run(functools.partial(identity, layer)) == own
+    assert mirror.run(identity, layer) == own
+    assert mirror.run(identity, model=layer) == own
+    assert mirror.run(lambda nest: id(nest["models"][0]), {"models": [layer]}) == own
+    assert id(layer) not in own
+
+
+def test_functions_of_functions() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    own = ids(mirror, layer)
+
+    def inner() -> int:
+        return (lambda: id(layer))()
+
+    assert mirror.run(lambda: inner()) == own
+
+
+def test_self_and_callable_objects() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.layers = {"a": layer}
+
+        def step(self) -> int:
+            return id(self.layers["a"])
+
+        __call__ = step
+
+    own = ids(mirror, layer)
+    assert mirror.run(Trainer().step) == own
+    assert mirror.run(Trainer()) == own
+
+
+def test_method_of_the_module_itself() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    assert [value.item() for value in mirror.run(layer.forward, ONES)] == [3.0, 3.0]
+    assert [value.item() for value in mirror.run(layer, ONES)] == [3.0, 3.0]
+
+
+def test_imported_functions_that_reach_a_model(library: Any) -> None:
+    mirror = Mirror()
+    library.model = layer = linear(mirror)
+    own = ids(mirror, layer)
+    assert mirror.run(library.step, ONES) == [(30.0, own[0]), (30.0, own[1])]
+    assert mirror.run(library.decorated, ONES) == own
+    assert mirror.run(lambda: library.step(ONES)[1]) == own
+    from_import = library.step
+    assert [value for _, value in mirror.run(lambda: from_import(ONES))] == own
+
+
+def test_imported_functions_that_reach_lists_of_parameters(library: Any) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    library.weights = list(layer.parameters())
+    expected = [[id(replica.parameters()[0])] for replica in mirror.replicas if replica.parameters()]
+    seen = mirror.run(library.list_step)
+    expected = [[id(replica.parameters()[0])] for replica in mirror.replicas]
+    assert seen == expected
+
+
+def test_imported_classes(library: Any) -> None:
+    mirror = Mirror()
+    library.model = layer = linear(mirror)
+    own = ids(mirror, layer)
+    trainer = library.Trainer(layer)
+    assert mirror.run(trainer.step, ONES) == [(3.0, own[0]), (3.0, own[1])]
+    assert mirror.run(trainer, ONES) == own
+    assert mirror.run(trainer.global_step, ONES) == own
+    assert mirror.run(library.Trainer.class_step, ONES) == own
+    assert mirror.run(library.Trainer.static_step, ONES) == own
+    assert mirror.run(lambda: trainer.global_step(ONES)) == own
+
+
+def test_what_reaches_nothing_goes_by_name(library: Any) -> None:
+    mirror = Mirror()
+    assert mirror.run(lambda: library.untouched) == [library.untouched] * 2
+    mirror.run(library.untouched, 1)
+    assert mirror.bytes_of_last["function"] < 80
+
+
+def test_global_assigned_later(library: Any) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    own = ids(mirror, layer)
+    library.model = lambda x: x.sum()
+    assert mirror.run(library.helper, ONES)[0].item() == 20.0
+    library.model = layer
+    assert [value for _, value in mirror.run(library.step, ONES)] == own
+
+
+def test_changed_constant_is_sent(library: Any) -> None:
+    mirror = Mirror()
+    library.model = linear(mirror)
+    assert mirror.run(library.step, ONES)[0][0] == 30.0
+    library.scale = 100
+    assert mirror.run(library.step, ONES)[0][0] == 300.0
+    assert mirror.bytes_of_last["bundle"] == 0
+
+
+def test_function_is_sent_once() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    factor = 2.0
+    step = lambda: layer(ONES).item() * factor  # noqa: E731
+    assert mirror.run(step) == [6.0, 6.0]
+    first = mirror.bytes_of_last["function"]
+    assert mirror.run(step) == [6.0, 6.0]
+    assert (first > 0, mirror.bytes_of_last["function"]) == (True, 0)
+    factor = 3.0
+    assert mirror.run(step) == [9.0, 9.0]
+    assert mirror.bytes_of_last["function"] > 0
+
+
+def test_many_functions() -> None:
+    mirror = Mirror()
+    for _ in range(2):
+        for number in range(70):
+            assert mirror.run(lambda n=number: n) == [number] * 2
+    assert len(mirror.replicas[0]._functions) == 64
+
+
+def test_other_objects_are_copies_of_the_replica() -> None:
+    mirror = Mirror()
+    log: list[int] = []
+
+    def step() -> int:
+        log.append(1)
+        return len(log)
+
+    assert mirror.run(step) == [1, 1]
+    assert mirror.run(step) == [2, 2]
+    assert log == []
+
+
+def test_per_replica_arguments() -> None:
+    mirror = Mirror()
+    images, labels = PerReplica([torch.zeros(2), torch.ones(2)]), PerReplica([3, 4])
+    step = lambda batch, scale: (batch[0].sum().item() * scale, batch[1])  # noqa: E731
+    assert mirror.run(step, (images, labels), scale=2) == [(0.0, 3), (4.0, 4)]
+    assert mirror.run(lambda pair: pair[0] is pair[1], [images, images]) == [True, True]
+    assert len(mirror.shipments[-1].per_replica) == 1
+
+
+def test_per_replica_in_a_closure() -> None:
+    mirror = Mirror()
+    values = PerReplica([1, 2])
+    assert mirror.run(lambda: values) == [1, 2]
+    other = PerReplica([5, 6])
+    values = other
+    assert mirror.run(lambda: values) == [5, 6]
+
+
+def test_tensors_keep_views_dtypes_and_gradients() -> None:
+    mirror = Mirror()
+    base = torch.arange(6, dtype=torch.bfloat16)
+    view = base[::2]
+    leaf = torch.ones(2, requires_grad=True)
+    views = lambda: (view.tolist(), view.data_ptr() == base.data_ptr(), view.dtype, leaf.requires_grad)  # noqa: E731
+    assert mirror.run(views) == [([0.0, 2.0, 4.0], True, torch.bfloat16, True)] * 2
+
+
+def test_externals() -> None:
+    mirror = Mirror()
+    strategy = types.SimpleNamespace(name="driver", lock=threading.Lock())
+    shipment = mirror.driver.prepare(lambda: strategy, externals={"strategy": strategy})
+    mirror.driver.dispatched()
+    replica = mirror.replicas[0]
+    replica._externals["strategy"] = "the replica's"
+    function, args, kwargs = replica.apply(shipment, ())
+    assert function(*args, **kwargs) == "the replica's"
+
+
+class Config:
+    def __init__(self) -> None:
+        self.paths = [threading.Lock()]
+
+
+def test_unpicklable_names_the_way() -> None:
+    mirror = Mirror()
+    lock, config = threading.Lock(), Config()
+
+    def train_step() -> object:
+        return lock
+
+    with pytest.raises(FailedPreconditionError, match="closure variable 'lock' of train_step: _thread.lock"):
+        mirror.run(train_step)
+    with pytest.raises(FailedPreconditionError, match=r"attribute 'paths' of Config, \[0\]: _thread.lock"):
+        mirror.run(lambda: config)
+    with pytest.raises(FailedPreconditionError, match=r"arguments of run, .* \[0\], \['a'\]: _thread.lock"):
+        mirror.run(lambda x: x, {"a": lock})
+
+
+def test_unpicklable_attribute_of_a_module() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(FailedPreconditionError, match="attribute 'lock' of Linear: _thread.lock"):
+        mirror.run(lambda: layer.training)
+
+
+def test_alias_of_a_variable_is_a_fresh_copy() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    alias = layer.weight.detach()
+    mirror.run(lambda: layer.weight.data.add_(1).sum())
+    assert mirror.run(lambda: alias.tolist()) == [[[2.0, 3.0]]] * 2
+
+
+def test_looking_for_models_finds_no_bystanders(library: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        library.model = nn.BatchNorm1d(2)
+    assert mirror.run(lambda: library.untouched(1)) == [2, 2]

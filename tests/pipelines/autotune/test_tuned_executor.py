@@ -1,0 +1,125 @@
+"""The autotuner at work: on stages that sleep, so that threads help whatever else the machine does."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.errors import CancelledError
+from raydist.options import AutotuneOptions, Options
+from raydist.pipelines.autotune.tuned_executor import TunedExecutor
+from raydist.pipelines.autotune.tuner import Tuner
+from raydist.pipelines.run.iterator import DatasetIterator
+from tests.contracts.op import iterate
+from tests.pipelines.engine.test_executor import SOURCE, block_of, spec_of
+
+
+def map_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("raydist-map")]
+
+
+def slow(x: int) -> int:
+    time.sleep(0.001)
+    return x + 1
+
+
+def until_threads(iterator: Iterator[int], most: int = 2000) -> list[int]:
+    """Elements up to the first that is made on a thread."""
+    elements: list[int] = []
+    while not map_threads() and len(elements) < most:
+        elements.append(int(next(iterator)))
+    return elements
+
+
+def tuned(dataset: Dataset, tuners: list[Tuner] | None = None) -> DatasetIterator[Any]:
+    return iterate(dataset, lambda options: TunedExecutor(tuners))
+
+
+def test_a_stage_that_waits_moves_to_threads_and_gives_the_same_elements() -> None:
+    with_budget = Options(autotune=AutotuneOptions(cpu_budget=3))
+    iterator = tuned(Dataset.range(1000).map(slow).with_options(with_budget))
+    assert [int(x) for x in iterator] == list(range(1, 1001))
+    (reading,) = [reading for reading in iterator.meters.readings() if reading.place != "inline"]
+    assert (reading.place, reading.parallelism) == ("threads", 3)
+    assert iterator.meters.decisions[0].startswith("map-1 3 threads: the consumer waits")
+    iterator.close()
+    assert not map_threads()
+
+
+def test_the_next_iteration_begins_with_what_was_learned() -> None:
+    tuners: list[Tuner] = []
+    dataset = Dataset.range(1000).map(slow).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
+    first = tuned(dataset, tuners)
+    until_threads(first)
+    for _ in range(300):
+        next(first)
+    first.close()
+    second = tuned(dataset, tuners)
+    assert int(next(second)) == 1
+    assert len(map_threads()) == 2
+    second.close()
+
+
+def test_an_abandoned_iterator_ends_its_threads() -> None:
+    iterator = tuned(Dataset.range(5000).map(slow).with_options(Options(autotune=AutotuneOptions(cpu_budget=2))))
+    until_threads(iterator)
+    threads = map_threads()
+    assert len(threads) == 2
+    del iterator
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_the_state_fits_whatever_was_decided() -> None:
+    dataset = Dataset.range(3000).map(slow).batch(3).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
+    iterator = tuned(dataset)
+    seen = 0
+    while not map_threads():
+        seen += len(next(iterator))
+    state = iterator.state_dict()
+    following = [next(iterator).tolist() for _ in range(5)]
+    iterator.close()
+    resumed = iterate(dataset)
+    resumed.load_state_dict(state)
+    assert [next(resumed).tolist() for _ in range(5)] == following
+    assert following[0][0] == seen + 1
+    resumed.close()
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_parallelism_that_was_asked_for_is_kept(calls: int) -> None:
+    iterator = tuned(Dataset.range(300).map(slow, num_parallel_calls=calls))
+    assert [int(x) for x in iterator] == list(range(1, 301))
+    assert iterator.meters.decisions == []
+
+
+def test_threads_that_were_asked_for_count_in_the_budget() -> None:
+    most = 0
+
+    def watched(x: int) -> int:
+        nonlocal most
+        most = max(most, len(map_threads()))
+        return slow(x)
+
+    dataset = Dataset.range(600).map(watched, num_parallel_calls=2).map(watched)
+    iterator = tuned(dataset.with_options(Options(autotune=AutotuneOptions(cpu_budget=3))))
+    assert [int(x) for x in iterator] == list(range(2, 602))
+    assert 2 <= most <= 3
+
+
+def test_a_closed_executor_takes_no_more_work() -> None:
+    executor = TunedExecutor()
+    block = block_of(SOURCE)
+    spec = spec_of(SOURCE.map(lambda x: x))
+    assert executor.submit(spec, block, (0,)).result().items[0].num_rows == block.num_rows  # type: ignore[union-attr]
+    executor.close()
+    with pytest.raises(CancelledError, match="takes no more work"):
+        executor.submit(spec, block, (0,))

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raydist as rd
+from raydist.pipelines.elements.arguments import whole_number
+
+
+@pytest.mark.parametrize("value", [3, np.int32(3), torch.tensor(3)])
+def test_whole_numbers(value: Any) -> None:
+    assert whole_number("n", value) == 3
+    assert type(whole_number("n", value)) is int
+
+
+@pytest.mark.parametrize("value", [2.0, True, "3", None, [1]])
+def test_what_is_none(value: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"batch_size must be a whole number, got "):
+        rd.Dataset.range(3).batch(value)
+
+
+def test_range_takes_whole_numbers_only() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="Each of start, stop and step must be a whole number, got 1.5"):
+        rd.Dataset.range(1.5)  # type: ignore[arg-type]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from raydist.pipelines.elements.functions import call_rows, describe, element_rows, wants_rng
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.engine.op import ElementError
+
+
+class Scale:
+    def __call__(self, x: Any) -> Any:
+        return x * 2
+
+
+def augment(x: Any, *, rng: np.random.Generator) -> Any:
+    return x + rng.random()
+
+
+def test_describe_names_file_line_and_function() -> None:
+    assert describe(augment) == f"test_functions.py:{augment.__code__.co_firstlineno} augment"
+    assert describe(functools.partial(augment, 1)) == describe(augment)
+    assert describe(Scale()).endswith("Scale")
+    assert describe(Scale()).startswith("test_functions.py:")
+    assert describe(len) == "len"
+
+
+def test_wants_rng() -> None:
+    assert wants_rng(augment)
+    assert not wants_rng(lambda x, rng: x)
+    assert not wants_rng(int)
+
+
+def test_element_rows_rebuild_nests() -> None:
+    rows: list[Any] = [(1, {"a": "x", "b": (np.zeros(2), b"")}), (2, {"a": "y", "b": (np.ones(2), b"z")})]
+    block = block_of_rows(rows)
+    rebuilt = list(element_rows(block.structure, block.columns))
+    assert [row[1]["a"] for row in rebuilt] == ["x", "y"]
+    assert rebuilt[1][1]["b"][0].tolist() == [1, 1]
+
+
+def test_calls_go_on_behind_an_error() -> None:
+    results, failed = call_rows(lambda x: 6 // int(x), block_of_rows([2, 0, 3]), start=10)
+    assert (results[0], results[2], failed) == (3, 2, [1])
+    assert isinstance(results[1], ElementError)
+    assert results[1].index == 11
+
+
+def test_random_calls_depend_on_the_index() -> None:
+    key = RandomKey(1, "map-1")
+    whole, _ = call_rows(augment, block_of_rows([0.0, 0.0, 0.0]), 5, key)
+    part, _ = call_rows(augment, block_of_rows([0.0]), 6, key)
+    assert part == [whole[1]]
+    assert len(set(whole)) == 3
+
+
+def test_only_a_keyword_only_rng_is_wanted() -> None:
+    def plain(x: int, y: int = 1, *, scale: int = 2, rng: object) -> int:
+        return x
+
+    @functools.wraps(plain)
+    def wrapper(*args: int, **keywords: object) -> int:
+        return 1
+
+    wanting: list[Callable[..., Any]] = [plain, wrapper, functools.partial(plain, scale=3)]
+    others: list[Callable[..., Any]] = [lambda x, rng: x, lambda rng: rng, lambda x, *, seed: x, lambda **rng: rng, len]
+    assert [wants_rng(fn) for fn in wanting] == [True] * 3
+    assert [wants_rng(fn) for fn in others] == [False] * 5

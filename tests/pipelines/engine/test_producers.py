@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.errors import FailedPreconditionError
+from raydist.options import Options
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.engine.op import ElementError, Item
+from raydist.pipelines.engine.producers import Agreement, Producer, ReplayIterator, read_watched
+from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.engine.resume import count_items
+from raydist.pipelines.run.plan import open_iterator
+
+
+class Pairs(Producer):
+    """Groups of two numbers with an error between them, `groups` times."""
+
+    def __init__(self, groups: int) -> None:
+        self._groups = groups
+        self._made = 0
+
+    def make(self, limit: int) -> Sequence[Item]:
+        if self._made == self._groups:
+            raise StopIteration
+        self._made += 1
+        base = 10 * self._made
+        return [block_of_rows([base]), ElementError(ValueError(base)), block_of_rows([base + 1])]
+
+    def close(self) -> None:
+        self._made = self._groups
+
+
+def read(iterator: ReplayIterator) -> list[int | str]:
+    items: list[int | str] = []
+    while True:
+        try:
+            items += iterator.next_block(5).columns[0].tolist()
+        except StopIteration:
+            return items
+        except ValueError as error:
+            items.append(str(error))
+
+
+def test_a_replay_passes_over_what_was_handed_out() -> None:
+    everything: list[int | str] = [10, "10", 11, 20, "20", 21]
+    assert read(ReplayIterator(Pairs(2))) == everything
+    for done in range(7):
+        resumed = ReplayIterator(Pairs(2))
+        resumed.load_state_dict({"items": done})
+        assert resumed.state_dict() == {"items": done}
+        assert read(resumed) == everything[done:]
+
+
+def test_a_shorter_input_is_an_error() -> None:
+    resumed = ReplayIterator(Pairs(1))
+    resumed.load_state_dict({"items": 5})
+    with pytest.raises(FailedPreconditionError, match="after 5 elements, but it ended 2 earlier"):
+        resumed.next_block(1)
+
+
+def test_the_first_element_is_the_measure() -> None:
+    agreement = Agreement("here")
+    numbers, texts = block_of_rows([1, 2]), block_of_rows(["a", "b"])
+    assert agreement.checked([ElementError(ValueError())])[0] is not None
+    assert agreement.signature == ""
+    assert list(agreement.checked([numbers])) == [numbers]
+    items = agreement.checked([texts, numbers])
+    assert [isinstance(item, Block) for item in items] == [False, False, True]
+    assert np.array_equal(items[-1].columns[0], [1, 2]) if isinstance(items[-1], Block) else False
+
+
+def test_read_watched_reads_more_at_a_time_while_that_is_quick() -> None:
+    op = Dataset.range(100).map(lambda x: 1 // int(x - 9))._op
+    source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+    demand = Demand()
+    items: list[Item] = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            items.append(read_watched(source, demand))
+    assert count_items(items) == 100
+    assert [isinstance(item, ElementError) for item in items].count(True) == 1
+    assert len(items) < 50

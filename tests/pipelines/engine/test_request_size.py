@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+import pytest
+
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.op import OpIterator, State
+from raydist.pipelines.engine.request_size import Demand
+
+
+@final
+class Source(OpIterator):
+    """Elements of some bytes, each taking some time on a clock of its own."""
+
+    def __init__(self, row_bytes: int, row_seconds: float) -> None:
+        self.row_bytes = row_bytes
+        self.row_seconds = row_seconds
+        self.now = 0.0
+        self.asked: list[int] = []
+
+    def next_block(self, limit: int) -> Block:
+        self.asked.append(limit)
+        self.now += limit * self.row_seconds
+        return block_of_rows([np.zeros(self.row_bytes, np.uint8)] * limit)
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """There is none."""
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, source: Source, times: int = 16, most: int = 4096) -> list[int]:
+    monkeypatch.setattr("raydist.pipelines.engine.request_size.time.perf_counter", lambda: source.now)
+    demand = Demand(most)
+    for _ in range(times):
+        demand.read(source, 1 << 40)
+    return source.asked
+
+
+def test_quick_small_elements_are_read_in_ever_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(monkeypatch, Source(8, 0.0), times=8, most=64) == [1, 2, 4, 8, 16, 32, 64, 64]
+
+
+def test_slow_elements_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(ask(monkeypatch, Source(8, 1.0))) == {1}
+
+
+def test_blocks_take_neither_long_nor_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(ask(monkeypatch, Source(8, 0.001))) == 2
+    assert max(ask(monkeypatch, Source(200_000, 0.0))) <= 4
+
+
+def test_the_callers_limit_holds() -> None:
+    source = Source(8, 0.0)
+    demand = Demand()
+    for _ in range(5):
+        demand.read(source, 3)
+    assert max(source.asked) <= 3

@@ -1,0 +1,147 @@
+"""`deterministic=False`: any order, every element once, also when resuming."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.options import Options
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.engine.executor import Executor, Pending, StageResult, StageSpec, run_stage
+from tests.contracts.op import collect, is_error, iterate
+
+ANY_ORDER = Options(deterministic=False)
+
+
+@final
+class LuckyPool(Executor):
+    """Finishes blocks in an order that it draws."""
+
+    def __init__(self, seed: int, window: int = 4) -> None:
+        self.window = self.num_workers = window
+        self._random = random.Random(seed)
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        lucky, made = self._random, run_stage(spec, block, starts)
+
+        class Work(Pending):
+            def done(self) -> bool:
+                return lucky.random() < 0.3
+
+            def result(self) -> StageResult:
+                return made
+
+        return Work()
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def fails_sometimes(x: np.int64) -> tuple[Any, float]:
+    return x, 1 / float(x % 7)
+
+
+DATASETS: dict[str, Dataset] = {
+    "map": Dataset.range(60).map(lambda x: x + 1),
+    "map with errors": Dataset.range(60).map(fails_sometimes),
+    "map of errors": Dataset.range(60).map(fails_sometimes, num_parallel_calls=1).map(lambda x, y: x),
+    "batch": Dataset.range(60).map(lambda x: x).batch(7),
+    "map behind a batch": Dataset.range(60).map(lambda x: x).batch(3).map(lambda x: x * 2),
+    "stages in a row": Dataset.range(60).filter(lambda x: x % 2).map(lambda x, *, rng: x),
+    "prefetch": Dataset.range(60).map(lambda x: x).prefetch(5).batch(4),
+    "repeat": Dataset.range(20).shuffle(5).map(lambda x: x).repeat(3),
+    "take": Dataset.range(90).map(lambda x: x).skip(3).take(50),
+    "below a shuffle": Dataset.range(60).map(lambda x: x).shuffle(10).map(lambda x: x),
+}
+
+
+def flat(items: list[Any]) -> list[Any]:
+    """Every element and error, whatever batches they came in, sorted."""
+    parts = [item if isinstance(item, np.ndarray) else [item] for item in items]
+    return sorted(str(x) for part in parts for x in part)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_nothing_is_lost_or_doubled_wherever_one_stops(name: str) -> None:
+    dataset = DATASETS[name].with_options(ANY_ORDER)
+    pools = iter(range(10**6))
+
+    def pool(options: Options) -> Executor:
+        return LuckyPool(next(pools))
+
+    expected = flat(collect(iterate(DATASETS[name])))
+    first = iterate(dataset, pool)
+    begun: list[Any] = []
+    while True:
+        state = json.dumps(first.state_dict())
+        assert len(state) < 3_000
+        resumed = iterate(dataset, pool, epoch=99)
+        resumed.load_state_dict(json.loads(state))
+        assert json.dumps(resumed.state_dict()) == state
+        rest = collect(resumed, 5)
+        resumed.load_state_dict(json.loads(json.dumps(resumed.state_dict())))  # once more, while notes are followed
+        rest += collect(resumed)
+        resumed.close()
+        if name == "take":  # of any 53 elements, the first three are passed over
+            assert len(set(flat(begun + rest))) == 50
+        else:
+            assert flat(begun + rest) == expected, f"resumed after {len(begun)}"
+        more = collect(first, 1)
+        if not more:
+            break
+        begun += more
+    first.close()
+
+
+def test_the_order_is_another_one() -> None:
+    items = collect(iterate(Dataset.range(200).map(lambda x: x, deterministic=False), lambda options: LuckyPool(1)))
+    assert items != sorted(items)
+    assert sorted(items) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.range(200).map(lambda x: x, deterministic=True).with_options(ANY_ORDER),
+        Dataset.range(200).map(lambda x: x),
+        Dataset.range(200).map(lambda x: x).scan(0, lambda total, x: (total, x)).with_options(ANY_ORDER),
+    ],
+)
+def test_the_order_is_kept_where_it_was_not_given_up_and_where_states_reach_far_back(dataset: Dataset) -> None:
+    assert collect(iterate(dataset, lambda options: LuckyPool(1))) == list(range(200))
+
+
+def test_a_slow_element_does_not_hold_back_others() -> None:
+    release = threading.Event()
+
+    def waits(x: int) -> int:
+        if x == 0:
+            release.wait(50)
+        return x
+
+    iterator = iterate(Dataset.range(30).map(waits, num_parallel_calls=2, deterministic=False))
+    early = [int(next(iterator)) for _ in range(29)]
+    release.set()
+    assert sorted(early) == list(range(1, 30))
+    assert int(next(iterator)) == 0
+    assert collect(iterator) == []
+
+
+def test_an_input_that_is_another_one_is_an_error() -> None:
+    def of(count: int) -> Dataset:
+        return Dataset.range(count).map(lambda x: x, deterministic=False)
+
+    make: Callable[[Options], Executor] = lambda options: LuckyPool(3)  # noqa: E731 - a maker, typed
+    iterator = iterate(of(50), make)
+    assert not any(map(is_error, collect(iterator, 20)))
+    other = iterate(of(2), make)
+    other.load_state_dict(iterator.state_dict())
+    with pytest.raises(Exception, match="must be the same again to resume"):
+        next(other)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.dataset import Dataset
+from raydist.options import OptimizationOptions, Options
+from raydist.pipelines.elements.spec import TensorSpec
+from tests.contracts.op import collect, iterate, same
+
+ON = Options(optimization=OptimizationOptions(map_vectorization=True))
+IMAGES = np.arange(60, dtype=np.float32).reshape(20, 3)
+
+
+def both(dataset: Dataset) -> tuple[list[Any], list[Any]]:
+    return collect(iterate(dataset.with_options(ON))), collect(iterate(dataset))
+
+
+def half(x: Any) -> Any:
+    return torch.as_tensor(x) / 2
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.from_tensor_slices(IMAGES).map(half),
+        Dataset.from_tensor_slices((IMAGES, IMAGES[:, 0])).map(lambda x, y: {"x": x + y, "y": y}),
+        Dataset.from_tensor_slices({"a": IMAGES}).map(lambda row: (row["a"].sum(), row["a"])),
+        Dataset.range(20).map(lambda x: x * 2, output_spec=TensorSpec((), "int64")),
+    ],
+)
+def test_results_are_those_of_each_element(dataset: Dataset) -> None:
+    vectorised, plain = both(dataset)
+    assert same(vectorised, plain)
+
+
+def test_whole_blocks_are_run_at_once() -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def note(x: Any) -> Any:
+        calls.append(tuple(x.shape))
+        return x + 1
+
+    elements = collect(iterate(Dataset.range(1, 400).map(note).batch(400).with_options(ON)))
+    assert elements[0].tolist() == list(range(2, 401))
+    assert len(calls) < 100
+
+
+def branches(x: Any) -> Any:
+    return x if x > 4 else -x
+
+
+def fails_once(x: Any) -> Any:
+    if x == 7:
+        raise ValueError("seven")
+    return x
+
+
+@pytest.mark.parametrize(
+    "fn", [branches, fails_once, str, lambda x: x * 0.5, lambda x: x + np.random.default_rng(0).integers(9)]
+)
+def test_a_function_that_vmap_cannot_run_is_called_for_each_element(fn: Callable[..., Any]) -> None:
+    dataset = Dataset.range(20).map(fn).batch(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        vectorised, plain = both(dataset)
+    assert same(vectorised, plain)
+
+
+def test_the_warning_names_the_function() -> None:
+    with pytest.warns(RuntimeWarning, match=r"py:\d+ branches\) over whole blocks, and cannot"):
+        collect(iterate(Dataset.range(20).map(branches).batch(20).with_options(ON)))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+from raydist import Dataset
+from raydist.pipelines.metering.meters import Meters, Reading
+from raydist.pipelines.metering.stats import PipelineStats, StageStats, stats_of, summarise
+
+SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, busy_s=1.0)
+MAP = Reading(
+    "map-1",
+    "map(f)",
+    ("range-0",),
+    elements=100,
+    bytes=400,
+    errors=3,
+    busy_s=6.5,
+    handling_s=0.5,
+    cpu_s=3.0,
+    wait_s=7.0,
+    input_wait_s=1.0,
+    parallelism=2,
+    buffer_limit=8,
+    mean_buffered=6.0,
+    place="threads",
+)
+PREFETCH = Reading(
+    "prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=1.0, buffer_limit=4, mean_buffered=4.0, elements=50
+)
+
+
+def stage(stats: PipelineStats, name: str) -> StageStats:
+    return next(stage for stage in stats.stages if stage.name == name)
+
+
+def test_rates_and_shares() -> None:
+    stats = summarise([SOURCE, MAP, PREFETCH], elapsed_s=10.0, consumer_busy_s=9.0)
+    mapped = stage(stats, "map-1")
+    assert (mapped.elements_per_s, mapped.bytes_per_s, mapped.errors) == (10.0, 40.0, 3)
+    assert (mapped.busy, mapped.cpu, mapped.queue_fill) == (0.325, 0.5, 0.75)
+    assert stage(stats, "range-0").cpu is None
+    assert (stats.elements, stats.consumer_waited) == (50, 0.1)
+
+
+def test_who_waits_for_whom() -> None:
+    stats = summarise([SOURCE, MAP, PREFETCH], elapsed_s=10.0, consumer_busy_s=9.0)
+    waits = [(row.name, row.waits_for, row.waiting) for row in stats.stages]
+    assert waits == [("range-0", "map-1", 0.9), ("map-1", "its workers", 0.6), ("prefetch-2", "consumer", 0.9)]
+
+
+def test_a_stage_that_works_waits_for_nobody() -> None:
+    stats = summarise([Reading("range-0", "range", busy_s=9.0)], elapsed_s=10.0)
+    assert (stats.stages[0].waits_for, stats.stages[0].waiting) == ("", 0.0)
+
+
+def test_the_slowest_of_several_inputs_is_named() -> None:
+    slow = Reading("map-1", "map", busy_s=5.0)
+    stats = summarise(
+        [SOURCE, slow, Reading("zip-2", "zip", ("range-0", "map-1"), input_wait_s=6.0, wait_s=6.0)], elapsed_s=7.0
+    )
+    assert stage(stats, "zip-2").waits_for == "map-1"
+
+
+def test_a_prefetch_waits_for_its_input() -> None:
+    empty = Reading("prefetch-2", "prefetch(4)", ("map-1",), kind="prefetch", wait_s=8.0)
+    assert stage(summarise([MAP, empty], elapsed_s=10.0), "prefetch-2").waits_for == "map-1"
+
+
+def test_the_bottleneck_and_why() -> None:
+    stats = summarise([SOURCE, MAP], elapsed_s=4.0)
+    assert (stats.bottleneck, stats.because) == ("map-1", "its 2 threads: busy 75 % of the time")
+    stats = summarise([SOURCE], elapsed_s=4.0, consumer_busy_s=3.0)
+    assert stats.bottleneck == "consumer"
+    assert stats.because == "75 % of the work of the consumer's thread, which was busy 100 % of the time"
+    alone = summarise([Reading("range-0", "range", busy_s=1.0)], elapsed_s=2.0)
+    assert alone.because == "the consumer's thread: busy 50 % of the time"
+
+
+def test_the_text_shows_stages_bottleneck_and_decisions() -> None:
+    text = str(summarise([SOURCE, MAP], elapsed_s=4.0, decisions=["map-1: 1 -> 2 threads, it was busy"]))
+    lines = text.splitlines()
+    assert lines[0] == "100 elements in 4.00 s, 25 a second; the consumer waited 100 % of the time."
+    assert lines[3].split()[:2] == ["range-0", "inline"]
+    assert "2 threads" in lines[4]
+    assert lines[-2].startswith("Bottleneck: map-1 (its 2 threads: busy")
+    assert lines[-1] == "Autotune: map-1: 1 -> 2 threads, it was busy"
+
+
+def test_long_labels_are_cut() -> None:
+    row = str(summarise([Reading("map-1", "map(" + "x" * 99 + ")")], elapsed_s=1.0)).splitlines()[3]
+    assert row.endswith("xxx...")
+
+
+def test_nothing_ran() -> None:
+    assert stats_of(None) == stats_of(Meters()) == PipelineStats()
+    assert str(stats_of(None)) == "Nothing has run yet: iterate over the dataset first."
+    assert summarise([SOURCE], elapsed_s=0.0).stages[0].elements_per_s == 0.0
+
+
+def test_statistics_travel() -> None:
+    stats = summarise([SOURCE, MAP], elapsed_s=4.0)
+    assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+def test_an_iterator_tells_while_it_runs() -> None:
+    iterator = Dataset.range(1000).map(lambda x: x + 1).batch(10).as_numpy_iterator()
+    assert iterator.stats() == PipelineStats()
+    next(iterator)
+    begun = iterator.stats()
+    list(iterator)
+    ended = iterator.stats()
+    assert 1 <= begun.elements < ended.elements == 100
+    assert 0.0 < begun.elapsed_s < ended.elapsed_s
+    assert ended.bottleneck in {"range-0", "map-1", "batch-2", "consumer", "handing over"}
+
+
+def test_where_a_stage_runs() -> None:
+    one = replace(MAP, parallelism=1)
+    stats = summarise([SOURCE, one, PREFETCH], elapsed_s=1.0)
+    assert [row.where for row in stats.stages] == ["inline", "1 thread", "1 thread"]

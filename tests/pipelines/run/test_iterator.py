@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from raydist.dataset import Dataset
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.options import Options
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.run.iterator import Optional
+from tests.contracts.op import collect, iterate
+
+
+def test_the_end_stays_the_end() -> None:
+    iterator = Dataset.range(1).as_numpy_iterator()
+    assert iterator.get_next() == 0
+    for _ in range(2):
+        with pytest.raises(OutOfRangeError, match="has ended"):
+            iterator.get_next()
+        assert next(iterator, None) is None
+    other = Dataset.range(1).as_numpy_iterator()
+    other.load_state_dict(iterator.state_dict())
+    assert list(other) == []
+
+
+def test_optional() -> None:
+    iterator = Dataset.range(1).as_numpy_iterator()
+    first = iterator.get_next_as_optional()
+    assert first.has_value()
+    assert first.get_value() == 0
+    last = iterator.get_next_as_optional()
+    assert not last.has_value()
+    with pytest.raises(InvalidArgumentError, match="has no value"):
+        last.get_value()
+    assert (repr(Optional.from_value(3)), repr(last)) == ("Optional(3)", "Optional.empty()")
+
+
+def test_a_closed_iterator_says_so() -> None:
+    iterator = Dataset.range(3).as_numpy_iterator()
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    with pytest.raises(FailedPreconditionError, match="closed"):
+        next(iterator)
+
+
+def test_the_drawn_seed_is_part_of_the_state() -> None:
+    first = Dataset.range(50).shuffle(50).as_numpy_iterator()
+    head = [next(first) for _ in range(3)]
+    resumed = Dataset.range(50).shuffle(50).as_numpy_iterator()
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    rest = list(resumed)
+    assert rest == list(first)
+    assert sorted(int(x) for x in head + rest) == list(range(50))
+
+
+def test_a_used_iterator_can_go_back() -> None:
+    iterator = iterate(Dataset.range(10).shuffle(4).prefetch(2))
+    state = iterator.state_dict()
+    elements = collect(iterator)
+    iterator.load_state_dict(state)
+    assert collect(iterator) == elements
+    iterator.close()
+
+
+def test_the_state_of_another_pipeline_is_refused() -> None:
+    state = Dataset.range(10).batch(2).as_numpy_iterator().state_dict()
+    with pytest.raises(InvalidArgumentError, match="must be of this pipeline"):
+        Dataset.range(10).shuffle(2).as_numpy_iterator().load_state_dict(state)
+    with pytest.raises(InvalidArgumentError, match="must be of this pipeline"):
+        Dataset.range(10).batch(2).as_numpy_iterator().load_state_dict({})
+
+
+def test_torch_and_numpy_iterators_share_states() -> None:
+    dataset = Dataset.range(5)
+    numpy_iterator = dataset.as_numpy_iterator()
+    next(numpy_iterator)
+    torch_iterator = iter(dataset)
+    torch_iterator.load_state_dict(numpy_iterator.state_dict())
+    assert [int(x) for x in torch_iterator] == [1, 2, 3, 4]
+
+
+def test_ctrl_c_in_a_function_loses_no_element() -> None:
+    tries: list[int] = []
+
+    def interrupted(x: int) -> int:
+        if x == 2 and not tries:
+            tries.append(1)
+            raise KeyboardInterrupt
+        return x
+
+    iterator = iterate(Dataset.range(5).map(interrupted).batch(3))
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [batch.tolist() for batch in iterator] == [[0, 1, 2], [3, 4]]
+
+
+def test_element_spec_and_state_size() -> None:
+    rows = np.zeros((1000, 50))
+    iterator = (
+        Dataset.from_tensor_slices(rows)
+        .shuffle(500)
+        .repeat(3)
+        .map(lambda x: x)
+        .batch(7)
+        .prefetch(3)
+        .as_numpy_iterator()
+    )
+    assert iterator.element_spec == TensorSpec((None, 50), np.float64)
+    for _ in range(20):
+        next(iterator)
+    assert len(json.dumps(iterator.state_dict())) < 2000
+    iterator.close()
+
+
+def test_threads_of_the_options_run_the_maps() -> None:
+    options = Options()
+    options.threading.private_threadpool_size = 2
+    dataset = Dataset.range(30).map(lambda x: x + 1).filter(lambda x: x % 2 == 0)
+    assert list(dataset.with_options(options).as_numpy_iterator()) == list(dataset.as_numpy_iterator())

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import itertools
+import pickle
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raydist as rd
+from raydist.pipelines.stored.read import checked_manifest, state_at
+from tests.contracts.op import check_op, collect, is_error, same
+
+SOURCES: dict[str, rd.Dataset] = {
+    "numbers": rd.Dataset.range(9),
+    "nothing": rd.Dataset.range(0),
+    "nests": rd.Dataset.from_tensor_slices(
+        ({"x": np.eye(5), "b": np.eye(5) > 0}, ["a", "", "c", "d", "e"], [b"x"] * 5)
+    ),
+    "ragged": rd.Dataset.range(5).map(lambda n: (np.arange(n), np.array(["t"] * int(n), object))),
+    "batches": rd.Dataset.from_tensor_slices(["a", "b", "c"]).batch(2),
+    "complex": rd.Dataset.from_tensor_slices(np.array([1j, 2, 3 + 1j], np.complex64)),
+    "no values": rd.Dataset.from_tensor_slices(np.zeros((3, 0, 2), np.uint64)),
+}
+KEPT = [("arrow", None), ("arrow", "GZIP"), ("parquet", None), ("parquet", "ZSTD")]
+
+
+@pytest.mark.parametrize(("file_format", "compression"), KEPT)
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_saved_is_loaded(tmp_path: Path, name: str, file_format: str, compression: str | None) -> None:
+    source = SOURCES[name]
+    source.save(tmp_path / "x", compression=compression, format=file_format)
+    loaded = rd.Dataset.load(tmp_path / "x")
+    assert same(collect(loaded.as_numpy_iterator()), collect(source.as_numpy_iterator()))
+    assert loaded.element_spec == source.element_spec
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("name", ["numbers", "nests", "nothing"])
+def test_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 2)
+    SOURCES[name].save(tmp_path / "x")
+    check_op(lambda: rd.Dataset.load(tmp_path / "x"))
+
+
+def test_the_number_of_elements_is_known(tmp_path: Path) -> None:
+    rd.Dataset.range(9).filter(lambda x: x > 2).save(tmp_path / "x")
+    assert len(rd.Dataset.load(str(tmp_path / "x"))) == 6
+    assert "load('" in rd.Dataset.load(tmp_path / "x").explain()
+
+
+def test_other_file_systems() -> None:
+    path = f"memory://{uuid.uuid4().hex}/x"
+    rd.Dataset.range(5).save(path)
+    assert [int(x) for x in pickle.loads(pickle.dumps(rd.Dataset.load(path)))] == [0, 1, 2, 3, 4]
+    with pytest.raises(rd.FailedPreconditionError, match="does not exist yet"):
+        rd.Dataset.range(5).save(path)
+    with pytest.raises(rd.NotFoundError):
+        rd.Dataset.load(f"{path}y")
+
+
+def test_shards_and_readers(tmp_path: Path) -> None:
+    rd.Dataset.range(7).map(lambda x: (x, str(x))).save(tmp_path / "x", shard_func=lambda x, text: x % 3)
+    assert [int(x) for x, _ in rd.Dataset.load(tmp_path / "x")] == [0, 3, 6, 1, 4, 2, 5]
+    in_turn = rd.Dataset.load(tmp_path / "x", reader_func=lambda shards: shards.interleave(lambda shard: shard, 3))
+    assert [int(x) for x, _ in in_turn] == [0, 1, 2, 3, 4, 5, 6]
+    check_op(lambda: rd.Dataset.load(tmp_path / "x", reader_func=lambda shards: shards.flat_map(lambda shard: shard)))
+    wrong: Any = len
+    with pytest.raises(TypeError):
+        rd.Dataset.load(tmp_path / "x", reader_func=wrong)
+
+
+def test_a_state_for_any_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 3)
+    rd.Dataset.range(8).save(tmp_path / "x")
+    for row in range(9):
+        iterator = rd.Dataset.load(tmp_path / "x").as_numpy_iterator()
+        state = iterator.state_dict()
+        iterator.load_state_dict({**state, "at": state_at(checked_manifest(tmp_path / "x"), row)})
+        assert collect(iterator) == list(range(row, 8))
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        rd.Dataset.range(3).map(lambda x: 1 // (2 - int(x))).save(tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("file_format", "compression"), KEPT)
+def test_every_damage_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: str, compression: str | None
+) -> None:
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 15)
+    rd.Dataset.range(40).save(tmp_path / "x", compression=compression, format=file_format)
+    (file,) = tmp_path.glob("x/part-*")
+    content = file.read_bytes()
+    for at in range(0, len(content), len(content) // 30):
+        mutant = bytearray(content)
+        mutant[at] ^= 1 << at % 8
+        file.write_bytes(mutant)
+        found = collect(rd.Dataset.load(tmp_path / "x").as_numpy_iterator())
+        errors = [item for item in found if is_error(item)]
+        assert [kind for kind, _ in errors] == ["DataLossError"]
+        assert f"(file {str(file)!r}, byte " in errors[0][1]
+        assert [int(item) for item in found if not is_error(item)] in [
+            *([*range(15, 40)], [*range(15), *range(30, 40)], [*range(30)], [])
+        ]
+    for other in (content[:-1], content + b"x", b""):
+        file.write_bytes(other)
+        with pytest.raises(rd.DataLossError, match=f"must have the {len(content)} bytes of the manifest"):
+            next(iter(rd.Dataset.load(tmp_path / "x")))
+    file.unlink()
+    with pytest.raises(rd.NotFoundError):
+        next(iter(rd.Dataset.load(tmp_path / "x")))
+
+
+def test_bad_paths_arguments_and_elements(tmp_path: Path) -> None:
+    dataset = rd.Dataset.range(3)
+    with pytest.raises(rd.NotFoundError, match="must exist"):
+        rd.Dataset.load(tmp_path / "missing")
+    with pytest.raises(rd.FailedPreconditionError, match="does not exist yet"):
+        dataset.save(tmp_path)
+    with pytest.raises(rd.NotFoundError):
+        dataset.save(tmp_path / "no" / "parent")
+    with pytest.raises(rd.InvalidArgumentError, match="compression must be None or one of"):
+        dataset.save(tmp_path / "x", compression="gzip")
+    numbered: Any = {1: np.arange(2)}
+    with pytest.raises(rd.InvalidArgumentError, match="dicts with text keys can be saved"):
+        rd.Dataset.from_tensor_slices(numbered).save(tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_compression_than_was_used(tmp_path: Path) -> None:
+    rd.Dataset.range(3).save(tmp_path / "x", compression="LZ4")
+    assert len(rd.Dataset.load(tmp_path / "x", compression="LZ4")) == 3
+    for wrong in ("GZIP", ""):
+        with pytest.raises(rd.DataLossError, match="but it was with 'LZ4'"):
+            rd.Dataset.load(tmp_path / "x", compression=wrong)
+
+
+def test_files_may_be_longer_than_one_chunk(tmp_path: Path) -> None:
+    rows = rd.Dataset.range(50).map(lambda x: np.full(40_000, x))
+    rows.save(tmp_path / "x")
+    assert len(checked_manifest(tmp_path / "x").parts[0].blocks) > 2
+    for number, row in zip(itertools.count(), rd.Dataset.load(tmp_path / "x"), strict=False):
+        assert row[0] == row[-1] == number

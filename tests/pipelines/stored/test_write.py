@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raydist as rd
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.write import read_manifest, save_blocks
+
+ARROW = Container.of("arrow", None)
+NUMBER = rd.TensorSpec((), "int64")
+
+
+def test_small_blocks_are_joined_and_large_ones_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_CHUNK_BYTES", 80)
+    blocks = [block_of_rows(list(range(size))) for size in (3, 4, 5, 30, 1)]
+    save_blocks(tmp_path / "x", NUMBER, blocks, ARROW)
+    (part,) = read_manifest(tmp_path / "x").parts
+    assert [chunk.rows for chunk in part.blocks] == [12, 10, 10, 10, 1]
+
+
+def test_a_file_ends_where_the_schema_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_CHUNK_ROWS", 1)
+    blocks = [block_of_rows([np.zeros(size)]) for size in (2, 2, 3, 2, 5)]
+    save_blocks(tmp_path / "x", rd.TensorSpec((None,), "float64"), blocks, ARROW)
+    manifest = read_manifest(tmp_path / "x")
+    assert [part.num_rows for part in manifest.parts] == [2, 3]
+    assert [x.shape[0] for x in rd.Dataset.load(tmp_path / "x")] == [2, 2, 3, 2, 5]
+
+
+def test_shards(tmp_path: Path) -> None:
+    blocks = [block_of_rows([1, 2, 3]), block_of_rows([4, 5])]
+    save_blocks(tmp_path / "x", NUMBER, blocks, ARROW, lambda x: x % 2)
+    manifest = read_manifest(tmp_path / "x")
+    assert [(part.shard, part.num_rows) for part in manifest.parts] == [(0, 2), (1, 3)]
+
+
+def failing(x: Any) -> int:
+    raise KeyError(int(x))
+
+
+@pytest.mark.parametrize(
+    ("shard_func", "error", "message"),
+    [
+        (lambda x: 0.5, rd.SpecError, "must return one whole number, got 0.5"),
+        (lambda x: "a", TypeError, "must return one whole number"),
+        (lambda x: -1, rd.InvalidArgumentError, "a number >= 0, got -1"),
+        (failing, KeyError, "2"),
+    ],
+)
+def test_shard_functions_that_fail(tmp_path: Path, shard_func: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        save_blocks(tmp_path / "x", NUMBER, [block_of_rows([2])], ARROW, shard_func)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_MAX_SHARDS", 3)
+    with pytest.raises(rd.InvalidArgumentError, match="at most 3 shards"):
+        save_blocks(tmp_path / "x", NUMBER, [block_of_rows([0, 1, 2, 3])], ARROW, lambda x: x)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_elements_of_another_structure(tmp_path: Path) -> None:
+    with pytest.raises(rd.SpecError, match="All elements must have the structure"):
+        save_blocks(tmp_path / "x", NUMBER, [block_of_rows([(1, 2)])], ARROW)
+    mixed: list[Block] = [block_of_rows([1]), block_of_rows([1.5])]
+    with pytest.raises(rd.SpecError, match="All elements must have one dtype"):
+        save_blocks(tmp_path / "x", NUMBER, mixed, ARROW)
+    assert list(tmp_path.iterdir()) == []

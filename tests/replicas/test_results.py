@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.errors import SpecError
+from raydist.nest import flatten
+from raydist.replicas.results import (
+    ResultLeaf,
+    StepResult,
+    StepValues,
+    StructureMemory,
+    pack_result,
+    returns_nothing,
+)
+
+
+def values_of(*results: StepResult) -> StepValues:
+    def fetch(refs: Sequence[Any]) -> list[StepResult]:
+        return list(results)
+
+    return StepValues(range(len(results)), fetch)
+
+
+def never(refs: Sequence[Any]) -> list[StepResult]:
+    raise AssertionError("nothing may be fetched here")
+
+
+def test_tensors_come_back_detached_private_and_equal() -> None:
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    result = pack_result({"a": weight * 2, "b": (3, "x")}, absent=False)
+    leaf = result.leaf(0)
+    assert leaf.tolist() == [2.0, 4.0]
+    assert not leaf.requires_grad
+    leaf.zero_()
+    assert result.leaf(0).tolist() == [2.0, 4.0]
+    assert result.leaf(1) == 3
+
+
+def test_dtypes_without_a_numpy_name_travel_too() -> None:
+    result = pack_result(torch.ones(2, dtype=torch.bfloat16), absent=False)
+    assert result.leaf(0).dtype is torch.bfloat16
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(SpecError, match="got lock at 'b'"):
+        pack_result({"a": 1, "b": threading.Lock()}, absent=False)
+
+
+def test_absent_results_are_passed_over() -> None:
+    values = values_of(pack_result(torch.tensor(1.0), absent=False), pack_result(torch.tensor(9.0), absent=True))
+    leaf = values.nest()
+    assert [value.item() for value in leaf.values] == [1.0]
+    assert leaf.num_parts == 2
+
+
+def test_none_everywhere_is_none() -> None:
+    values = values_of(pack_result((1, None), absent=False), pack_result((2, None), absent=False))
+    first, second = values.nest()
+    assert first.values == (1, 2)
+    assert second is None
+
+
+def test_replicas_must_return_one_structure() -> None:
+    values = values_of(pack_result((1, 2), absent=False), pack_result(1, absent=False))
+    with pytest.raises(SpecError, match="one structure on all replicas"):
+        values.nest()
+
+
+def test_an_expected_nest_waits_for_nothing() -> None:
+    _, structure = flatten({"loss": 0, "n": 0})
+    nest = StepValues((0, 1), never).expected_nest(structure)
+    assert isinstance(nest["loss"], ResultLeaf)
+    assert repr(nest["loss"]) == "ResultLeaf(<not fetched>)"
+
+
+def test_another_structure_than_expected_is_an_error_when_read() -> None:
+    _, structure = flatten({"loss": 0})
+    values = values_of(pack_result(1, absent=False), pack_result(1, absent=False))
+    with pytest.raises(SpecError, match="same structure in every call"):
+        values.expected_nest(structure)["loss"].values  # noqa: B018 - reading is what raises
+
+
+def one_return(x: Any) -> Any:
+    loss = x * 2
+    return loss
+
+
+def two_returns(x: Any) -> Any:
+    if x:
+        return x
+    return None
+
+
+def conditional(x: Any) -> Any:
+    return x if x else None
+
+
+def nothing(x: Any) -> None:
+    del x
+
+
+def early(x: Any) -> None:
+    if x:
+        return
+    nothing(x)
+
+
+def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapper(*args: Any) -> Any:
+        result = fn(*args)
+        return result
+
+    return wrapper
+
+
+def test_only_functions_that_end_in_one_place_are_remembered() -> None:
+    _, structure = flatten((1, 2))
+    for fn, known in [(one_return, True), (two_returns, False), (conditional, False)]:
+        memory = StructureMemory()
+        memory.learn(fn, structure, (1, 2))
+        assert (memory.expected(fn) == structure) is known, fn.__name__
+
+
+def test_a_none_in_the_result_is_not_trusted() -> None:
+    memory = StructureMemory()
+    memory.learn(one_return, flatten((1, None))[1], (1, None))
+    assert memory.expected(one_return) is None
+
+
+def test_one_decorator_on_two_functions_is_two_functions() -> None:
+    memory = StructureMemory()
+    memory.learn(decorate(one_return), flatten(1)[1], 1)
+    assert memory.expected(decorate(one_return)) is not None
+    assert memory.expected(decorate(two_returns)) is None
+
+
+def test_partials_and_methods_are_known_by_their_function() -> None:
+    memory = StructureMemory()
+    memory.learn(functools.partial(one_return, 1), flatten(1)[1], 1)
+    assert memory.expected(one_return) is not None
+    assert memory.expected(np.add) is None
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [(nothing, True), (early, True), (one_return, False), (two_returns, False), (conditional, False), (np.add, False)],
+)
+def test_returns_nothing(fn: Callable[..., Any], expected: bool) -> None:
+    assert returns_nothing(fn) is expected
+
+
+def test_one_code_over_two_modules_is_two_functions() -> None:
+    def calling(module: torch.nn.Module) -> Callable[[], Any]:
+        return lambda: module(torch.ones(1))
+
+    memory = StructureMemory()
+    first, second = torch.nn.Identity(), torch.nn.Identity()
+    memory.learn(calling(first), flatten((1, 2))[1], (1, 2))
+    assert memory.expected(calling(first)) is not None
+    assert memory.expected(calling(second)) is None
+
+
+def test_naming_a_function_reads_no_attribute_of_what_it_encloses() -> None:
+    class Mirrored(torch.nn.Module):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was read, which waits for all steps")
+
+    module = Mirrored.__new__(Mirrored)
+    memory = StructureMemory()
+    memory.learn(lambda: module, flatten(1)[1], 1)
+    assert not returns_nothing(lambda: module)
