@@ -61,7 +61,7 @@ class StepHeader:
     Attributes:
         step: Number of the step, counted by the strategy.
         generation: Of the group; a replica refuses steps of another one.
-        shipment: The function, its plain arguments and what the driver changed (`shipping.py`).
+        shipment: The function, its plain arguments and what the driver changed (`pickling/pickler.py`).
         sources: Where the PerReplica arguments are, in the shipment's order.
         rows: Rows of the first distributed batch among the arguments on each replica; None without one.
         gradient_reduce_op: MEAN (by rows) or SUM.

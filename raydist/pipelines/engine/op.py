@@ -3,7 +3,7 @@
 A :class:`DatasetOp` *describes* one operation of a pipeline: an immutable, picklable node that knows its inputs. An
 :class:`OpIterator` *runs* one pass over it. Descriptions start nothing; iterators hold all the state there is.
 
-Iterators pull *blocks* (see `blocks.py`) and pass the wanted number of elements down: `next_block(limit)` returns
+Iterators pull *blocks* (see `elements/blocks.py`) and pass the wanted number of elements down: `next_block(limit)` returns
 between 1 and `limit` elements. Because nobody receives more than was asked for, most iterators keep nothing between two
 calls, and the state of a whole pipeline is a handful of integers.
 """
@@ -273,7 +273,7 @@ class IterContext:
         options: The merged options of the whole pipeline.
         executor: Runs kernels: inline, on threads, or on a pool of actors.
         operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
-        builder: Turns an op into an iterator, fusing neighbouring kernels (`plan.py`).
+        builder: Turns an op into an iterator, fusing neighbouring kernels (`build.py`).
         plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
         meters: Count and time what every stage does.
         budgets: Threads and memory that it may use.

@@ -39,7 +39,7 @@ class Meters:
         ring: Where to record every block; None for nowhere.
 
     Attributes:
-        clock: See `metered.py`.
+        clock: See `engine/metered.py`.
         tops: Name of the last stage that makes the elements of an operation, by the operation's `id`.
         decisions: What the autotuner did and why, oldest first.
         consumer_wait_s: Seconds in which the consumer of the whole pipeline waited for it.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raydist.actors.workers import pools_of_passes
 from raydist.actors.workers.pools_of_passes import PoolShelf, SharedExecutor, choose_num_workers
 from raydist.dataset import Dataset
 from raydist.options import Timeouts

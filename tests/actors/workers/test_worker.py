@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from raydist.actors.workers import worker as worker_module
 from raydist.actors.workers.worker import InputWorker, WorkerResult, unpack_result
 from raydist.dataset import Dataset
 from raydist.errors import RaydistError
@@ -105,6 +106,6 @@ def test_a_stage_that_cannot_be_loaded_says_so_of_every_block() -> None:
 
 def test_a_worker_knows_its_process_and_limits_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int | None] = []
-    monkeypatch.setattr(worker, "limit_memory", limits.append)
+    monkeypatch.setattr(worker_module, "limit_memory", limits.append)
     assert InputWorker("worker-0", 5000).hello() == os.getpid()
     assert limits == [5000]

@@ -10,6 +10,7 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import Options
+from raydist.pipelines.stored import write
 from raydist.pipelines.stored.pass_over import StoredPassSettings
 from raydist.pipelines.stored.store import Recorder
 from tests.contracts.op import check_op, collect, iterate

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import raydist as rd
+from raydist.pipelines.stored import write
 from raydist.pipelines.stored.read import checked_manifest, state_at
 from tests.contracts.op import check_op, collect, is_error, same
 

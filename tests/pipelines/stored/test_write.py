@@ -9,6 +9,7 @@ import pytest
 import raydist as rd
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.stored import write
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.write import read_manifest, save_blocks
 
