@@ -75,7 +75,7 @@ def test_it_is_the_same_in_every_process() -> None:
         "from tests.pipelines.stored.test_fingerprint import SAME, fingerprint\n"
         "for make in SAME.values(): print(fingerprint(make()))"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=50, check=True
     )
