@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raydist.dataset import Dataset
     from raydist.options import Options
     from raydist.pipelines.elements.blocks import Block
-    from raydist.pipelines.engine.op import State
+    from raydist.pipelines.elements.items import State
 
 __all__ = [
     "BatchLeaf",

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from raydist.dataset.running import Running
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
-from raydist.pipelines.engine.op import MACHINERY_ERRORS
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.run.iterator import DatasetIterator
 
 __all__ = ["TorchDataset"]

@@ -10,9 +10,10 @@ from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.autotune.tuned_stage import TunedStage
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending, StageSpec
-from raydist.pipelines.engine.op import IterContext
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
+from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.metering.meters import Meter, Meters
 
 __all__ = ["RestlessExecutor"]
 
@@ -28,13 +29,13 @@ class RestlessExecutor(Executor):
         self._looks = 0
         self.parts: list[TunedPart] = []
 
-    def for_stage(self, meter: Meter, ctx: IterContext) -> Executor:
-        stage = TunedStage(meter, ctx, self._look)
+    def for_stage(self, meter: Meter, meters: Meters, budgets: Budgets) -> Executor:
+        stage = TunedStage(meter, budgets, self._look)
         self.parts.append(stage)
         return stage
 
-    def for_prefetch(self, meter: Meter, ctx: IterContext) -> TunedPrefetch:
-        prefetch = TunedPrefetch(meter, ctx, self._look)
+    def for_prefetch(self, meter: Meter, meters: Meters, budgets: Budgets) -> TunedPrefetch:
+        prefetch = TunedPrefetch(meter, budgets, self._look)
         self.parts.append(prefetch)
         return prefetch
 

@@ -16,7 +16,7 @@ from raydist.errors import CancelledError, FailedPreconditionError
 if TYPE_CHECKING:
     from raydist.actors.passes.piece import StepBatch
     from raydist.actors.portable_errors import PortableError
-    from raydist.pipelines.engine.op import State
+    from raydist.pipelines.elements.items import State
     from raydist.pipelines.metering.stats import PipelineStats
 
 __all__ = ["BatchQueues", "Place", "Position"]

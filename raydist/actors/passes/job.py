@@ -9,7 +9,7 @@ from raydist.values import AUTOTUNE
 
 if TYPE_CHECKING:
     from raydist.options import InputOptions, Options, Timeouts
-    from raydist.pipelines.engine.op import State
+    from raydist.pipelines.elements.items import State
 
 __all__ = ["InputJob"]
 

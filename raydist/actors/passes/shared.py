@@ -17,7 +17,7 @@ import ray
 from raydist.actors.passes.piece import BatchPiece
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import StageResult
+from raydist.pipelines.elements.items import StageResult
 
 __all__ = ["MappedResults", "SharedPiece", "hand_on"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raydist.actors.passes.job import InputJob
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.passes.piece import StepBatch
-    from raydist.pipelines.engine.op import State
+    from raydist.pipelines.elements.items import State
 
 __all__ = ["BatchLeaf", "DistributedIterator", "PassOpener"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import Position
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.passes.piece import BatchPiece, StepBatch
-    from raydist.pipelines.engine.op import State
+    from raydist.pipelines.elements.items import State
 
 __all__ = ["ReplicaIterator"]
 

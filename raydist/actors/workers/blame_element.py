@@ -11,9 +11,9 @@ from typing import final
 
 from raydist.errors import RaydistError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.rowwise import join_results
-from raydist.pipelines.engine.executor import StageResult, StageSpec
-from raydist.pipelines.engine.op import ElementError
+from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.row_results import join_results
 
 __all__ = ["RunRows", "Streak", "isolate"]
 

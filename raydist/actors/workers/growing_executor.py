@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, final
 
 from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.pipelines.autotune.pool_growth import PoolGrowth, PoolPeriod
-from raydist.pipelines.engine.executor import Executor, Pending, StageSpec
+from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.machine import num_cores
 
 if TYPE_CHECKING:
     from raydist.actors.workers.pool import ActorExecutor
     from raydist.pipelines.elements.blocks import Block
-    from raydist.pipelines.engine.op import IterContext
     from raydist.pipelines.metering.meters import Meter, Meters
 
 __all__ = ["GrowingExecutor"]
@@ -63,8 +64,8 @@ class GrowingExecutor(Executor):
         for meter in self._stages.values():
             meter.parallelism = self.num_workers
 
-    def for_stage(self, meter: Meter, ctx: IterContext) -> Executor:
-        self._meters = ctx.meters
+    def for_stage(self, meter: Meter, meters: Meters, budgets: Budgets) -> Executor:
+        self._meters = meters
         self._stages[meter.name] = meter
         return self
 

@@ -26,7 +26,9 @@ from raydist.actors.workers.worker import unpack_result
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, StageResult, StageSpec
+from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.meters import Place
 
 __all__ = ["ActorExecutor"]

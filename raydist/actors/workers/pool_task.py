@@ -11,13 +11,14 @@ from raydist.actors.waiting import wait_for
 from raydist.actors.workers.handle import first_line
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
-from raydist.pipelines.engine.executor import Pending, StageResult
+from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.executor import Pending
 
 if TYPE_CHECKING:
     from raydist.actors.workers.handle import WorkerHandle
     from raydist.actors.workers.pool import ActorExecutor
     from raydist.pipelines.elements.blocks import Block
-    from raydist.pipelines.engine.executor import StageSpec
+    from raydist.pipelines.engine.kernel import StageSpec
 
 __all__ = ["PoolTask"]
 

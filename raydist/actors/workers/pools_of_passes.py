@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, final
 
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.errors import CancelledError
-from raydist.pipelines.engine.executor import Executor, Pending, StageSpec
+from raydist.pipelines.engine.build import walk
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op import ElementwiseOp
-from raydist.pipelines.run.plan import walk
 
 if TYPE_CHECKING:
     from raydist.options import Timeouts

@@ -8,7 +8,7 @@ from typing import final
 import cloudpickle
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.engine.executor import StageSpec
+from raydist.pipelines.engine.kernel import StageSpec
 
 __all__ = ["StagePickles"]
 

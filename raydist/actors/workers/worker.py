@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, final
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.workers.memory_limit import limit_memory
 from raydist.errors import RaydistError
-from raydist.pipelines.elements.rowwise import join_results
-from raydist.pipelines.engine.executor import StageResult, StageSpec, run_stage
-from raydist.pipelines.engine.op import ElementError
+from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.kernel import StageSpec, run_stage
+from raydist.pipelines.engine.row_results import join_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

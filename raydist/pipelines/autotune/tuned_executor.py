@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from raydist.errors import CancelledError
 from raydist.pipelines.autotune.model import Limits, Setting
@@ -18,12 +18,11 @@ from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.autotune.tuned_stage import TunedStage
 from raydist.pipelines.autotune.tuner import Change, Period, Tuner
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending, StageSpec
-from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
+from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
 from raydist.pipelines.metering.meters import Meter, Meters
-
-if TYPE_CHECKING:
-    from raydist.pipelines.engine.budget import Budgets
 
 __all__ = ["TunedExecutor"]
 
@@ -52,29 +51,29 @@ class TunedExecutor(Executor):
         self._due = 0.0
         self._closed = False
 
-    def for_stage(self, meter: Meter, ctx: IterContext) -> Executor:
+    def for_stage(self, meter: Meter, meters: Meters, budgets: Budgets) -> Executor:
         """A stage of this name; all passes over it share one."""
-        if not ctx.meters.enabled:
+        if not meters.enabled:
             return InlineExecutor()
         part = self._parts.get(meter.name)
         if not isinstance(part, TunedStage):
-            part = TunedStage(meter, ctx, _weak(self._look))
-            self._add(part, ctx)
+            part = TunedStage(meter, budgets, _weak(self._look))
+            self._add(part, meters, budgets)
         return part
 
-    def for_prefetch(self, meter: Meter, ctx: IterContext) -> TunedPrefetch | None:
+    def for_prefetch(self, meter: Meter, meters: Meters, budgets: Budgets) -> OptionalPrefetch | None:
         """A prefetch of this name."""
-        if not ctx.meters.enabled:
+        if not meters.enabled:
             return None
         part = self._parts.get(meter.name)
         if not isinstance(part, TunedPrefetch):
-            part = TunedPrefetch(meter, ctx, _weak(self._look))
-            self._add(part, ctx)
+            part = TunedPrefetch(meter, budgets, _weak(self._look))
+            self._add(part, meters, budgets)
         return part
 
-    def _add(self, part: TunedPart, ctx: IterContext) -> None:
+    def _add(self, part: TunedPart, meters: Meters, budgets: Budgets) -> None:
         self._parts[part.knob.name] = self._last = part
-        self._clock = self._clock or _PeriodClock(ctx.meters, ctx.budgets)
+        self._clock = self._clock or _PeriodClock(meters, budgets)
         self._tuner.add(part.knob)
         self._apply(part, self._tuner.settings[part.knob.name])
 

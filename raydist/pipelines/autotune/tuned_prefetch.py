@@ -7,9 +7,11 @@ from typing import final
 
 from raydist.pipelines.autotune.model import INLINE, Knob, Setting
 from raydist.pipelines.autotune.tuned_part import Totals, TunedPart
+from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.buffer_size import BufferSize
-from raydist.pipelines.engine.op import IterContext, OpIterator
-from raydist.pipelines.engine.prefetch_thread import ReadAhead
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
+from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.metering.meters import Meter
 
 __all__ = ["TunedPrefetch"]
@@ -18,28 +20,31 @@ _LEAST_READ = 4  # blocks of a period in which a thread reads: some were made be
 
 
 @final
-class TunedPrefetch(TunedPart):
+class TunedPrefetch(TunedPart, OptionalPrefetch):
     """Begins without a thread.
 
     Args:
         meter: The prefetch's.
-        ctx: Whose budgets it keeps.
+        budgets: What it keeps to.
         look: Called before each block: now may be the time to decide.
 
     Attributes:
         knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
     """
 
-    def __init__(self, meter: Meter, ctx: IterContext, look: Callable[[TunedPart], None]) -> None:
+    def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
         self.knob = Knob(meter.name, splits=True)
         self.totals = Totals()
         self._meter = meter
-        self._budgets = ctx.budgets
+        self._budgets = budgets
         self._look = look
         self._running = False
 
+    @property
+    def is_on(self) -> bool:
+        return self.setting.workers > 0
+
     def look(self) -> None:
-        """Whoever reads a block through the prefetch calls this before."""
         self._look(self)
 
     def apply(self, wanted: Setting, *, row_s: float, block_bytes: float) -> None:
@@ -53,10 +58,9 @@ class TunedPrefetch(TunedPart):
         self._meter.place = self.setting.place
         self._meter.kind = "prefetch" if self.setting.workers else "stage"
 
-    def read_ahead(self, source: OpIterator, rows: int) -> ReadAhead:
-        """A thread for `source`, not yet started, that keeps `rows` elements ready, or more where that helps."""
+    def read_ahead(self, source: OpIterator, rows: int) -> PrefetchThread:
         self._running = True
-        return ReadAhead(
+        return PrefetchThread(
             source,
             BufferSize(rows, tuned=True),
             self._budgets.ram,
@@ -71,11 +75,9 @@ class TunedPrefetch(TunedPart):
         self._budgets.threads.give()
 
     def made(self, seconds: float) -> None:
-        """A block was made in so many seconds, in whatever thread."""
         self.totals.busy_s += seconds
 
     def handed_out(self, rows: int, num_bytes: int) -> None:
-        """The consumer has got a block."""
         totals = self.totals
         totals.rows += rows
         totals.num_bytes += num_bytes

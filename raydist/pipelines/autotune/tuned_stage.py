@@ -11,8 +11,10 @@ from raydist.pipelines.autotune.model import INLINE, Knob, Setting
 from raydist.pipelines.autotune.propose import BLOCKS_PER_WORKER
 from raydist.pipelines.autotune.tuned_part import Totals, TunedPart
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending, StageResult, StageSpec
-from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
+from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.meters import Meter
 
@@ -28,22 +30,22 @@ class TunedStage(TunedPart, Executor):
 
     Args:
         meter: The stage's.
-        ctx: Whose budgets it keeps.
+        budgets: What it keeps to.
         look: Called before each block: now may be the time to decide.
 
     Attributes:
         knob, setting, totals, least_blocks, charged_bytes: See :class:`TunedPart`.
     """
 
-    def __init__(self, meter: Meter, ctx: IterContext, look: Callable[[TunedPart], None]) -> None:
+    def __init__(self, meter: Meter, budgets: Budgets, look: Callable[[TunedPart], None]) -> None:
         self.knob = Knob(meter.name)
         self.totals = Totals()
         self.window = 1
         self._look = look
         self._meter = meter
-        self._ram = ctx.budgets.ram
+        self._ram = budgets.ram
         self._here = InlineExecutor()
-        self._threads = ThreadExecutor(0, budget=ctx.budgets.threads)
+        self._threads = ThreadExecutor(0, budget=budgets.threads)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         self._look(self)

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from raydist.errors import SpecError
 from raydist.nest import Structure
+from raydist.pipelines.elements.batch_rows import rows_of_batch
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.rows import stack_leaves
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.ops.unbatch import rows_of_batch
 
 __all__ = ["arrow_batches", "block_to_arrow", "block_of_arrow"]
 

@@ -9,9 +9,8 @@ from typing import Any, final
 from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, count_items
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
-from raydist.pipelines.engine.op import ElementError, Item
-from raydist.pipelines.engine.resume import count_items
 
 __all__ = ["DeclaredOutput"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block, Column, private_column
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey
-from raydist.pipelines.engine.op import ElementError
 
 __all__ = ["call_rows", "describe", "element_rows", "wants_rng"]
 

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, final
 
-__all__ = ["Order", "Orders"]
+__all__ = ["ArrivalOrder", "ArrivalOrders"]
 
 _LONG = 2000  # characters
 
 
 @final
-class Order:
+class ArrivalOrder:
     """Of one stage: sizes of its blocks, which are numbered as they are read, and their numbers as they were given."""
 
     def __init__(self, first: int = 0, sizes: Iterable[int] = (), given: int = 0, numbers: Iterable[int] = ()) -> None:
@@ -56,7 +56,7 @@ class Order:
         return [first, _counted(self._sizes[first - self._first :]), given, _counted(distances)]
 
     @classmethod
-    def parse(cls, notes: list[Any]) -> Order:
+    def parse(cls, notes: list[Any]) -> ArrivalOrder:
         """From what `since` gave."""
         first, sizes, given, distances = notes
         numbers = [place + distance for place, distance in enumerate(_repeated(distances), given)]
@@ -72,15 +72,15 @@ def _repeated(counted: Iterable[Sequence[int]]) -> list[int]:
 
 
 @final
-class Orders:
+class ArrivalOrders:
     """Of all stages of one iterator."""
 
     def __init__(self) -> None:
-        self._orders: dict[str, Order] = {}
+        self._orders: dict[str, ArrivalOrder] = {}
 
-    def of(self, name: str) -> Order:
+    def of(self, name: str) -> ArrivalOrder:
         """The order of the stage `name`."""
-        return self._orders.setdefault(name, Order())
+        return self._orders.setdefault(name, ArrivalOrder())
 
     def since(self, state: Any) -> dict[str, Any]:
         """What has to be kept with `state`: for each stage in it, the notes since the oldest state of it."""
@@ -92,7 +92,7 @@ class Orders:
 
     def load(self, notes: dict[str, Any]) -> None:
         """Forget all orders but those that `since` gave."""
-        self._orders = {name: Order.parse(_long(order)) for name, order in notes.items()}
+        self._orders = {name: ArrivalOrder.parse(_long(order)) for name, order in notes.items()}
 
 
 def _short(notes: list[Any]) -> list[Any] | str:

@@ -6,7 +6,7 @@ import math
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import StageResult
+from raydist.pipelines.elements.items import StageResult
 
 __all__ = ["BlockSize"]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raydist.options import Options
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, Kernel
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext
 
 __all__ = ["Stage", "chain_of", "fuse"]
 

@@ -9,23 +9,12 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
 
 from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.items import Groups
 from raydist.pipelines.engine.op import DatasetOp
 
-__all__ = ["Groups", "groups_of", "rows_of"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The elements of `count` datasets, `size` of each, one dataset after the other."""
-
-    rows: Block
-    count: int
-    size: int
+__all__ = ["groups_of", "rows_of"]
 
 
 def rows_of(ops: Sequence[DatasetOp]) -> Block | None:

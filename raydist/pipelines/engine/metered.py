@@ -6,14 +6,15 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, OpIterator, State
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, ClosesInput, OpIterator
 from raydist.pipelines.metering.meters import Meter, Meters
 
 __all__ = ["MeteredIterator"]
 
 
 @final
-class MeteredIterator(OpIterator):
+class MeteredIterator(ClosesInput, OpIterator):
     """Tells a meter about each block of `source`.
 
     Own time is the time of a call less that of the metered calls inside it, in the same thread: so it does not matter
@@ -56,6 +57,3 @@ class MeteredIterator(OpIterator):
 
     def load_state_dict(self, state: State) -> None:
         self._source.load_state_dict(state)
-
-    def close(self) -> None:
-        self._source.close()

@@ -1,11 +1,8 @@
 """The two nouns of the input engine.
 
 A :class:`DatasetOp` *describes* one operation of a pipeline: an immutable, picklable node that knows its inputs. An
-:class:`OpIterator` *runs* one pass over it. Descriptions start nothing; iterators hold all the state there is.
-
-Iterators pull *blocks* (see `elements/blocks.py`) and pass the wanted number of elements down: `next_block(limit)` returns
-between 1 and `limit` elements. Because nobody receives more than was asked for, most iterators keep nothing between two
-calls, and the state of a whole pipeline is a handful of integers.
+:class:`OpIterator` (`op_iterator.py`) *runs* one pass over it. Descriptions start nothing; iterators hold all the state
+there is.
 """
 
 from __future__ import annotations
@@ -13,39 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, final
+from typing import Any, ClassVar, Literal, Protocol, final
 
-from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.options import Options
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import Groups
 from raydist.pipelines.elements.seeds import RandomKey
-from raydist.pipelines.engine.arrival_order import Orders
+from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.metering.meters import Kind, Meter, Meters
 
-if TYPE_CHECKING:
-    from raydist.options import Options
-    from raydist.pipelines.elements.blocks import Block
-    from raydist.pipelines.engine.executor import Executor
-    from raydist.pipelines.engine.groups import Groups
-
-__all__ = [
-    "MACHINERY_ERRORS",
-    "DatasetOp",
-    "ElementError",
-    "ElementwiseOp",
-    "Item",
-    "IterContext",
-    "Kernel",
-    "OpIterator",
-    "Placement",
-    "RandomAccess",
-    "State",
-]
-
-MACHINERY_ERRORS = (UnavailableError, DeadlineExceededError, CancelledError)
-"""Errors of what runs a pipeline, not of an element: they end the iteration, and no element takes their place."""
-
-State = dict[str, Any]
-"""State of an iterator: JSON-able, small (integers and the states of its inputs)."""
+__all__ = ["DatasetOp", "ElementwiseOp", "IterContext", "Placement", "Planned", "Planner", "SourceOp", "UnaryOp"]
 
 Placement = Literal["inline", "pool", "exchange"]
 """Where an operation may run: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
@@ -62,6 +41,8 @@ class DatasetOp(ABC):
     preserves_order: ClassVar[bool] = True
     content_blind: ClassVar[bool] = False
     """Whether it only picks and orders elements, so that it may work on their indices instead."""
+    pure: ClassVar[bool] = False
+    """Whether `is_pure` is true whatever the settings."""
     state_is_recent: ClassVar[bool] = False
     """Whether its state looks no further back than the last few blocks of its input: then these may come in any order,
     if that is wanted, because the order of so few can be part of the state."""
@@ -97,7 +78,7 @@ class DatasetOp(ABC):
 
         No random choice, and no function of the user's that may remember something from call to call.
         """
-        return False
+        return self.pure
 
     @property
     def held(self) -> Block | None:
@@ -132,102 +113,31 @@ class DatasetOp(ABC):
         return self.name
 
 
-class RandomAccess(ABC):
-    """Reads any elements of an operation by their indices, without state. Picklable."""
+class SourceOp(DatasetOp):
+    """An operation that reads no other."""
 
-    cheap: ClassVar[bool] = False
-    """Whether an element costs no more to make than its index costs to move."""
-
-    portable: ClassVar[bool] = False
-    """Whether its pickle is small, so that workers may read the elements themselves."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def gather(self, indices: Any) -> Block:
-        """The elements at `indices` (int64 array), in that order."""
-
-
-class OpIterator(ABC):
-    """One pass over an operation. Used by one thread at a time."""
-
-    @abstractmethod
-    def next_block(self, limit: int) -> Block:
-        """The next 1 .. `limit` elements.
-
-        Raises:
-            StopIteration: No element is left.
-            Exception: The error of the element at this place. The iterator stays usable and goes on after it.
-        """
-
-    def has_ready(self) -> bool:
-        """Whether `next_block` would not wait for a thread. One that was not asked yet begins to work."""
-        return True
-
-    @abstractmethod
-    def state_dict(self) -> State:
-        """State after the elements and errors handed out so far.
-
-        An iterator that holds a rest (a read-ahead, elements that follow an error) answers with the state before that
-        rest and the number of items handed out since: see `resume.py`.
-        """
-
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None:
-        """Continue where `state` was taken. Called on a fresh iterator, before its first block."""
-
-    def close(self) -> None:  # noqa: B027 - most iterators hold nothing to close
-        """Stop threads and release what this iterator and its inputs hold. May be called twice."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ElementError:
-    """The error of one element, standing at its place among the results of a kernel.
-
-    Attributes:
-        error: What was raised.
-        index: Index of the element among the inputs of the operation that raised it, counted from the kernel's
-            `start`; None once the error has been handed out by an iterator.
-        kernel: Which kernel of its stage raised it (set by `run_stage`).
-    """
-
-    error: Exception
-    index: int | None = None
-    kernel: int = 0
-
-
-Item = Union["Block", ElementError]
-"""What an iterator hands out: a block of elements, or an error that takes the place of one element."""
-
-
-class Kernel(ABC):
-    """Work on blocks that needs nothing but the block and where it starts: a pure function, picklable.
-
-    It may run in threads or other processes, and again after a failure.
-    """
-
-    label: str
-    """Operation and user function, for error notes: "map-1 (train.py:12 augment)"."""
-
-    preserves_count: ClassVar[bool] = True
-    """Whether n elements in are n elements (or errors) out, so that the next kernel's start is known beforehand."""
-
-    multiplies: ClassVar[bool] = False
-    """Whether one element in may be very many out, so that what follows is a stage of its own, on smaller blocks."""
-
+    @final
     @property
-    @abstractmethod
-    def uses_index(self) -> bool:
-        """Whether results depend on `start` (random numbers): then `start` must be known before the work begins."""
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return ()
 
-    @abstractmethod
-    def run(self, block: Block, start: int) -> Sequence[Item]:
-        """Results in order. `start` is the index of the block's first item among all inputs of this operation.
 
-        Errors of earlier operations count as items: they keep their place and pass by.
-        """
+@dataclass(frozen=True, eq=False)
+class UnaryOp(DatasetOp):
+    """An operation on the elements of one input. Where it says nothing else, it has as many, and of the same kind."""
+
+    input: DatasetOp
+
+    @final
+    @property
+    def inputs(self) -> tuple[DatasetOp, ...]:
+        return (self.input,)
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def element_spec(self) -> Any:
+        return self.input.element_spec()
 
 
 class ElementwiseOp(DatasetOp):
@@ -262,6 +172,22 @@ class ElementwiseOp(DatasetOp):
         return ctx.build(self)
 
 
+class Planned(Protocol):
+    """A graph that is ready to be run."""
+
+    @property
+    def optimised(self) -> DatasetOp:
+        """The graph."""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Name of each operation, by `id`."""
+
+
+Planner = Callable[[DatasetOp, Options], Planned]
+"""Gets a graph ready to be run. Runs nothing."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class IterContext:
@@ -274,6 +200,7 @@ class IterContext:
         executor: Runs kernels: inline, on threads, or on a pool of actors.
         operation_names: Stable name of each operation (by `id`) in the pipeline as written: "shuffle-3".
         builder: Turns an op into an iterator, fusing neighbouring kernels (`build.py`).
+        planner: Names and rewrites the graph of a dataset inside a function.
         plan: Whoever owns the operations: kept, because `operation_names` knows them by `id`.
         meters: Count and time what every stage does.
         budgets: Threads and memory that it may use.
@@ -287,10 +214,11 @@ class IterContext:
     executor: Executor
     operation_names: dict[int, str] = field(repr=False)
     builder: Callable[[DatasetOp, IterContext], OpIterator] = field(repr=False)
+    planner: Planner = field(repr=False)
     plan: object = field(repr=False, default=None)
     meters: Meters = field(repr=False, default_factory=Meters)
     budgets: Budgets = field(repr=False, default_factory=Budgets)
-    orders: Orders = field(repr=False, default_factory=Orders)
+    orders: ArrivalOrders = field(repr=False, default_factory=ArrivalOrders)
     any_order: bool = False
 
     def build(self, op: DatasetOp) -> OpIterator:

@@ -12,14 +12,15 @@ from typing import final
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.abandoned_threads import join_threads
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
-from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
+from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.meters import Meter
 
-__all__ = ["ReadAhead"]
+__all__ = ["PrefetchThread"]
 
 _RAM_POLL_S = 0.05  # how often a thread looks whether another buffer has left it memory
 
@@ -154,13 +155,13 @@ def _bytes(item: Item) -> int:
 
 def _produce(buffer: _Buffer, watch: Callable[[float], None], on_end: Callable[[], None]) -> None:
     """The background thread. It knows the buffer only, so that an abandoned iterator is collected and stops it."""
-    demand = Demand()
+    request = RequestSize()
     failure: BaseException | None = None
     try:
         while room := buffer.room():
             begin = time.perf_counter()
             try:
-                item: Item = demand.read(buffer.source, room)
+                item: Item = request.read(buffer.source, room)
             except StopIteration:
                 break
             except MACHINERY_ERRORS:
@@ -182,7 +183,7 @@ def _nothing(seconds: float = 0.0) -> None:
 
 
 @final
-class ReadAhead:
+class PrefetchThread:
     """A thread that reads `source` into a buffer from `start` on, until the end, `pause` or `stop`.
 
     Args:

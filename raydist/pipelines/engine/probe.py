@@ -6,11 +6,19 @@ from typing import Any
 
 from raydist.errors import FailedPreconditionError
 from raydist.nest import unflatten
+from raydist.pipelines.engine.build import plan_as_written, start
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.merged_options import merged_options
 from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 
-__all__ = ["probe_spec"]
+__all__ = ["open_probe", "probe_spec"]
+
+
+def open_probe(op: DatasetOp) -> OpIterator:
+    """One pass over `op` in the caller's thread, for a look at first elements. The graph is run as it is written."""
+    plan = plan_as_written(op, merged_options(op))
+    return start(plan, plan_as_written, seed=0, epoch=0, executor=InlineExecutor())
 
 
 def probe_spec(op: DatasetOp) -> Any:
@@ -20,10 +28,7 @@ def probe_spec(op: DatasetOp) -> Any:
         FailedPreconditionError: There is no first element.
         Exception: The function's own error on that element.
     """
-    # Here, not above: planning knows the rewrites, some of these know maps, and a map asks for its spec here.
-    from raydist.pipelines.run.plan import open_iterator
-
-    iterator = open_iterator(op, seed=0, epoch=0, options=merged_options(op), executor=InlineExecutor())
+    iterator = open_probe(op)
     try:
         first = iterator.next_block(1)
     except StopIteration:

@@ -13,13 +13,14 @@ from typing import final
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import reject_others
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
-from raydist.pipelines.engine.request_size import Demand
-from raydist.pipelines.engine.resume import Outbox, count_items
+from raydist.pipelines.elements.items import ElementError, Item, State, count_items
+from raydist.pipelines.engine.kernel import reject_others
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
+from raydist.pipelines.engine.request_size import RequestSize
+from raydist.pipelines.engine.resume import Outbox
 
 __all__ = [
-    "Agreement",
+    "OneKind",
     "BorderIterator",
     "Producer",
     "ReplayIterator",
@@ -42,13 +43,13 @@ def read_item(source: OpIterator, limit: int) -> Item:
         return ElementError(error)
 
 
-def read_watched(source: OpIterator, demand: Demand) -> Item:
-    """As many of the next elements as `demand` finds worth reading at a time, or the error at this place.
+def read_watched(source: OpIterator, size: RequestSize) -> Item:
+    """As many of the next elements as `size` finds worth reading at a time, or the error at this place.
 
     For producers that must read a number of elements to make one that nobody knows.
     """
     try:
-        return demand.read(source, _WHOLE)
+        return size.read(source, _WHOLE)
     except (StopIteration, *MACHINERY_ERRORS):
         raise
     except Exception as error:  # as above
@@ -160,7 +161,7 @@ class ReplayIterator(OpIterator):
 
 
 @final
-class Agreement:
+class OneKind:
     """Holds the elements of several inputs to one structure and dtypes: those of the first element.
 
     Attributes:

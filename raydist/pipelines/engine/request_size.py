@@ -6,9 +6,9 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import OpIterator
+from raydist.pipelines.engine.op_iterator import OpIterator
 
-__all__ = ["Demand"]
+__all__ = ["RequestSize"]
 
 _QUICK_S = 0.002  # a block that takes less may as well be larger
 _SLOW_S = 0.02  # one that takes more delays the first of its elements too much
@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 @final
-class Demand:
+class RequestSize:
     """Begins with one element, doubles while blocks are quick and small, and halves when they are slow.
 
     What it chooses changes how early elements are made, never which or in what order.

@@ -7,64 +7,15 @@ errors) handed out since; resuming makes the items again and drops that many.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import final
 
-from raydist.nest import Structure
-from raydist.pipelines.elements.blocks import Block, concat_blocks
-from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, size_of
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 
-__all__ = ["Outbox", "count_items", "drop_items", "join_items", "keep_items", "read_items"]
-
-_SMALL_BYTES = 1 << 16  # a block of more costs more to copy than to hand on by itself
-
-
-def count_items(items: Iterable[Item]) -> int:
-    """Elements and errors in `items`."""
-    return sum(_size(item) for item in items)
-
-
-def drop_items(items: Sequence[Item], count: int) -> list[Item]:
-    """`items` without their first `count` elements or errors."""
-    kept: list[Item] = []
-    for item in items:
-        size = _size(item)
-        if count < size:
-            kept.append(item.slice(count, size) if isinstance(item, Block) else item)
-        count = max(0, count - size)
-    return kept
-
-
-def keep_items(items: Sequence[Item], count: int) -> list[Item]:
-    """The first `count` elements or errors of `items`."""
-    kept: list[Item] = []
-    for item in items:
-        if count <= 0:
-            break
-        kept.append(item.slice(0, count) if isinstance(item, Block) else item)
-        count -= _size(item)
-    return kept
-
-
-def join_items(items: Iterable[Item]) -> list[Item]:
-    """`items` with neighbouring small blocks of one kind as one block."""
-    joined: list[Item] = []
-    for kind, run in itertools.groupby(items, _small_kind):
-        if kind is None:
-            joined += run
-        else:
-            joined.append(concat_blocks([item for item in run if isinstance(item, Block)]))
-    return joined
-
-
-def _small_kind(item: Item) -> tuple[Structure, tuple[TensorSpec, ...]] | None:
-    """What blocks that are worth joining share; None for all else."""
-    if isinstance(item, ElementError) or item.num_bytes > _SMALL_BYTES:
-        return None
-    return item.structure, item.specs
+__all__ = ["Outbox", "read_items"]
 
 
 def read_items(source: OpIterator, count: int) -> list[Item]:
@@ -110,7 +61,7 @@ class Outbox:
         total = count_items(items)
         dropped = min(total, self._to_drop)
         self._to_drop -= dropped
-        self._items.extend(drop_items(items, dropped) if dropped else (i for i in items if _size(i)))
+        self._items.extend(drop_items(items, dropped) if dropped else (i for i in items if size_of(i)))
         self._groups.append((total, after))
         self._advance()
 
@@ -146,7 +97,3 @@ class Outbox:
         self._border = state["at"]
         self._handed_out = self._to_drop = int(state["skip"])
         return self._border
-
-
-def _size(item: Item) -> int:
-    return item.num_rows if isinstance(item, Block) else 1

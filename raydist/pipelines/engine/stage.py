@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import StageSpec
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.engine.stage_results import Crew, Flight, StageResults
+from raydist.pipelines.engine.stage_results import SentBlock, StageResults, StageWorkers
 from raydist.pipelines.metering.meters import Meter
 
 __all__ = ["StageIterator"]
@@ -23,7 +24,7 @@ __all__ = ["StageIterator"]
 class _Place:
     """A block under way, or an error of the input that passes by; and the input's state behind it."""
 
-    item: Flight | ElementError
+    item: SentBlock | ElementError
     input_state: State
 
 
@@ -36,14 +37,14 @@ class StageIterator(OpIterator):
     Args:
         source: The input.
         spec: The work.
-        crew: Who does it.
+        workers: Who does it.
         meter: Counts it.
     """
 
-    def __init__(self, source: OpIterator, spec: StageSpec, crew: Crew, meter: Meter) -> None:
+    def __init__(self, source: OpIterator, spec: StageSpec, workers: StageWorkers, meter: Meter) -> None:
         self._source = source
-        self._crew = crew
-        self._results = StageResults(spec, crew, meter)
+        self._workers = workers
+        self._results = StageResults(spec, workers, meter)
         self._places: deque[_Place] = deque()
         self._next_starts = self._starts = (0,) * len(spec.kernels)
         self._ended = False
@@ -68,7 +69,7 @@ class StageIterator(OpIterator):
         return {"input": input_state, "starts": list(self._starts), "signatures": list(self._results.signatures)}
 
     def _submit(self, limit: int) -> None:
-        rows, window = self._results.rows(limit), self._crew.window
+        rows, window = self._results.rows(limit), self._workers.window
         while not self._ended and len(self._places) < window:
             begin = time.perf_counter()
             try:
@@ -81,8 +82,8 @@ class StageIterator(OpIterator):
                 self._places.append(_Place(ElementError(error), self._source.state_dict()))
                 self._shift(1)
             else:
-                flight = self._results.send(block, self._next_starts, time.perf_counter() - begin)
-                self._places.append(_Place(flight, self._source.state_dict()))
+                sent = self._results.send(block, self._next_starts, time.perf_counter() - begin)
+                self._places.append(_Place(sent, self._source.state_dict()))
                 self._shift(block.num_rows)
 
     def _shift(self, count: int) -> None:

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.block_size import BlockSize
-from raydist.pipelines.engine.executor import Executor, Pending, StageResult, StageSpec, run_stage
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, ElementError, Item
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec, run_stage
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.metering.meters import Meter
 
-__all__ = ["Crew", "Flight", "StageResults"]
+__all__ = ["StageWorkers", "SentBlock", "StageResults"]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Flight:
+class SentBlock:
     """One block under way; `starts` is where each kernel is assumed to begin."""
 
     block: Block
@@ -28,7 +30,7 @@ class Flight:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Crew:
+class StageWorkers:
     """Who does the work of a stage.
 
     Attributes:
@@ -57,55 +59,55 @@ class StageResults:
         signatures: What each kernel made first, "" for nothing yet: all else is an error.
     """
 
-    def __init__(self, spec: StageSpec, crew: Crew, meter: Meter) -> None:
+    def __init__(self, spec: StageSpec, workers: StageWorkers, meter: Meter) -> None:
         self.signatures = ("",) * len(spec.kernels)
         self._spec = spec
-        self._crew = crew
+        self._workers = workers
         self._meter = meter
-        self._size = BlockSize(away=crew.executor.place == "actors", together=crew.together)
+        self._size = BlockSize(away=workers.executor.place == "actors", together=workers.together)
 
     def rows(self, limit: int) -> int:
         """Elements of the next block, for a consumer that wants `limit`."""
-        rows = self._size.rows(limit, self._crew.window, self._crew.executor.least_rows)
-        self._meter.buffer_limit = rows * self._crew.window
+        rows = self._size.rows(limit, self._workers.window, self._workers.executor.least_rows)
+        self._meter.buffer_limit = rows * self._workers.window
         return rows
 
-    def send(self, block: Block, starts: tuple[int, ...], made_in_s: float) -> Flight:
+    def send(self, block: Block, starts: tuple[int, ...], made_in_s: float) -> SentBlock:
         """Begin the work on a block, which the input made in `made_in_s` seconds."""
         self._size.learn_input(made_in_s)
         self._meter.buffered += block.num_rows
-        return Flight(block, self._crew.executor.submit(self._spec, block, starts), starts)
+        return SentBlock(block, self._workers.executor.submit(self._spec, block, starts), starts)
 
-    def receive(self, flight: Flight, starts: tuple[int, ...]) -> StageResult:
+    def receive(self, sent: SentBlock, starts: tuple[int, ...]) -> StageResult:
         """The result of a block whose first element is, for each kernel, element number `starts`. Waits for it."""
-        meter, here = self._meter, self._crew.executor.place == "inline"
+        meter, here = self._meter, self._workers.executor.place == "inline"
         meter.ask()
         begin = time.perf_counter()
-        result = self._result(flight)
+        result = self._result(sent)
         if not here:
             meter.awaited_s += time.perf_counter() - begin
         meter.worked(result, here=here)
-        meter.buffered -= flight.block.num_rows
-        self._explain_errors(result.items, flight.starts, starts)
-        self._size.learn(flight.block, result)
+        meter.buffered -= sent.block.num_rows
+        self._explain_errors(result.items, sent.starts, starts)
+        self._size.learn(sent.block, result)
         return result
 
-    def _result(self, flight: Flight) -> StageResult:
+    def _result(self, sent: SentBlock) -> StageResult:
         """The result of a block; one that could not be worked on at all is as many errors as it has elements."""
         try:
-            return self._checked(flight, flight.work.result())
+            return self._checked(sent, sent.work.result())
         except MACHINERY_ERRORS:
             raise
         except Exception as error:  # a function that cannot be loaded by a worker, say
-            rows = flight.block.num_rows
+            rows = sent.block.num_rows
             num_kernels = len(self._spec.kernels)
             return StageResult((ElementError(error),) * rows, (rows,) * num_kernels, ("",) * num_kernels)
 
-    def _checked(self, flight: Flight, result: StageResult) -> StageResult:
+    def _checked(self, sent: SentBlock, result: StageResult) -> StageResult:
         """The result; made again where it begins with another structure or dtype than the blocks before it."""
         pairs = zip(self.signatures, result.signatures, strict=True)
         if any(mine and theirs and mine != theirs for mine, theirs in pairs):
-            result = run_stage(self._spec, flight.block, flight.starts, self.signatures)
+            result = run_stage(self._spec, sent.block, sent.starts, self.signatures)
         pairs = zip(self.signatures, result.signatures, strict=True)
         self.signatures = tuple(mine or theirs for mine, theirs in pairs)
         return result
@@ -120,5 +122,5 @@ class StageResults:
     def close(self) -> None:
         """Forget what is under way; close the executor if it is the stage's own."""
         self._meter.buffered = 0
-        if self._crew.owned:
-            self._crew.executor.close()
+        if self._workers.owned:
+            self._workers.executor.close()

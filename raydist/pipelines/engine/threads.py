@@ -11,9 +11,11 @@ from typing import final
 from raydist.errors import CancelledError, DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.abandoned_threads import CLOSE_S, join_threads
 from raydist.pipelines.engine.budget import Budget
-from raydist.pipelines.engine.executor import Executor, Pending, StageResult, StageSpec, run_stage
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.metering.meters import Place
 
 __all__ = ["ThreadExecutor"]

@@ -10,12 +10,13 @@ from typing import final
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block, concat_blocks
-from raydist.pipelines.engine.arrival_order import Order
-from raydist.pipelines.engine.executor import StageSpec
-from raydist.pipelines.engine.op import ElementError, Item, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State, count_items
+from raydist.pipelines.engine.arrival_order import ArrivalOrder
+from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
-from raydist.pipelines.engine.resume import Outbox, count_items, read_items
-from raydist.pipelines.engine.stage_results import Crew, Flight, StageResults
+from raydist.pipelines.engine.resume import Outbox, read_items
+from raydist.pipelines.engine.stage_results import SentBlock, StageResults, StageWorkers
 from raydist.pipelines.metering.meters import Meter
 
 __all__ = ["UnorderedStageIterator"]
@@ -29,7 +30,7 @@ _LAST_NAP_S = 0.005
 class _Place:
     """A block under way, or an error of the input that passes by; the input's state and the indices before it."""
 
-    item: Flight | ElementError
+    item: SentBlock | ElementError
     input_state: State
     starts: tuple[int, ...]
 
@@ -44,17 +45,19 @@ class UnorderedStageIterator(OpIterator):
     Args:
         source: The input.
         spec: The work.
-        crew: Who does it.
+        workers: Who does it.
         meter: Counts it.
         order: Notes of this stage.
     """
 
-    def __init__(self, source: OpIterator, spec: StageSpec, crew: Crew, meter: Meter, order: Order) -> None:
+    def __init__(
+        self, source: OpIterator, spec: StageSpec, workers: StageWorkers, meter: Meter, order: ArrivalOrder
+    ) -> None:
         self._source = source
         self._spec = spec
-        self._crew = crew
+        self._workers = workers
         self._order = order
-        self._results = StageResults(spec, crew, meter)
+        self._results = StageResults(spec, workers, meter)
         self._places: dict[int, _Place] = {}  # by number, oldest first
         self._next = 0  # number of the next block to be read
         self._next_starts = (0,) * len(spec.kernels)
@@ -91,7 +94,7 @@ class UnorderedStageIterator(OpIterator):
         }
 
     def _submit(self, limit: int) -> None:
-        rows, window = self._results.rows(limit), self._crew.window
+        rows, window = self._results.rows(limit), self._workers.window
         noted = self._order.number_at(self._given)
         while not self._ended and (len(self._places) < window or (noted is not None and noted >= self._next)):
             before = self._source.state_dict()

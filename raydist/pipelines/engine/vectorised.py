@@ -13,8 +13,9 @@ from raydist.errors import SpecError
 from raydist.nest import flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import Item, Kernel
+from raydist.pipelines.engine.kernel import Kernel
 
 __all__ = ["VectorisedKernel"]
 

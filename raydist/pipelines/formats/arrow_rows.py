@@ -14,7 +14,7 @@ import pyarrow as pa
 from raydist.errors import RaydistError
 from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block, Column, object_column
-from raydist.pipelines.engine.op import ElementError, Item
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.formats.arrow_types import is_text, spec_of_schema
 
 __all__ = ["RowSchema", "null_rows"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.metering.events import EventRing
 from raydist.pipelines.metering.reading import Kind, Place, Reading
-
-if TYPE_CHECKING:
-    from raydist.pipelines.elements.blocks import Block
-    from raydist.pipelines.engine.executor import StageResult
-    from raydist.pipelines.metering.events import EventRing
 
 __all__ = ["Meter"]
 

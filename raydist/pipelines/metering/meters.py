@@ -9,13 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from raydist.pipelines.metering.events import EventRing
 from raydist.pipelines.metering.meter import Meter
 from raydist.pipelines.metering.reading import Kind, Place, Reading
-
-if TYPE_CHECKING:
-    from raydist.pipelines.metering.events import EventRing
 
 __all__ = ["Kind", "Meter", "Meters", "Place", "Reading"]
 

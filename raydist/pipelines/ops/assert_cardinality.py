@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State, keep_items
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
-from raydist.pipelines.engine.resume import keep_items
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["AssertCardinalityOp"]
@@ -17,10 +18,9 @@ __all__ = ["AssertCardinalityOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class AssertCardinalityOp(DatasetOp):
+class AssertCardinalityOp(UnaryOp):
     """`input`, said to have `count` elements (or INFINITE_CARDINALITY)."""
 
-    input: DatasetOp
     count: int
 
     def __post_init__(self) -> None:
@@ -28,10 +28,6 @@ class AssertCardinalityOp(DatasetOp):
             raise InvalidArgumentError(
                 f"expected_cardinality must be >= 0, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY, got {self.count}."
             )
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -44,16 +40,13 @@ class AssertCardinalityOp(DatasetOp):
     def cardinality(self) -> int:
         return self.count
 
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
-
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         source = ctx.build(self.input)
         return source if self.count == UNKNOWN_CARDINALITY else BorderIterator(_Counting(self.count, source))
 
 
 @final
-class _Counting(ResumableProducer):
+class _Counting(ClosesInput, ResumableProducer):
     """An error of the input counts: it takes the place of an element. The wrong number is one error, and the end."""
 
     def __init__(self, count: int, source: OpIterator) -> None:
@@ -95,6 +88,3 @@ class _Counting(ResumableProducer):
     def restore(self, border: State) -> None:
         self._count, self._over = int(border["count"]), bool(border["over"])
         self._source.load_state_dict(border["input"])
-
-    def close(self) -> None:
-        self._source.close()

@@ -11,22 +11,23 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
+from raydist.pipelines.elements.items import ElementError, Groups, Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.groups import Groups
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.engine.resume import Outbox, count_items, drop_items, keep_items, read_items
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.resume import Outbox, read_items
 
 __all__ = ["BatchOp", "cut_into_batches"]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class BatchOp(DatasetOp):
+class BatchOp(UnaryOp):
     """Batches of `batch_size` elements of `input`."""
 
+    pure: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
 
-    input: DatasetOp
     batch_size: int
     drop_remainder: bool = False
 
@@ -35,16 +36,8 @@ class BatchOp(DatasetOp):
             raise InvalidArgumentError(f"batch_size must be >= 1, got {self.batch_size}.")
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
     def label(self) -> str:
         return f"batch({self.batch_size}{', drop_remainder' if self.drop_remainder else ''})"
-
-    @property
-    def is_pure(self) -> bool:
-        return True
 
     def cardinality(self) -> int:
         count = self.input.cardinality()
@@ -73,7 +66,7 @@ class BatchOp(DatasetOp):
 
 
 @final
-class _BatchIterator(OpIterator):
+class _BatchIterator(ClosesInput, OpIterator):
     def __init__(self, op: BatchOp, source: OpIterator, name: str) -> None:
         self._op = op
         self._source = source
@@ -104,9 +97,6 @@ class _BatchIterator(OpIterator):
 
     def load_state_dict(self, state: State) -> None:
         self._source.load_state_dict(self._open_outbox().load_state_dict(state))
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def cut_into_batches(items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_item
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
@@ -39,21 +41,10 @@ class Kept:
 
 @final
 @dataclass(frozen=True, eq=False)
-class CacheOp(DatasetOp):
+class CacheOp(UnaryOp):
     """The elements of epoch 0 of `input`, read once."""
 
-    input: DatasetOp
     kept: Kept = field(default_factory=Kept, metadata=NOT_IN_FINGERPRINT)
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         # Every pass is epoch 0 of the input, so that a new process finds the elements that the old one had kept.

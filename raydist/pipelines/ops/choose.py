@@ -8,8 +8,10 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.engine.producers import Agreement, BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.producers import BorderIterator, OneKind, ResumableProducer, read_item
 from raydist.pipelines.ops.concatenate import common_spec
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
@@ -61,7 +63,7 @@ class _Choosing(ResumableProducer):
         self._stop_on_empty = op.stop_on_empty
         self._empty = [False] * len(sources)
         self._ended = False
-        self._agreement = Agreement(name)
+        self._agreement = OneKind(name)
 
     def make(self, limit: int) -> Sequence[Item]:
         if self._ended:

@@ -8,9 +8,11 @@ from typing import Any, final
 
 from raydist.errors import SpecError
 from raydist.nest import flatten, unflatten
+from raydist.pipelines.elements.items import Item, State
 from raydist.pipelines.elements.spec import most_specific_common
-from raydist.pipelines.engine.op import DatasetOp, Item, IterContext, OpIterator, State
-from raydist.pipelines.engine.producers import Agreement, BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.producers import BorderIterator, OneKind, ResumableProducer, read_item
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["ConcatenateOp", "common_spec"]
@@ -67,14 +69,14 @@ class _Concatenation(ResumableProducer):
     def __init__(self, op: ConcatenateOp, ctx: IterContext) -> None:
         self._parts = op.inputs
         self._ctx = ctx
-        self._agreement = Agreement(ctx.operation_names[id(op)])
+        self._kind = OneKind(ctx.operation_names[id(op)])
         self._part = 0
         self._source: OpIterator | None = None
 
     def make(self, limit: int) -> Sequence[Item]:
         while self._part < len(self._parts):
             try:
-                return self._agreement.checked([read_item(self._open(), limit)])
+                return self._kind.checked([read_item(self._open(), limit)])
             except StopIteration:
                 self.close()
                 self._part += 1
@@ -89,13 +91,13 @@ class _Concatenation(ResumableProducer):
         ended = self._part == len(self._parts)
         return {
             "part": self._part,
-            "signature": self._agreement.signature,
+            "signature": self._kind.signature,
             "input": None if ended else self._open().state_dict(),
         }
 
     def restore(self, border: State) -> None:
         self.close()
-        self._part, self._agreement.signature = int(border["part"]), str(border["signature"])
+        self._part, self._kind.signature = int(border["part"]), str(border["signature"])
         if border["input"] is not None:
             self._open().load_state_dict(border["input"])
 

@@ -8,9 +8,8 @@ from typing import final
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import ElementError, Item, State
-from raydist.pipelines.engine.producers import Agreement, ResumableProducer
-from raydist.pipelines.engine.resume import count_items, join_items
+from raydist.pipelines.elements.items import ElementError, Item, State, count_items, join_items
+from raydist.pipelines.engine.producers import OneKind, ResumableProducer
 from raydist.pipelines.ops.nested import Opener
 from raydist.pipelines.ops.slot import Slot, weave
 from raydist.pipelines.ops.turns import Turns
@@ -36,7 +35,7 @@ class Cycle(ResumableProducer):
         self._slots: list[Slot | None] = [None] * length
         self._block_length = block_length
         self._num_threads = num_threads
-        self._agreement = Agreement(opener.name)
+        self._agreement = OneKind(opener.name)
         self._turn = 0  # the slot whose turn it is
         self._used = 0  # elements handed out in this turn
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, Item, IterContext, Kernel
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
 
 __all__ = ["EnumerateOp"]
 
@@ -20,26 +22,16 @@ _NUMBER = TensorSpec((), np.int64)
 
 @final
 @dataclass(frozen=True, eq=False)
-class EnumerateOp(ElementwiseOp):
+class EnumerateOp(UnaryOp, ElementwiseOp):
     """(number, element) pairs, counted from `start`; an error takes a number too."""
 
-    input: DatasetOp
-    start: int = 0
+    pure: ClassVar[bool] = True
 
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
+    start: int = 0
 
     @property
     def label(self) -> str:
         return f"enumerate({self.start or ''})"
-
-    @property
-    def is_pure(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
 
     def element_spec(self) -> Any:
         return (_NUMBER, self.input.element_spec())

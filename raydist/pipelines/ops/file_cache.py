@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.pass_over import StoredPass, StoredPassSettings
@@ -16,15 +17,10 @@ __all__ = ["FileCacheOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class FileCacheOp(DatasetOp):
+class FileCacheOp(UnaryOp):
     """The elements of epoch 0 of `input`, read once and kept in the directory `path`."""
 
-    input: DatasetOp
     path: str
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -33,12 +29,6 @@ class FileCacheOp(DatasetOp):
     @property
     def label(self) -> str:
         return f"cache({self.path!r})"
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         # Every pass is epoch 0 of the input, so that whoever begins again makes the elements that were kept.

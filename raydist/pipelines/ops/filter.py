@@ -11,8 +11,10 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaves import as_leaf
-from raydist.pipelines.engine.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["FilterOp", "ask_rows"]
@@ -20,10 +22,11 @@ __all__ = ["FilterOp", "ask_rows"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class FilterOp(ElementwiseOp):
+class FilterOp(UnaryOp, ElementwiseOp):
     """The elements of `input` for which `predicate` returns True."""
 
-    input: DatasetOp
+    pure: ClassVar[bool] = True
+
     predicate: Callable[..., Any]
 
     def __post_init__(self) -> None:
@@ -31,22 +34,11 @@ class FilterOp(ElementwiseOp):
             raise InvalidArgumentError(f"filter needs a function, got {self.predicate!r}.")
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
     def label(self) -> str:
         return f"filter({describe(self.predicate)})"
 
-    @property
-    def is_pure(self) -> bool:
-        return True
-
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def kernel(self, ctx: IterContext) -> Kernel:
         return _FilterKernel(self.predicate, f"{ctx.operation_names[id(self)]} ({describe(self.predicate)})")

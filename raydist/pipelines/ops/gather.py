@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, Item, IterContext, Kernel, RandomAccess
+from raydist.pipelines.elements.items import Item
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, UnaryOp
+from raydist.pipelines.engine.random_access import RandomAccess
 
 __all__ = ["GatherOp"]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class GatherOp(ElementwiseOp):
+class GatherOp(UnaryOp, ElementwiseOp):
     """The elements of `source` whose indices `input` gives."""
 
-    input: DatasetOp
-    source: DatasetOp
+    pure: ClassVar[bool] = True
 
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
+    source: DatasetOp
 
     @property
     def label(self) -> str:
@@ -33,13 +33,6 @@ class GatherOp(ElementwiseOp):
     def parallelism(self) -> int | None:
         # What lies in this process's memory is read here: its pickle would travel to every worker, in every epoch.
         return None if self._access().portable else 1
-
-    @property
-    def is_pure(self) -> bool:
-        return True
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
 
     def element_spec(self) -> Any:
         return self.source.element_spec()

@@ -10,7 +10,8 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.functions import describe
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.cycle import Cycle
 from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -18,17 +20,12 @@ _LOG = logging.getLogger(__name__)
 
 @final
 @dataclass(frozen=True, eq=False)
-class IgnoreErrorsOp(DatasetOp):
+class IgnoreErrorsOp(UnaryOp):
     """The elements of `input`; errors are left out, and logged as warnings if `log_warning`."""
 
     state_is_recent: ClassVar[bool] = True
 
-    input: DatasetOp
     log_warning: bool = False
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -37,16 +34,13 @@ class IgnoreErrorsOp(DatasetOp):
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
-
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         name = ctx.operation_names[id(self)]
         return BorderIterator(_WithoutErrors(ctx.build(self.input), name if self.log_warning else None))
 
 
 @final
-class _WithoutErrors(ResumableProducer):
+class _WithoutErrors(ClosesInput, ResumableProducer):
     def __init__(self, source: OpIterator, log_as: str | None) -> None:
         self._source = source
         self._log_as = log_as
@@ -67,6 +61,3 @@ class _WithoutErrors(ResumableProducer):
 
     def restore(self, border: State) -> None:
         self._source.load_state_dict(border)
-
-    def close(self) -> None:
-        self._source.close()

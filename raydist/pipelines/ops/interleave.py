@@ -12,7 +12,8 @@ from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.functions import describe
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.cycle import Cycle
 from raydist.pipelines.ops.map import parse_parallelism
@@ -28,7 +29,7 @@ _WHOLE = 1 << 62  # a turn that lasts until its dataset ends
 
 @final
 @dataclass(frozen=True, eq=False)
-class InterleaveOp(DatasetOp):
+class InterleaveOp(UnaryOp):
     """The elements of the datasets `fn(element)`, `cycle_length` of them open at a time.
 
     `num_threads` of them are read ahead in a thread each; none by default.
@@ -36,7 +37,6 @@ class InterleaveOp(DatasetOp):
 
     state_is_recent: ClassVar[bool] = True
 
-    input: DatasetOp
     fn: Callable[..., Any]
     cycle_length: int
     block_length: int
@@ -77,10 +77,6 @@ class InterleaveOp(DatasetOp):
     def flat_map(cls, source: DatasetOp, fn: Callable[..., Any]) -> InterleaveOp:
         """One dataset after the other."""
         return cls(source, fn, 1, _WHOLE, made_by="flat_map")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:

@@ -12,11 +12,13 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks, object_column
 from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaves import as_leaf
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_watched
-from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -28,13 +30,12 @@ _PAIR = (LEAF, LEAF)
 
 @final
 @dataclass(frozen=True, eq=False)
-class KeyedWindowsOp(DatasetOp):
+class KeyedWindowsOp(UnaryOp):
     """Pairs (key, dataset of elements with that key): a window when it is full, the rest by key at the end.
 
     `make_dataset` makes what users hold of the operation behind each window.
     """
 
-    input: DatasetOp
     key_func: Callable[..., Any]
     window_size: int | None
     window_size_func: Callable[[Any], Any] | None
@@ -52,10 +53,6 @@ class KeyedWindowsOp(DatasetOp):
             raise InvalidArgumentError(f"window_size must be >= 1, got {self.window_size}.")
         if self.window_size_func is not None and not callable(self.window_size_func):
             raise InvalidArgumentError(f"window_size_func must be a function, got {self.window_size_func!r:.100}.")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -108,13 +105,13 @@ class _KeyedWindows(Producer):
         self._name = name
         self._windows: dict[int, _Window] = {}
         self._index = 0  # of the next element
-        self._demand = Demand()
+        self._request = RequestSize()
         self._ended = False
 
     def make(self, limit: int) -> Sequence[Item]:
         if not self._ended:
             try:
-                return self._group(read_watched(self._source, self._demand))
+                return self._group(read_watched(self._source, self._request))
             except StopIteration:
                 self._ended = True
         if not self._windows:

@@ -12,9 +12,11 @@ from raydist.pipelines.elements.adopted_arrays import large_blocks
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.functions import call_rows, describe, wants_rng
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
-from raydist.pipelines.engine.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.engine.vectorised import VectorisedKernel
 from raydist.values import AUTOTUNE
@@ -33,10 +35,9 @@ def parse_parallelism(num_parallel_calls: int | None) -> int | None:
 
 @final
 @dataclass(frozen=True, eq=False)
-class MapOp(ElementwiseOp):
+class MapOp(UnaryOp, ElementwiseOp):
     """`fn` of every element of `input`."""
 
-    input: DatasetOp
     fn: Callable[..., Any]
     num_parallel_calls: int | None = None
     seed: int | None = None
@@ -51,10 +52,6 @@ class MapOp(ElementwiseOp):
             raise InvalidArgumentError(f"map needs a function, got {self.fn!r}.")
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
     def parallelism(self) -> int | None:
         return parse_parallelism(self.num_parallel_calls)
 
@@ -65,9 +62,6 @@ class MapOp(ElementwiseOp):
     @property
     def is_pure(self) -> bool:
         return self.parallelism != 1 and not wants_rng(self.fn)  # a function called in order may count its calls
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
 
     def element_spec(self) -> Any:
         return self._spec

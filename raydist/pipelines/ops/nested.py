@@ -13,13 +13,14 @@ from typing import Any, final
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.groups import rows_of
-from raydist.pipelines.engine.merged_options import merged_options
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.probe import open_probe
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.ops.prefetch import PrefetchOp
-from raydist.pipelines.run.plan import build, make_plan, open_iterator
 
 __all__ = ["Opener", "call_on_element", "graph_of", "open_nested", "probe_nested"]
 
@@ -52,13 +53,15 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
     Its random choices depend on both, and it runs in the caller's thread: a pool would be sent a new stage for every
     one of thousands of short datasets.
     """
-    plan = make_plan(op, ctx.options, nested=True)
+    plan = ctx.planner(op, ctx.options)
     names = {node: f"{name}/{inner}" for node, inner in plan.names.items()}
     executor = InlineExecutor()
     meters = ctx.meters.inside(name)
     epoch = (*ctx.epoch, index)
-    inner = IterContext(ctx.seed, epoch, ctx.options, executor, names, build, plan, meters, ctx.budgets)
-    return build(plan.optimised, inner)
+    inner = IterContext(
+        ctx.seed, epoch, ctx.options, executor, names, ctx.builder, ctx.planner, plan, meters, ctx.budgets
+    )
+    return inner.build(plan.optimised)
 
 
 def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
@@ -69,7 +72,7 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
     Raises:
         FailedPreconditionError: None of the first few can.
     """
-    iterator = open_iterator(source, seed=0, epoch=0, options=merged_options(source), executor=InlineExecutor())
+    iterator = open_probe(source)
     try:
         for _ in range(_PROBES):
             try:

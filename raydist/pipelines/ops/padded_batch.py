@@ -9,9 +9,11 @@ from typing import Any, ClassVar, final
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.nest import flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.engine.resume import count_items, drop_items, keep_items, read_items
+from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.padding import Padding
 
 __all__ = ["PaddedBatchOp"]
@@ -21,12 +23,11 @@ _MAX_BATCHES = 64  # made at a time
 
 @final
 @dataclass(frozen=True, eq=False)
-class PaddedBatchOp(DatasetOp):
+class PaddedBatchOp(UnaryOp):
     """Batches of `batch_size` elements of `input`, each leaf padded to one shape."""
 
     state_is_recent: ClassVar[bool] = True
 
-    input: DatasetOp
     batch_size: int
     padding: Padding
     drop_remainder: bool = False
@@ -34,10 +35,6 @@ class PaddedBatchOp(DatasetOp):
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise InvalidArgumentError(f"batch_size must be >= 1, got {self.batch_size}.")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -63,7 +60,7 @@ class PaddedBatchOp(DatasetOp):
 
 
 @final
-class _PaddedBatches(ResumableProducer):
+class _PaddedBatches(ClosesInput, ResumableProducer):
     def __init__(self, op: PaddedBatchOp, source: OpIterator, name: str) -> None:
         self._op = op
         self._source = source
@@ -100,6 +97,3 @@ class _PaddedBatches(ResumableProducer):
 
     def restore(self, border: State) -> None:
         self._source.load_state_dict(border)
-
-    def close(self) -> None:
-        self._source.close()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.engine.buffer_size import BufferSize
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
-from raydist.pipelines.engine.prefetch_thread import ReadAhead
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.metering.meters import Meter
 from raydist.values import AUTOTUNE
@@ -22,21 +24,16 @@ _FIRST_BUFFER = 2  # elements of a buffer whose size is left to raydist
 
 @final
 @dataclass(frozen=True, eq=False)
-class PrefetchOp(DatasetOp):
+class PrefetchOp(UnaryOp):
     """`input`, up to `buffer_size` elements ahead; None or AUTOTUNE grows the buffer while the consumer waits."""
 
     state_is_recent: ClassVar[bool] = True
 
-    input: DatasetOp
     buffer_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.buffer_size is not None and self.buffer_size < AUTOTUNE:
             raise InvalidArgumentError(f"buffer_size must be >= 0, AUTOTUNE or None, got {self.buffer_size}.")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def label(self) -> str:
@@ -50,12 +47,6 @@ class PrefetchOp(DatasetOp):
     def is_tuned(self) -> bool:
         return self.buffer_size is None or self.buffer_size == AUTOTUNE
 
-    def cardinality(self) -> int:
-        return self.input.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
-
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         source = ctx.build(self.input)
         if self.buffer_size == 0:
@@ -65,7 +56,7 @@ class PrefetchOp(DatasetOp):
         size = _FIRST_BUFFER if self.is_tuned else (self.buffer_size or 0)
         buffer_size = BufferSize(size, tuned=self.is_tuned and ctx.options.autotune.enabled)
         name = ctx.operation_names[id(self)]
-        ahead = ReadAhead(source, buffer_size, ctx.budgets.ram, meter, name=name, watch=_watch(meter, ctx))
+        ahead = PrefetchThread(source, buffer_size, ctx.budgets.ram, meter, name=name, watch=_watch(meter, ctx))
         return _PrefetchIterator(source, ahead)
 
 
@@ -82,7 +73,7 @@ def _nothing(seconds: float) -> None:
 class _PrefetchIterator(OpIterator):
     """Its state is that of the elements handed out, not of those made."""
 
-    def __init__(self, source: OpIterator, ahead: ReadAhead) -> None:
+    def __init__(self, source: OpIterator, ahead: PrefetchThread) -> None:
         self._source = source
         self._ahead = ahead
         self._outbox: Outbox | None = None

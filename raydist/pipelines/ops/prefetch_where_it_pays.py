@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
-from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
-from raydist.pipelines.engine.prefetch_thread import ReadAhead
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
+from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import Outbox
 
@@ -18,16 +20,10 @@ __all__ = ["PrefetchWhereItPaysOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class PrefetchWhereItPaysOp(DatasetOp):
+class PrefetchWhereItPaysOp(UnaryOp):
     """`input`, made by the consumer's thread or by another one, as the autotuner finds out."""
 
     state_is_recent: ClassVar[bool] = True
-
-    input: DatasetOp
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -37,15 +33,9 @@ class PrefetchWhereItPaysOp(DatasetOp):
     def label(self) -> str:
         return "prefetch(where it pays)"
 
-    def cardinality(self) -> int:
-        return self.input.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
-
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         source = ctx.build(self.input)
-        return _Iterator(source, ctx.executor.for_prefetch(ctx.meter(self), ctx))
+        return _Iterator(source, ctx.executor.for_prefetch(ctx.meter(self), ctx.meters, ctx.budgets))
 
 
 @final
@@ -55,10 +45,10 @@ class _Iterator(OpIterator):
     It changes over between two blocks: to the thread at once, back when all that the thread has made is handed out.
     """
 
-    def __init__(self, source: OpIterator, part: TunedPrefetch | None) -> None:
+    def __init__(self, source: OpIterator, part: OptionalPrefetch | None) -> None:
         self._source = source
         self._part = part
-        self._ahead: ReadAhead | None = None
+        self._ahead: PrefetchThread | None = None
         self._outbox: Outbox | None = None  # None: all that was made is handed out
         self._rows = 1
 
@@ -67,10 +57,10 @@ class _Iterator(OpIterator):
         if part is None:
             return self._read(limit)
         part.look()
-        if self._ahead is None and part.setting.workers:
+        if self._ahead is None and part.is_on:
             self._start(part, limit)
         if self._ahead is not None:
-            if not part.setting.workers:
+            if not part.is_on:
                 self._ahead.pause()
             block = self._take(self._ahead, limit)
         else:
@@ -80,12 +70,12 @@ class _Iterator(OpIterator):
         part.handed_out(block.num_rows, block.num_bytes)
         return block
 
-    def _start(self, part: TunedPrefetch, limit: int) -> None:
+    def _start(self, part: OptionalPrefetch, limit: int) -> None:
         self._outbox = self._outbox or Outbox(self._source.state_dict())
         self._ahead = part.read_ahead(self._source, 2 * max(1, min(limit, self._rows)))
         self._ahead.start()
 
-    def _take(self, ahead: ReadAhead, limit: int) -> Block:
+    def _take(self, ahead: PrefetchThread, limit: int) -> Block:
         """The next block that the thread has made, or the next one after it has stopped."""
         outbox = self._open_outbox()
         while not outbox:

@@ -11,10 +11,12 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.nest import flatten, map_structure
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.engine.resume import count_items, drop_items, keep_items, read_items
+from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.batch import cut_into_batches
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -25,12 +27,11 @@ _MAX_BATCHES = 64  # made at a time
 
 @final
 @dataclass(frozen=True, eq=False)
-class RebatchOp(DatasetOp):
+class RebatchOp(UnaryOp):
     """The elements of `input` (rows) in batches whose sizes are `sizes`, again and again; 0 gives an empty batch."""
 
     state_is_recent: ClassVar[bool] = True
 
-    input: DatasetOp
     sizes: tuple[int, ...]
     drop_remainder: bool = False
 
@@ -39,10 +40,6 @@ class RebatchOp(DatasetOp):
             raise InvalidArgumentError(
                 f"The sizes of a rebatch must be >= 0, and one of them > 0, got {list(self.sizes)}."
             )
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def label(self) -> str:
@@ -60,7 +57,7 @@ class RebatchOp(DatasetOp):
 
 
 @final
-class _Batches(ResumableProducer):
+class _Batches(ClosesInput, ResumableProducer):
     def __init__(self, op: RebatchOp, source: OpIterator) -> None:
         self._op = op
         self._source = source
@@ -101,6 +98,3 @@ class _Batches(ResumableProducer):
     def restore(self, border: State) -> None:
         self._at, self._ended = int(border["at"]), bool(border["ended"])
         self._source.load_state_dict(border["input"])
-
-    def close(self) -> None:
-        self._source.close()

@@ -13,16 +13,18 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.seeds import RandomKey
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import (
-    Agreement,
     BorderIterator,
+    OneKind,
     ReplayIterator,
     ResumableProducer,
     read_watched,
 )
-from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.ops.class_balance import ClassBalance
 from raydist.pipelines.ops.map import MapOp, items_of_results
 from raydist.values import UNKNOWN_CARDINALITY
@@ -36,10 +38,9 @@ _MAX_COUNTS = 256  # classes whose counts may be in a state: with more, resuming
 
 @final
 @dataclass(frozen=True, eq=False)
-class RejectionResampleOp(DatasetOp):
+class RejectionResampleOp(UnaryOp):
     """Pairs (class, element) of the elements of `input` that a random choice keeps."""
 
-    input: DatasetOp
     class_func: Callable[..., Any]
     balance: ClassBalance
     seed: int | None = None
@@ -47,10 +48,6 @@ class RejectionResampleOp(DatasetOp):
     def __post_init__(self) -> None:
         if not callable(self.class_func):
             raise InvalidArgumentError(f"class_func must be a function, got {self.class_func!r:.100}.")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -78,7 +75,7 @@ class RejectionResampleOp(DatasetOp):
 
 
 @final
-class _Resampling(ResumableProducer):
+class _Resampling(ClosesInput, ResumableProducer):
     """Judges elements in order. Its state is how many there were, and how often each class came."""
 
     def __init__(self, op: RejectionResampleOp, source: OpIterator, key: RandomKey, label: str) -> None:
@@ -86,14 +83,14 @@ class _Resampling(ResumableProducer):
         self._source = source
         self._key = key
         self._label = label
-        self._agreement = Agreement(label)
-        self._demand = Demand(min(_MAX_ROWS, max(1, _MAX_CELLS // op.balance.num_classes)))
+        self._agreement = OneKind(label)
+        self._request = RequestSize(min(_MAX_ROWS, max(1, _MAX_CELLS // op.balance.num_classes)))
         self._index = 0
         self._seen = np.zeros(op.balance.num_classes, np.int64)
 
     def make(self, limit: int) -> Sequence[Item]:
         # Few may be kept of what is read: the consumer's wish says little about how much to read.
-        item = read_watched(self._source, self._demand)
+        item = read_watched(self._source, self._request)
         start = self._index
         if isinstance(item, ElementError):
             self._index += 1
@@ -149,6 +146,3 @@ class _Resampling(ResumableProducer):
         self._index = int(border["index"])
         self._seen = np.array(border["seen"], np.int64)
         self._source.load_state_dict(border["input"])
-
-    def close(self) -> None:
-        self._source.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["RepeatOp"]
@@ -15,17 +17,12 @@ __all__ = ["RepeatOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class RepeatOp(DatasetOp):
+class RepeatOp(UnaryOp):
     """`count` passes over `input`; None or a negative count repeats for ever."""
 
     content_blind: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
-    input: DatasetOp
     count: int | None = None
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def label(self) -> str:
@@ -47,9 +44,6 @@ class RepeatOp(DatasetOp):
         if self.count is None or self.count < 0:
             return INFINITE_CARDINALITY
         return count if count < 0 else count * self.count
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return _RepeatIterator(self, ctx)

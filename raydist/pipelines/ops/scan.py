@@ -13,10 +13,12 @@ from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.fold import Carried
 from raydist.pipelines.elements.functions import describe, element_rows
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaves import as_leaf
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.probe import probe_spec
-from raydist.pipelines.engine.producers import Agreement, Producer, ReplayIterator, read_item
+from raydist.pipelines.engine.producers import OneKind, Producer, ReplayIterator, read_item
 from raydist.pipelines.ops.map import items_of_results
 
 __all__ = ["ScanOp"]
@@ -24,10 +26,9 @@ __all__ = ["ScanOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class ScanOp(DatasetOp):
+class ScanOp(UnaryOp):
     """The second parts of `fn(state, element)`; the first is the state for the next element."""
 
-    input: DatasetOp
     initial_state: Any
     fn: Callable[..., Any]
 
@@ -37,15 +38,8 @@ class ScanOp(DatasetOp):
         map_structure(as_leaf, self.initial_state)
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
     def label(self) -> str:
         return f"scan({describe(self.fn)})"
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
 
     def element_spec(self) -> Any:
         return self._spec
@@ -60,7 +54,7 @@ class ScanOp(DatasetOp):
 
 
 @final
-class _Scanning(Producer):
+class _Scanning(ClosesInput, Producer):
     """An element on which the function fails is an error in its place and leaves the state as it was."""
 
     def __init__(self, op: ScanOp, source: OpIterator, label: str) -> None:
@@ -68,7 +62,7 @@ class _Scanning(Producer):
         self._carried = Carried(op.initial_state)
         self._source = source
         self._label = label
-        self._agreement = Agreement(label)
+        self._agreement = OneKind(label)
         self._index = 0
 
     def make(self, limit: int) -> Sequence[Item]:
@@ -99,6 +93,3 @@ class _Scanning(Producer):
         except Exception as error:  # of the user's function, on this element
             return ElementError(error, index)
         return result[1]
-
-    def close(self) -> None:
-        self._source.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 
 __all__ = ["ShardOp"]
@@ -19,11 +21,11 @@ _ROWS = 8192  # elements read at a time, at most
 
 @final
 @dataclass(frozen=True, eq=False)
-class ShardOp(DatasetOp):
+class ShardOp(UnaryOp):
     """The elements of `input` whose number leaves the remainder `index` when divided by `num_shards`."""
 
+    pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
-    input: DatasetOp
     num_shards: int
     index: int
 
@@ -36,10 +38,6 @@ class ShardOp(DatasetOp):
             )
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
     def label(self) -> str:
         return f"shard({self.num_shards}, {self.index})"
 
@@ -47,23 +45,16 @@ class ShardOp(DatasetOp):
     def is_noop(self) -> bool:
         return self.num_shards == 1
 
-    @property
-    def is_pure(self) -> bool:
-        return True
-
     def cardinality(self) -> int:
         count = self.input.cardinality()
         return count if count < 0 else max(0, -(-(count - self.index) // self.num_shards))
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return BorderIterator(_Sharding(self, ctx.build(self.input)))
 
 
 @final
-class _Sharding(ResumableProducer):
+class _Sharding(ClosesInput, ResumableProducer):
     """An error has a number like an element: it comes out of one shard."""
 
     def __init__(self, op: ShardOp, source: OpIterator) -> None:
@@ -87,6 +78,3 @@ class _Sharding(ResumableProducer):
     def restore(self, border: State) -> None:
         self._number = int(border["number"])
         self._source.load_state_dict(border["input"])
-
-    def close(self) -> None:
-        self._source.close()

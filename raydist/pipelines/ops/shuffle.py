@@ -15,9 +15,11 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.seeds import RandomKey, draw_seed
 from raydist.pipelines.elements.slots import Slots
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -28,13 +30,12 @@ _ROWS = 4096  # elements read at a time while filling, and again while restoring
 
 @final
 @dataclass(frozen=True, eq=False)
-class ShuffleOp(DatasetOp):
+class ShuffleOp(UnaryOp):
     """`input` in random order, each output drawn from the next `buffer_size` elements."""
 
     preserves_order: ClassVar[bool] = False
     content_blind: ClassVar[bool] = True
     placement = "exchange"
-    input: DatasetOp
     buffer_size: int
     seed: int | None = None
     reshuffle_each_iteration: bool = True
@@ -50,10 +51,6 @@ class ShuffleOp(DatasetOp):
             object.__setattr__(self, "drawn_seed", draw_seed())
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
     def label(self) -> str:
         size = "all" if self.buffer_size == UNKNOWN_CARDINALITY else self.buffer_size
         return f"shuffle({size}{'' if self.seed is None else f', seed={self.seed}'})"
@@ -61,12 +58,6 @@ class ShuffleOp(DatasetOp):
     @property
     def is_noop(self) -> bool:
         return self.buffer_size == 1
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return _ShuffleIterator(ctx.build(self.input), self.buffer_size, self.key(ctx))

@@ -9,7 +9,10 @@ import numpy as np
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess, State
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shuffle import ShuffleOp
 
@@ -18,16 +21,11 @@ __all__ = ["ShuffledPassesOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class ShuffledPassesOp(DatasetOp):
+class ShuffledPassesOp(UnaryOp):
     """`input`, which can be read by index, as `shuffle` and `repeat` one after the other would give it."""
 
-    input: DatasetOp
     shuffle: ShuffleOp
     repeat: RepeatOp
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -39,9 +37,6 @@ class ShuffledPassesOp(DatasetOp):
 
     def cardinality(self) -> int:
         return self.repeat.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         access = self.input.random_access()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 
 __all__ = ["SkipOp"]
 
@@ -15,17 +17,13 @@ _ROWS = 1024  # elements read at a time while skipping
 
 @final
 @dataclass(frozen=True, eq=False)
-class SkipOp(DatasetOp):
+class SkipOp(UnaryOp):
     """`input` without its first `count` elements; a negative count skips all."""
 
+    pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
-    input: DatasetOp
     count: int
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def label(self) -> str:
@@ -35,25 +33,18 @@ class SkipOp(DatasetOp):
     def is_noop(self) -> bool:
         return self.count == 0
 
-    @property
-    def is_pure(self) -> bool:
-        return True
-
     def cardinality(self) -> int:
         count = self.input.cardinality()
         if self.count < 0:
             return 0
         return count if count < 0 else max(0, count - self.count)
 
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
-
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return _SkipIterator(ctx.build(self.input), self.count)
 
 
 @final
-class _SkipIterator(OpIterator):
+class _SkipIterator(ClosesInput, OpIterator):
     """Errors among the skipped elements are raised, and not counted."""
 
     def __init__(self, source: OpIterator, count: int) -> None:
@@ -73,6 +64,3 @@ class _SkipIterator(OpIterator):
     def load_state_dict(self, state: State) -> None:
         self._left = int(state["left"])
         self._source.load_state_dict(state["input"])
-
-    def close(self) -> None:
-        self._source.close()

@@ -9,9 +9,10 @@ import numpy as np
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block, Column
-from raydist.pipelines.engine.op import Item, OpIterator, State
+from raydist.pipelines.elements.items import Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
-from raydist.pipelines.engine.resume import count_items, drop_items, keep_items, read_items
+from raydist.pipelines.engine.resume import read_items
 
 __all__ = ["Slot", "weave"]
 

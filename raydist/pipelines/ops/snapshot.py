@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.engine.op import DatasetOp, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import Item, State
+from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.nested import graph_of, open_nested
 from raydist.pipelines.sources.table_files import TableFilesIterator
@@ -28,13 +30,12 @@ _ROWS = 4096  # elements read at a time while writing
 
 @final
 @dataclass(frozen=True, eq=False)
-class SnapshotOp(DatasetOp):
+class SnapshotOp(UnaryOp):
     """The elements of epoch 0 of `input`, kept in a directory below `path` whose name says what they were made of.
 
     `make_dataset` makes what users hold of an operation.
     """
 
-    input: DatasetOp
     path: str
     container: Container
     make_dataset: Callable[[DatasetOp], Any]
@@ -58,18 +59,8 @@ class SnapshotOp(DatasetOp):
         return Container.of("arrow", _AUTO if name == "AUTO" else name)
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
     def label(self) -> str:
         return f"snapshot({self.path!r})"
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def directory(self, ctx: IterContext) -> str:
         """Where the elements of a pipeline with these options are."""

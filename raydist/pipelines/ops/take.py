@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["TakeOp"]
@@ -14,17 +16,13 @@ __all__ = ["TakeOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class TakeOp(DatasetOp):
+class TakeOp(UnaryOp):
     """The first `count` elements of `input`; a negative count takes all."""
 
+    pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
     state_is_recent: ClassVar[bool] = True
-    input: DatasetOp
     count: int
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def label(self) -> str:
@@ -34,18 +32,11 @@ class TakeOp(DatasetOp):
     def is_noop(self) -> bool:
         return self.count < 0
 
-    @property
-    def is_pure(self) -> bool:
-        return True
-
     def cardinality(self) -> int:
         count = self.input.cardinality()
         if self.count < 0 or (count == UNKNOWN_CARDINALITY and self.count > 0):
             return count
         return self.count if count == INFINITE_CARDINALITY else min(self.count, max(0, count))
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         source = ctx.build(self.input)
@@ -53,7 +44,7 @@ class TakeOp(DatasetOp):
 
 
 @final
-class _TakeIterator(OpIterator):
+class _TakeIterator(ClosesInput, OpIterator):
     """Counts elements; errors pass and are not counted."""
 
     def __init__(self, source: OpIterator, count: int) -> None:
@@ -73,6 +64,3 @@ class _TakeIterator(OpIterator):
     def load_state_dict(self, state: State) -> None:
         self._left = int(state["left"])
         self._source.load_state_dict(state["input"])
-
-    def close(self) -> None:
-        self._source.close()

@@ -9,7 +9,9 @@ from typing import Any, final
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import describe
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.filter import ask_rows
 from raydist.values import UNKNOWN_CARDINALITY
@@ -21,19 +23,14 @@ _ROWS = 256  # elements asked about at a time: some behind the end may be read i
 
 @final
 @dataclass(frozen=True, eq=False)
-class TakeWhileOp(DatasetOp):
+class TakeWhileOp(UnaryOp):
     """The elements of `input` before the first for which `predicate` returns False."""
 
-    input: DatasetOp
     predicate: Callable[..., Any]
 
     def __post_init__(self) -> None:
         if not callable(self.predicate):
             raise InvalidArgumentError(f"take_while needs a function, got {self.predicate!r}.")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def name(self) -> str:
@@ -46,16 +43,13 @@ class TakeWhileOp(DatasetOp):
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
-
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         label = f"{ctx.operation_names[id(self)]} ({describe(self.predicate)})"
         return BorderIterator(_Taking(self.predicate, ctx.build(self.input), label))
 
 
 @final
-class _Taking(ResumableProducer):
+class _Taking(ClosesInput, ResumableProducer):
     """An error, of the input or of the predicate, keeps its place and ends nothing."""
 
     def __init__(self, predicate: Callable[..., Any], source: OpIterator, label: str) -> None:
@@ -93,6 +87,3 @@ class _Taking(ResumableProducer):
     def restore(self, border: State) -> None:
         self._index, self._ended = int(border["index"]), bool(border["ended"])
         self._source.load_state_dict(border["input"])
-
-    def close(self) -> None:
-        self._source.close()

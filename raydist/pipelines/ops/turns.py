@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.options import Timeouts
-from raydist.pipelines.engine.arrival_order import Order
-from raydist.pipelines.engine.op import State
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.ops.slot import Slot
 
 __all__ = ["Turn", "Turns"]
@@ -36,7 +36,7 @@ class Turns:
         name: Under which they are kept.
     """
 
-    def __init__(self, order: Order, name: str) -> None:
+    def __init__(self, order: ArrivalOrder, name: str) -> None:
         self._order = order
         self._name = name
         self._given = 0
@@ -54,7 +54,7 @@ class Turns:
         self._given += 1
 
     def state_dict(self) -> State:
-        """How many turns there were, for `Orders.since`."""
+        """How many turns there were, for `ArrivalOrders.since`."""
         return {"order": self._name, "first": self._given, "given": self._given}
 
     def load_state_dict(self, state: State) -> None:

@@ -8,43 +8,31 @@ from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.nest import map_structure
+from raydist.pipelines.elements.batch_rows import row_spec, rows_of_batch
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, ElementError, ElementwiseOp, Item, IterContext, Kernel
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
 from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["UnbatchOp", "rows_of_batch"]
+__all__ = ["UnbatchOp"]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class UnbatchOp(ElementwiseOp):
+class UnbatchOp(UnaryOp, ElementwiseOp):
     """Every element of `input` split along its first dimension."""
 
-    input: DatasetOp
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    @property
-    def is_pure(self) -> bool:
-        return True
+    pure: ClassVar[bool] = True
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        return map_structure(_row_spec, self.input.element_spec())
+        return map_structure(row_spec, self.input.element_spec())
 
     def kernel(self, ctx: IterContext) -> Kernel:
         return _UnbatchKernel(ctx.operation_names[id(self)])
-
-
-def _row_spec(spec: TensorSpec) -> TensorSpec:
-    if spec.shape == ():
-        raise InvalidArgumentError(f"unbatch needs elements with a first dimension to split, got {spec}.")
-    return TensorSpec(None if spec.shape is None else spec.shape[1:], spec.dtype)
 
 
 @final
@@ -60,7 +48,7 @@ class _UnbatchKernel(Kernel):
     def run(self, block: Block, start: int) -> Sequence[Item]:
         if all(column.ndim > 1 for column in block.columns) and len({c.shape[1] for c in block.columns}) == 1:
             columns = tuple(column.reshape(-1, *column.shape[2:]) for column in block.columns)
-            return [Block(block.structure, tuple(map(_row_spec, block.specs)), columns, len(columns[0]))]
+            return [Block(block.structure, tuple(map(row_spec, block.specs)), columns, len(columns[0]))]
         items: list[Item] = []
         for row in range(block.num_rows):
             try:
@@ -68,17 +56,3 @@ class _UnbatchKernel(Kernel):
             except InvalidArgumentError as error:
                 items.append(ElementError(error, start + row))
         return items
-
-
-def rows_of_batch(batch: Block) -> Block:
-    """The rows of one element as a block.
-
-    Raises:
-        InvalidArgumentError: A leaf has no first dimension, or first dimensions differ.
-    """
-    leaves = [column[0] for column in batch.columns]
-    shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
-    lengths = [shape[0] for shape in shapes if shape]
-    if len(lengths) < len(leaves) or len(set(lengths)) > 1:
-        raise InvalidArgumentError(f"The leaves of a batch must share their first dimension, got shapes {shapes}.")
-    return Block(batch.structure, tuple(map(_row_spec, batch.specs)), tuple(leaves), lengths[0])

@@ -10,8 +10,10 @@ import numpy as np
 
 from raydist.errors import SpecError
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator
+from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_item
 from raydist.values import UNKNOWN_CARDINALITY
 
@@ -20,14 +22,8 @@ __all__ = ["UniqueOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class UniqueOp(DatasetOp):
+class UniqueOp(UnaryOp):
     """The elements of `input` that did not come before; scalars of integers, bytes or str."""
-
-    input: DatasetOp
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY

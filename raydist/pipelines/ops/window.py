@@ -10,10 +10,12 @@ from typing import Any, final
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.nest import LEAF, map_structure
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
+from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, join_items, keep_items
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
-from raydist.pipelines.engine.resume import count_items, drop_items, join_items, keep_items, read_items
+from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.sources.memory import MemoryOp
 
 __all__ = ["WindowOp"]
@@ -23,13 +25,12 @@ _WINDOWS = 256  # made at a time, at most
 
 @final
 @dataclass(frozen=True, eq=False)
-class WindowOp(DatasetOp):
+class WindowOp(UnaryOp):
     """Windows of `size` elements of `input`, `stride` apart, one beginning every `shift` elements.
 
     `make_dataset` makes what users hold of the operation behind each window.
     """
 
-    input: DatasetOp
     size: int
     shift: int
     stride: int
@@ -40,10 +41,6 @@ class WindowOp(DatasetOp):
         for name in ("size", "shift", "stride"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} must be >= 1, got {getattr(self, name)}.")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
 
     @property
     def label(self) -> str:
@@ -70,7 +67,7 @@ class WindowOp(DatasetOp):
 
 
 @final
-class _Windows(ResumableProducer):
+class _Windows(ClosesInput, ResumableProducer):
     """Holds the elements from the next window's first on. Its state is the input's at some element before that."""
 
     def __init__(self, op: WindowOp, source: OpIterator) -> None:
@@ -165,9 +162,6 @@ class _Windows(ResumableProducer):
                 f"The input of {self._op.label} must be the same again to resume at element {self._start}, and it has "
                 "ended before. Resume with the data that the state was saved with."
             )
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def _every(block: Block, first: int, stride: int) -> Block:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, copied
-from raydist.pipelines.engine.groups import Groups
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
-from raydist.pipelines.engine.resume import Outbox, count_items, drop_items, keep_items, read_items
+from raydist.pipelines.elements.items import ElementError, Groups, Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["ZipOp"]
@@ -24,6 +25,8 @@ class ZipOp(DatasetOp):
     Leaf i of the nest comes from the dataset number `places[i]`; by default, each has its own.
     """
 
+    pure: ClassVar[bool] = True
+
     datasets: tuple[DatasetOp, ...]
     structure: Structure
     places: tuple[int, ...] = ()
@@ -35,10 +38,6 @@ class ZipOp(DatasetOp):
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:
         return self.datasets
-
-    @property
-    def is_pure(self) -> bool:
-        return True
 
     def cardinality(self) -> int:
         counts = [op.cardinality() for op in self.datasets]

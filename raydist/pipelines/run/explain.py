@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from raydist.pipelines.engine.build import Plan, build
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.fusion import chain_of, fuse
 from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.metering.stats_table import percent
-from raydist.pipelines.run.plan import Plan, build
+from raydist.pipelines.run.plan import make_nested_plan
 
 __all__ = ["explain"]
 
@@ -40,7 +41,7 @@ def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
         return
     chain, base = chain_of(op)
     yield from _stages(base, plan)
-    for stage in fuse(chain, IterContext(0, (0,), plan.options, InlineExecutor(), plan.names, build, plan)):
+    for stage in fuse(chain, IterContext(0, (0,), plan.options, InlineExecutor(), plan.names, build, make_nested_plan)):
         yield f"{'+'.join(plan.names[id(part)] for part, _ in stage)}: {_place(stage[0][0])}"
 
 

@@ -9,14 +9,17 @@ from typing import Any, Generic, Self, TypeVar, final
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.arrival_order import Orders
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.arrival_order import ArrivalOrders
+from raydist.pipelines.engine.build import Plan, start
 from raydist.pipelines.engine.executor import Executor
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, DatasetOp, OpIterator, State
-from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
+from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.meters import Meters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.executors import open_executor
-from raydist.pipelines.run.plan import Plan, make_plan, start
+from raydist.pipelines.run.plan import make_nested_plan, make_plan
 
 __all__ = ["DatasetIterator", "Optional"]
 
@@ -96,8 +99,8 @@ class DatasetIterator(Generic[T]):
         """What every stage has done since the iteration began."""
         self._executor: Executor | None = None
         self._source: OpIterator | None = None
-        self._demand = Demand()
-        self._orders = Orders()
+        self._request = RequestSize()
+        self._orders = ArrivalOrders()
         self._resume_at: State | None = None  # where the engine goes on when it is opened again
         self._to_skip = 0  # elements behind that which were handed out before
         self._border: State = {}  # the engine's state before `_rows`
@@ -145,7 +148,7 @@ class DatasetIterator(Generic[T]):
         source = self._open()
         self._border = source.state_dict()
         try:
-            return self._demand.read(source, limit)
+            return self._request.read(source, limit)
         except StopIteration:
             self._ended = True
             self._suspend(source.state_dict())
@@ -165,6 +168,7 @@ class DatasetIterator(Generic[T]):
             self._executor = self._make_executor(self._options)
             self._source = start(
                 self._plan,
+                make_nested_plan,
                 seed=self._seed,
                 epoch=self._epoch,
                 executor=self._executor,

@@ -14,7 +14,7 @@ import numpy as np
 
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import State
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, cut_batch, deal

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, final
 import pyarrow as pa
 
 from raydist.errors import DataLossError, SpecError
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.arrow_file import ArrowFile
 from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.files import data_loss

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.formats.arrow_rows import RowSchema, null_rows
 from raydist.pipelines.sources.indexed import IndexedIterator
 
@@ -21,8 +23,10 @@ __all__ = ["ArrowTableOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class ArrowTableOp(DatasetOp):
+class ArrowTableOp(SourceOp):
     """The rows of a table without nulls."""
+
+    pure: ClassVar[bool] = True
 
     table: pa.Table
 
@@ -45,20 +49,12 @@ class ArrowTableOp(DatasetOp):
             passed += batch.num_rows
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
-
-    @property
     def name(self) -> str:
         return "from_arrow"
 
     @property
     def label(self) -> str:
         return f"from_arrow({', '.join(self.table.schema.names):.60})"
-
-    @property
-    def is_pure(self) -> bool:
-        return True
 
     def cardinality(self) -> int:
         count: int = self.table.num_rows

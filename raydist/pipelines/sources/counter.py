@@ -9,8 +9,10 @@ import numpy as np
 
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["CounterOp"]
@@ -20,16 +22,12 @@ _MAX_ROWS = 4096
 
 @final
 @dataclass(frozen=True, eq=False)
-class CounterOp(DatasetOp):
+class CounterOp(SourceOp):
     """`start`, `start + step`, ..."""
 
     start: int
     step: int
     dtype: np.dtype[Any]
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def label(self) -> str:

@@ -12,9 +12,11 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["DrawsOp"]
@@ -25,7 +27,7 @@ _WORD = 2.0**-64
 
 @final
 @dataclass(frozen=True, eq=False)
-class DrawsOp(DatasetOp):
+class DrawsOp(SourceOp):
     """Numbers 0 .. len(weights) - 1 without an end; 0 is as likely as its share of the weights, and so on."""
 
     weights: tuple[float, ...]
@@ -41,10 +43,6 @@ class DrawsOp(DatasetOp):
         if not all(map(math.isfinite, given)) or max(given) <= 0:
             raise InvalidArgumentError(f"weights must be finite, and one of them > 0, got {given}.")
         return cls(tuple(max(0.0, weight) for weight in given), seed, rerandomize)
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def label(self) -> str:

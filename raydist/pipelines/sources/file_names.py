@@ -10,8 +10,10 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.spec import STR, TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, ElementError, OpIterator
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.sources.memory import MemoryOp

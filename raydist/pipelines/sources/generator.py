@@ -11,8 +11,10 @@ from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.leaves import as_leaf
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY
@@ -25,7 +27,7 @@ _BLOCK_BYTES = 1 << 22
 
 @final
 @dataclass(frozen=True, eq=False)
-class GeneratorOp(DatasetOp):
+class GeneratorOp(SourceOp):
     """The values of `generator(*args)`, called afresh for every pass."""
 
     generator: Callable[..., Any]
@@ -46,10 +48,6 @@ class GeneratorOp(DatasetOp):
                 "e.g. (rd.TensorSpec((28, 28), 'uint8'), rd.TensorSpec((), 'int64')), got None."
             )
         return cls(generator, Signature.parse(output_signature), map_structure(as_leaf, tuple(args)))
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def name(self) -> str:

@@ -7,7 +7,9 @@ from typing import final
 import numpy as np
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import OpIterator, RandomAccess, State
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.random_access import RandomAccess
 
 __all__ = ["IndexedIterator"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaves import as_leaf
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
 
 __all__ = ["MemoryOp"]
@@ -21,8 +23,10 @@ __all__ = ["MemoryOp"]
 
 @final
 @dataclass(frozen=True, eq=False)
-class MemoryOp(DatasetOp):
+class MemoryOp(SourceOp):
     """The rows of one block in memory."""
+
+    pure: ClassVar[bool] = True
 
     block: Block
     made_by: str
@@ -46,16 +50,8 @@ class MemoryOp(DatasetOp):
         return cls(block_of_rows([tensors]), "from_tensors")
 
     @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
-
-    @property
     def name(self) -> str:
         return self.made_by
-
-    @property
-    def is_pure(self) -> bool:
-        return True
 
     def cardinality(self) -> int:
         return self.block.num_rows

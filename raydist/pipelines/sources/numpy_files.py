@@ -14,7 +14,9 @@ from raydist.nest import LEAF, Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaves import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.formats.files import local_path, open_file, path_text
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
 from raydist.pipelines.sources.indexed import IndexedIterator
@@ -32,7 +34,7 @@ def numpy_op(source: Any) -> DatasetOp:
 
 @final
 @dataclass(frozen=True, eq=False)
-class NumpyFileOp(DatasetOp):
+class NumpyFileOp(SourceOp):
     """The rows of the arrays of one file. Whoever reads rows opens the file: only its description travels.
 
     Attributes:
@@ -63,10 +65,6 @@ class NumpyFileOp(DatasetOp):
             raise InvalidArgumentError(f"from_numpy needs arrays with a first dimension to slice, got shapes {names}.")
         if len({shape[0] for shape in names.values()}) > 1:
             raise InvalidArgumentError(f"All arrays must have the same first dimension, got shapes {names}.")
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def name(self) -> str:

@@ -14,9 +14,11 @@ import numpy as np
 
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 
 __all__ = ["PermutationOp", "permuted"]
 
@@ -29,16 +31,12 @@ _Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 @final
 @dataclass(frozen=True, eq=False)
-class PermutationOp(DatasetOp):
+class PermutationOp(SourceOp):
     """0 .. `count` - 1 in the order of one epoch, or of all epochs."""
 
     count: int
     seed: int | None
     reshuffle_each_iteration: bool
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def name(self) -> str:

@@ -9,9 +9,11 @@ import numpy as np
 
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["RandomOp"]
@@ -22,15 +24,11 @@ _BOUND = 1 << 32  # the numbers of tf.data's random: 32 bits in an int64
 
 @final
 @dataclass(frozen=True, eq=False)
-class RandomOp(DatasetOp):
+class RandomOp(SourceOp):
     """int64 numbers below 2^32; the same ones in every epoch unless `rerandomize_each_iteration`."""
 
     seed: int | None
     rerandomize_each_iteration: bool
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def label(self) -> str:

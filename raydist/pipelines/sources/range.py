@@ -12,7 +12,9 @@ from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator, RandomAccess
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
 
 __all__ = ["RangeOp"]
@@ -22,8 +24,10 @@ _FEW = 1024  # numbers that may as well be made at once
 
 @final
 @dataclass(frozen=True, eq=False)
-class RangeOp(DatasetOp):
+class RangeOp(SourceOp):
     """The numbers of `range(start, stop, step)`."""
+
+    pure: ClassVar[bool] = True
 
     start: int
     stop: int
@@ -42,14 +46,6 @@ class RangeOp(DatasetOp):
         bounds = (0, *args) if len(args) == 1 else tuple(args)
         start, stop, step = (int(bound) for bound in (*bounds, 1)[:3])
         return cls(start, stop, step, dtype)
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
-
-    @property
-    def is_pure(self) -> bool:
-        return True
 
     def cardinality(self) -> int:
         return len(range(self.start, self.stop, self.step))

@@ -11,8 +11,10 @@ import numpy as np
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.spec import BYTES, TensorSpec
-from raydist.pipelines.engine.op import MACHINERY_ERRORS, DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
 from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES

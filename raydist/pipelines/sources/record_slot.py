@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from raydist.pipelines.engine.op import ElementError
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.sources.pieces import Piece, PieceReader, RecordReader
 from raydist.pipelines.sources.read_ahead import ReadAhead
 

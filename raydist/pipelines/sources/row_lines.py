@@ -10,7 +10,7 @@ from typing import Any, final
 import pyarrow as pa
 
 from raydist.errors import SpecError
-from raydist.pipelines.engine.op import ElementError, Item
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.files import data_loss

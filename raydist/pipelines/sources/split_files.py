@@ -16,17 +16,11 @@ import numpy as np
 from raydist.errors import FailedPreconditionError
 from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block, object_column
+from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.spec import STR, TensorSpec
-from raydist.pipelines.engine.op import (
-    DatasetOp,
-    ElementError,
-    ElementwiseOp,
-    Item,
-    IterContext,
-    Kernel,
-    OpIterator,
-    State,
-)
+from raydist.pipelines.engine.kernel import Kernel
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 
 __all__ = ["FileSplit", "FileSplitsOp", "SplitFilesOp", "SplitFormat"]
 
@@ -80,14 +74,10 @@ class SplitFormat(ABC):
 
 @final
 @dataclass(frozen=True, eq=False)
-class FileSplitsOp(DatasetOp):
+class FileSplitsOp(SourceOp):
     """Descriptions of the pieces of files, in order."""
 
     splits: tuple[FileSplit, ...]
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def name(self) -> str:

@@ -10,7 +10,9 @@ from typing import Any, ClassVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, IterContext, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.files import path_text
 
@@ -71,7 +73,7 @@ def table_paths(paths: Any, reader: str) -> tuple[str, ...]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class TableFilesOp(DatasetOp):
+class TableFilesOp(SourceOp):
     """The rows of files.
 
     Attributes:
@@ -83,10 +85,6 @@ class TableFilesOp(DatasetOp):
     paths: tuple[str, ...]
     format: TableFormat
     num_rows: int
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def name(self) -> str:

@@ -11,7 +11,8 @@ from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import unflatten
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.engine.op import DatasetOp, IterContext, OpIterator
+from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
 from raydist.pipelines.sources.range import RangeOp
@@ -60,7 +61,7 @@ class _Samples:
 
 @final
 @dataclass(frozen=True, eq=False)
-class IterableSamplesOp(DatasetOp):
+class IterableSamplesOp(SourceOp):
     """The samples of an iterable-style dataset, iterated afresh for every pass.
 
     Attributes:
@@ -70,10 +71,6 @@ class IterableSamplesOp(DatasetOp):
 
     dataset: Any
     declared: Signature | None = None
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def name(self) -> str:

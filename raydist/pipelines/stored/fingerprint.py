@@ -33,6 +33,16 @@ _LIBRARIES = (_RAYDIST, *(sysconfig.get_path(name) for name in ("stdlib", "purel
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _MAX_DEPTH = 60
 
+# Public classes that have moved go by the module that they were in when fingerprints were first written.
+_FORMER_MODULES = {
+    "raydist.dataset.readers": "raydist.readers",
+    "raydist.pipelines.elements.spec": "raydist.pipelines.spec",
+    "raydist.pipelines.engine.op": "raydist.pipelines.op",
+    "raydist.pipelines.run.iterator": "raydist.pipelines.iterator",
+    "raydist.pipelines.tf_example.composite_features": "raydist.pipelines.formats.composite_features",
+    "raydist.pipelines.tf_example.features": "raydist.pipelines.formats.features",
+}
+
 
 def fingerprint(*values: Any) -> str:
     """The fingerprint of some values: operations, functions, arrays, anything.
@@ -113,7 +123,7 @@ class _Fingerprint:
 
     def _function(self, value: types.FunctionType) -> list[Any]:
         if _is_library(value):
-            return [*_name(value), *self._code(value.__code__)]
+            return [*_name(value), *self._library_code(value)]
         cells = [self._cell(cell) for cell in value.__closure__ or ()]
         known = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
         return [*map(self.of, (value.__code__, value.__defaults__, value.__kwdefaults__, known)), *cells]
@@ -127,6 +137,12 @@ class _Fingerprint:
     def _code(self, code: types.CodeType) -> list[Any]:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_kwonlyargcount)
         return [code.co_code, self.of(names), self.of(code.co_consts)]
+
+    def _library_code(self, value: types.FunctionType) -> list[Any]:
+        code, doc = value.__code__, value.__doc__
+        if doc is not None and code.co_filename.startswith(_RAYDIST):  # a better docstring makes no other elements
+            code = code.replace(co_consts=tuple(const for const in code.co_consts if const != doc))
+        return self._code(code)
 
     def _object(self, value: Any) -> list[Any]:
         calls = [vars(kind).get("__call__") for kind in type(value).__mro__]
@@ -150,7 +166,8 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _name(value: Any) -> list[Any]:
-    return [f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}".encode()]
+    module = getattr(value, "__module__", "")
+    return [f"{_FORMER_MODULES.get(module, module)}.{getattr(value, '__qualname__', value)}".encode()]
 
 
 def _module_name(fingerprint: _Fingerprint, value: types.ModuleType) -> list[Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.engine.op import ElementError, Item, OpIterator, State
+from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import ResumableProducer, read_item
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.sources.table_files import TableFilesIterator

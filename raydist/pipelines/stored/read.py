@@ -11,8 +11,9 @@ import pyarrow as pa
 from raydist.errors import DataLossError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, object_column
+from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.spec import DatasetSpec
-from raydist.pipelines.engine.op import DatasetOp, ElementError, Item, State
+from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.files import OpenFile, data_loss, open_file, path_text
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader

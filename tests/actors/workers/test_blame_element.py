@@ -9,8 +9,8 @@ import pytest
 from raydist.actors.workers.blame_element import RunRows, Streak, isolate
 from raydist.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import StageResult, run_stage
-from raydist.pipelines.engine.op import ElementError
+from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.kernel import run_stage
 from tests.pipelines.engine.test_executor import SOURCE, block_of, spec_of
 
 SPEC = spec_of(SOURCE.map(lambda x: x * 10))

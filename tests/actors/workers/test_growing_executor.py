@@ -12,7 +12,8 @@ from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, Pending, StageSpec
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.meters import Place
 from tests.contracts.op import iterate

@@ -8,7 +8,7 @@ import pytest
 from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import run_stage
+from raydist.pipelines.engine.kernel import run_stage
 from tests.pipelines.engine.test_executor import SOURCE, block_of, spec_of
 
 

@@ -15,8 +15,9 @@ from raydist.dataset import Dataset
 from raydist.errors import RaydistError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, Pending, StageResult, StageSpec, run_stage
-from raydist.pipelines.engine.op import ElementError
+from raydist.pipelines.elements.items import ElementError, StageResult
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.run.iterator import DatasetIterator
 from tests.pipelines.engine.test_executor import block_of
 

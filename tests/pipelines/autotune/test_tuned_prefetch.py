@@ -7,9 +7,8 @@ from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.metering.meters import Meters
-from raydist.pipelines.run.plan import build, open_iterator
+from raydist.pipelines.run.plan import open_iterator
 
 ON = Setting("threads", 1)
 
@@ -17,9 +16,8 @@ ON = Setting("threads", 1)
 def prefetch(cpu_budget: int) -> tuple[TunedPrefetch, Budgets, list[TunedPart]]:
     options = Options(autotune=AutotuneOptions(cpu_budget=cpu_budget))
     budgets = Budgets(options.autotune)
-    ctx = IterContext(0, (0,), options, InlineExecutor(), {}, build, None, Meters(), budgets)
     looks: list[TunedPart] = []
-    return TunedPrefetch(ctx.meters.meter("prefetch-1"), ctx, looks.append), budgets, looks
+    return TunedPrefetch(Meters().meter("prefetch-1"), budgets, looks.append), budgets, looks
 
 
 def apply(part: TunedPrefetch, setting: Setting) -> None:

@@ -7,10 +7,7 @@ from raydist.pipelines.autotune.model import INLINE, Setting
 from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_stage import TunedStage
 from raydist.pipelines.engine.budget import Budgets
-from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.metering.meters import Meters
-from raydist.pipelines.run.plan import build
 from tests.pipelines.engine.test_executor import SOURCE, block_of, spec_of
 
 BLOCK = block_of(SOURCE)
@@ -20,9 +17,8 @@ WHERE = spec_of(SOURCE.map(lambda x: threading.current_thread() is threading.mai
 def stage(**budget: int) -> tuple[TunedStage, Budgets, list[TunedPart]]:
     options = Options(autotune=AutotuneOptions(**budget))
     budgets = Budgets(options.autotune)
-    ctx = IterContext(0, (0,), options, InlineExecutor(), {}, build, None, Meters(), budgets)
     looks: list[TunedPart] = []
-    return TunedStage(ctx.meters.meter("map-1"), ctx, looks.append), budgets, looks
+    return TunedStage(Meters().meter("map-1"), budgets, looks.append), budgets, looks
 
 
 def worked_here(made: TunedStage) -> bool:

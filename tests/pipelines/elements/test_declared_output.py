@@ -6,9 +6,9 @@ import pytest
 from raydist.errors import SpecError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import ElementError
 
 
 def declared(nest: object) -> DeclaredOutput:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from raydist.pipelines.elements.functions import call_rows, describe, element_rows, wants_rng
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
-from raydist.pipelines.engine.op import ElementError
 
 
 class Scale:

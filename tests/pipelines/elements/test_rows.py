@@ -10,9 +10,9 @@ import pytest
 from raydist.errors import SpecError
 from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows, items_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import ElementError
 
 Point = namedtuple("Point", ["x", "y"])
 

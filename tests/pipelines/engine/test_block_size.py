@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.block_size import BlockSize
-from raydist.pipelines.engine.executor import StageResult
 
 
 def learn(size: BlockSize, rows: int, seconds: float, row_bytes: int = 8) -> None:

@@ -9,15 +9,18 @@ import numpy as np
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import InlineExecutor, StageSpec, run_stage
-from raydist.pipelines.engine.op import ElementError, ElementwiseOp, Item, IterContext, Kernel
-from raydist.pipelines.run.plan import build, make_plan
+from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.engine.build import build
+from raydist.pipelines.engine.executor import InlineExecutor
+from raydist.pipelines.engine.kernel import Kernel, StageSpec, run_stage
+from raydist.pipelines.engine.op import ElementwiseOp, IterContext
+from raydist.pipelines.run.plan import make_nested_plan, make_plan
 
 
 def spec_of(dataset: Dataset) -> StageSpec:
     """The kernels of all operations behind the source, in one stage."""
     plan = make_plan(dataset._op, Options())
-    ctx = IterContext(0, (0,), Options(), InlineExecutor(), plan.names, build)
+    ctx = IterContext(0, (0,), Options(), InlineExecutor(), plan.names, build, make_nested_plan)
     kernels = []
     op = dataset._op
     while isinstance(op, ElementwiseOp):

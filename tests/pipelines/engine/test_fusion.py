@@ -4,10 +4,10 @@ import numpy as np
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
+from raydist.pipelines.engine.build import build, name_operations, plan_as_written
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.fusion import chain_of, fuse
 from raydist.pipelines.engine.op import IterContext
-from raydist.pipelines.run.plan import build, name_operations
 
 
 def noisy(x: float, *, rng: np.random.Generator) -> float:
@@ -18,7 +18,7 @@ def stages(dataset: Dataset, **flags: bool) -> list[list[str]]:
     options = Options(optimization=OptimizationOptions(**flags))
     names = name_operations(dataset._op)
     chain, _ = chain_of(dataset._op)
-    ctx = IterContext(0, (0,), options, InlineExecutor(), names, build)
+    ctx = IterContext(0, (0,), options, InlineExecutor(), names, build, plan_as_written)
     return [[names[id(op)] for op, _ in stage] for stage in fuse(chain, ctx)]
 
 

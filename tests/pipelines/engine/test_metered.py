@@ -8,10 +8,11 @@ import pytest
 from raydist.errors import UnavailableError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine import metered
 from raydist.pipelines.engine.metered import MeteredIterator
-from raydist.pipelines.engine.op import OpIterator, State
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.metering.meters import Meters
 
 

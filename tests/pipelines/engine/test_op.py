@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from raydist.options import Options
+from raydist.pipelines.engine.build import build, name_operations, plan_as_written
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.ops.take import TakeOp
-from raydist.pipelines.run.plan import build, name_operations
 from raydist.pipelines.sources.range import RangeOp
 
 OP = TakeOp(RangeOp(0, 3), 2)
@@ -17,7 +17,7 @@ def test_an_operation_is_named_after_itself() -> None:
 
 
 def test_keys_name_the_operation_or_the_seed_alone() -> None:
-    ctx = IterContext(5, (0,), Options(), InlineExecutor(), name_operations(OP), build)
+    ctx = IterContext(5, (0,), Options(), InlineExecutor(), name_operations(OP), build, plan_as_written)
     assert ctx.key(OP).operation == "take-1"
     assert ctx.key(OP).seed == 5
     assert (ctx.key(OP, 7).seed, ctx.key(OP, 7).operation) == (7, "take")

@@ -8,11 +8,12 @@ import pytest
 
 from raydist.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
-from raydist.pipelines.engine.op import OpIterator, State
-from raydist.pipelines.engine.prefetch_thread import ReadAhead
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.metering.meters import Meters
 
 ROW_BYTES = 100
@@ -46,14 +47,14 @@ class Source(OpIterator):
         self.closed.set()
 
 
-def reading(source: Source, size: int, ram: Budget | None = None) -> ReadAhead:
+def reading(source: Source, size: int, ram: Budget | None = None) -> PrefetchThread:
     meter = Meters().meter("prefetch")
-    ahead = ReadAhead(source, BufferSize(size, tuned=False), ram or Budget(), meter, name="prefetch-1")
+    ahead = PrefetchThread(source, BufferSize(size, tuned=False), ram or Budget(), meter, name="prefetch-1")
     ahead.start()
     return ahead
 
 
-def rows_until_the_end(ahead: ReadAhead) -> int:
+def rows_until_the_end(ahead: PrefetchThread) -> int:
     rows = 0
     while (ready := ahead.get()) is not None:
         assert isinstance(ready[0], Block)
@@ -128,7 +129,7 @@ def test_two_buffers_share_a_budget_and_both_go_on() -> None:
     assert ram.free == 500
 
 
-def rows_until_end(ahead: ReadAhead) -> int:
+def rows_until_end(ahead: PrefetchThread) -> int:
     rows = 0
     while (ready := ahead.get()) is not None:
         rows += ready[0].num_rows  # type: ignore[union-attr]  # a block

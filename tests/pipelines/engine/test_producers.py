@@ -10,12 +10,11 @@ from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, count_items
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.op import ElementError, Item
-from raydist.pipelines.engine.producers import Agreement, Producer, ReplayIterator, read_watched
-from raydist.pipelines.engine.request_size import Demand
-from raydist.pipelines.engine.resume import count_items
+from raydist.pipelines.engine.producers import OneKind, Producer, ReplayIterator, read_watched
+from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.run.plan import open_iterator
 
 
@@ -66,7 +65,7 @@ def test_a_shorter_input_is_an_error() -> None:
 
 
 def test_the_first_element_is_the_measure() -> None:
-    agreement = Agreement("here")
+    agreement = OneKind("here")
     numbers, texts = block_of_rows([1, 2]), block_of_rows(["a", "b"])
     assert agreement.checked([ElementError(ValueError())])[0] is not None
     assert agreement.signature == ""
@@ -79,7 +78,7 @@ def test_the_first_element_is_the_measure() -> None:
 def test_read_watched_reads_more_at_a_time_while_that_is_quick() -> None:
     op = Dataset.range(100).map(lambda x: 1 // int(x - 9))._op
     source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-    demand = Demand()
+    demand = RequestSize()
     items: list[Item] = []
     with contextlib.suppress(StopIteration):
         while True:

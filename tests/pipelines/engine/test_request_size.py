@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.engine.op import OpIterator, State
-from raydist.pipelines.engine.request_size import Demand
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.request_size import RequestSize
 
 
 @final
@@ -35,7 +36,7 @@ class Source(OpIterator):
 
 def ask(monkeypatch: pytest.MonkeyPatch, source: Source, times: int = 16, most: int = 4096) -> list[int]:
     monkeypatch.setattr("raydist.pipelines.engine.request_size.time.perf_counter", lambda: source.now)
-    demand = Demand(most)
+    demand = RequestSize(most)
     for _ in range(times):
         demand.read(source, 1 << 40)
     return source.asked
@@ -56,7 +57,7 @@ def test_blocks_take_neither_long_nor_much_memory(monkeypatch: pytest.MonkeyPatc
 
 def test_the_callers_limit_holds() -> None:
     source = Source(8, 0.0)
-    demand = Demand()
+    demand = RequestSize()
     for _ in range(5):
         demand.read(source, 3)
     assert max(source.asked) <= 3

@@ -7,10 +7,10 @@ from raydist.dataset import Dataset
 from raydist.errors import UnavailableError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, count_items, drop_items, join_items, keep_items
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.op import ElementError, Item
-from raydist.pipelines.engine.resume import Outbox, count_items, drop_items, join_items, keep_items, read_items
+from raydist.pipelines.engine.resume import Outbox, read_items
 from raydist.pipelines.run.plan import open_iterator
 
 ERROR = ElementError(ValueError("bad"))

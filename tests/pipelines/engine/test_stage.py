@@ -11,7 +11,9 @@ from raydist.dataset import Dataset
 from raydist.errors import UnavailableError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, Pending, StageResult, StageSpec, run_stage
+from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.run.plan import open_iterator
 from tests.contracts.op import collect, iterate
 

@@ -14,7 +14,9 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.executor import Executor, Pending, StageResult, StageSpec, run_stage
+from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from tests.contracts.op import collect, is_error, iterate
 
 ANY_ORDER = Options(deterministic=False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import ElementError
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.formats.arrow_rows import RowSchema, null_rows
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {

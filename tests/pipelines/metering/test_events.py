@@ -4,7 +4,7 @@ import json
 import threading
 import time
 
-from raydist.pipelines.engine.executor import StageResult
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.metering.events import Event, EventRing, chrome_trace
 from raydist.pipelines.metering.meters import Meters
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raydist.pipelines.engine.executor import StageResult
+from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.metering.meter import Meter
 
 

@@ -5,8 +5,8 @@ import pytest
 from raydist.errors import FailedPreconditionError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.resume import count_items
 from raydist.pipelines.ops.slot import Slot, weave
 from raydist.pipelines.run.plan import open_iterator
 from raydist.pipelines.sources.range import RangeOp

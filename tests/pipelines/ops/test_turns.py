@@ -10,7 +10,7 @@ import numpy as np
 
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.engine.arrival_order import Order
+from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.ops.turns import Turn, Turns
 from tests.contracts.op import collect, iterate
 
@@ -21,7 +21,7 @@ def rows_of(number: np.int64) -> Dataset:
 
 
 def test_notes_are_followed() -> None:
-    order = Order()
+    order = ArrivalOrder()
     order.was_given(0, 2)
     order.was_read(0, 5)
     turns = Turns(order, "interleave-1@0")

@@ -6,7 +6,8 @@ from typing import Any
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
-from raydist.pipelines.run.plan import Plan, make_plan, walk
+from raydist.pipelines.engine.build import Plan, walk
+from raydist.pipelines.run.plan import make_plan
 from tests.contracts.op import collect, is_error, iterate, same
 
 

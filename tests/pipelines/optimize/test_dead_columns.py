@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
-from raydist.pipelines.run.plan import make_plan, walk
+from raydist.pipelines.engine.build import walk
+from raydist.pipelines.run.plan import make_plan
 from tests.pipelines.optimize.rewriting import assert_same
 
 TABLE = pa.table({"a": np.arange(9), "b": np.arange(9) * 0.5, "c": [f"n{row}" for row in range(9)]})

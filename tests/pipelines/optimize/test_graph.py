@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raydist.dataset import Dataset
+from raydist.pipelines.engine.build import name_operations
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.take import TakeOp
 from raydist.pipelines.optimize.graph import named_like, rewrite_each, settings_of, with_inputs
-from raydist.pipelines.run.plan import name_operations
 
 
 def test_nothing_changes_where_nothing_is_changed() -> None:

@@ -4,7 +4,8 @@ import numpy as np
 
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.run.plan import make_plan, walk
+from raydist.pipelines.engine.build import walk
+from raydist.pipelines.run.plan import make_plan
 from tests.pipelines.optimize.rewriting import assert_same, optimised_names
 
 ROWS = Dataset.from_tensor_slices(np.arange(24).reshape(12, 2))

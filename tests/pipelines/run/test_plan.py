@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from raydist.dataset import Dataset
 from raydist.options import Options
+from raydist.pipelines.engine.build import name_operations
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.run.plan import make_plan, name_operations, open_iterator
+from raydist.pipelines.run.plan import make_plan, open_iterator
 
 
 def test_names_do_not_change_with_what_follows() -> None:

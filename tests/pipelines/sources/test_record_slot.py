@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from raydist.pipelines.engine.op import ElementError
+from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.sources.record_slot import RecordSlot
 from tests.pipelines.sources.lists import ListReader
 

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import raydist as rd
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import ElementError, Item
 from raydist.pipelines.sources import parquet
 from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
 from raydist.pipelines.sources.table_files import TableFilesOp

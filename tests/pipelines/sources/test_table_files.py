@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import raydist as rd
+from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.engine.op import ElementError, Item
 from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader, table_paths
 from tests.contracts.op import check_op
 

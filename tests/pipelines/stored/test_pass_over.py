@@ -7,10 +7,11 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError
 from raydist.options import Options
+from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.op import OpIterator
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
-from raydist.pipelines.engine.resume import count_items, read_items
+from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.run.plan import open_iterator
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.pass_over import StoredPass, StoredPassSettings

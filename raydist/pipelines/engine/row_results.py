@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raydist.pipelines.engine.executor import StageResult, StageSpec, other_kind_error
-from raydist.pipelines.engine.op import ElementError, Item
+from raydist.pipelines.elements.items import ElementError, Item, StageResult
+from raydist.pipelines.engine.kernel import StageSpec, other_kind_error
 
 __all__ = ["join_results"]
 

@@ -8,8 +8,9 @@ import pytest
 
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.rowwise import join_results
-from raydist.pipelines.engine.executor import StageResult, run_stage
+from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.kernel import run_stage
+from raydist.pipelines.engine.row_results import join_results
 from tests.pipelines.engine.test_executor import SOURCE, block_of, divide, spec_of
 
 

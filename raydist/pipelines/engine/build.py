@@ -1,0 +1,173 @@
+"""From a planned graph to running iterators: names, stages, executors, meters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+from raydist.options import Options
+from raydist.pipelines.engine.arrival_order import ArrivalOrders
+from raydist.pipelines.engine.budget import Budgets
+from raydist.pipelines.engine.executor import Executor, InlineExecutor
+from raydist.pipelines.engine.fusion import Stage, chain_of, fuse
+from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.engine.metered import MeteredIterator
+from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, Planner
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.stage import StageIterator
+from raydist.pipelines.engine.stage_results import StageWorkers
+from raydist.pipelines.engine.threads import ThreadExecutor
+from raydist.pipelines.engine.unordered_stage import UnorderedStageIterator
+from raydist.pipelines.metering.meters import Meter, Meters
+
+__all__ = ["Plan", "build", "name_operations", "plan_as_written", "start", "walk"]
+
+
+def walk(op: DatasetOp) -> Iterator[DatasetOp]:
+    """Every operation of a graph once, inputs before their consumers."""
+    seen: set[int] = set()
+
+    def visit(node: DatasetOp) -> Iterator[DatasetOp]:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        for source in node.inputs:
+            yield from visit(source)
+        yield node
+
+    return visit(op)
+
+
+def name_operations(op: DatasetOp) -> dict[int, str]:
+    """A stable name for every operation of the graph as written, by `id`.
+
+    Sources are numbered first, so that neither what follows an operation nor any optimisation changes its name, and
+    with it its random choices.
+    """
+    return {id(node): f"{node.name}-{number}" for number, node in enumerate(walk(op))}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be run.
+
+    Attributes:
+        written: The graph as the user wrote it.
+        optimised: The graph that is run.
+        names: Name of each operation of both graphs, by `id`.
+        options: Options of the whole pipeline.
+        rewrites: The settings of `OptimizationOptions` that have changed the graph.
+    """
+
+    written: DatasetOp
+    optimised: DatasetOp
+    names: dict[int, str]
+    options: Options
+    rewrites: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the stages that are run: a state fits only the pipeline that it was saved from."""
+        flags = self.options.optimization
+        fused = f"map_fusion={flags.map_fusion},filter_fusion={flags.filter_fusion}"
+        labels = ",".join([fused, *(_fingerprint(node, self.names) for node in walk(self.optimised))])
+        return hashlib.blake2b(labels.encode(), digest_size=8).hexdigest()
+
+
+def _fingerprint(op: DatasetOp, names: dict[int, str]) -> str:
+    ordered = ":in order" if isinstance(op, ElementwiseOp) and op.parallelism == 1 else ""
+    return f"{op.name}:{names[id(op)]}{ordered}"
+
+
+def plan_as_written(op: DatasetOp, options: Options) -> Plan:
+    """The graph as the user wrote it, without rewrites: enough to look at a few elements."""
+    return Plan(op, op, name_operations(op), options)
+
+
+def start(
+    plan: Plan,
+    planner: Planner,
+    *,
+    seed: int,
+    epoch: int,
+    executor: Executor,
+    meters: Meters | None = None,
+    orders: ArrivalOrders | None = None,
+) -> OpIterator:
+    """One pass over a plan.
+
+    Args:
+        plan: What to run.
+        planner: Gets datasets inside functions ready to be run.
+        seed: Root of every random choice that has no seed of its own.
+        epoch: Which epoch of the dataset this is, from 0.
+        executor: Where stages run whose parallelism was left to raydist. The caller closes it.
+        meters: Count and time what every stage does.
+        orders: Notes for stages that hand out blocks in any order, part of the state; None: all keep the order.
+    """
+    meters = meters or Meters()
+    meters.tops.clear()  # of an earlier epoch, whose operations may be gone
+    budgets = Budgets(plan.options.autotune)
+    any_order, orders = orders is not None, orders or ArrivalOrders()
+    ctx = IterContext(
+        seed, (epoch,), plan.options, executor, plan.names, build, planner, plan, meters, budgets, orders, any_order
+    )
+    return ctx.build(plan.optimised)
+
+
+def build(op: DatasetOp, ctx: IterContext) -> OpIterator:
+    """An iterator over `op`: its own, or stages for a chain of elementwise operations."""
+    if not isinstance(op, ElementwiseOp):
+        iterator = op.make_iterator(ctx if op.state_is_recent else replace(ctx, any_order=False))
+        return _metered(iterator, ctx.meter(op), op, ctx)
+    chain, base = chain_of(op)
+    iterator = ctx.build(base)
+    for stage in fuse(chain, ctx):
+        iterator = _stage_iterator(stage, iterator, base, ctx)
+        base = stage[-1][0]
+    return iterator
+
+
+def _metered(iterator: OpIterator, meter: Meter, op: DatasetOp, ctx: IterContext) -> OpIterator:
+    """`iterator`, which makes the elements of `op`, with its meter."""
+    if not ctx.meters.enabled:
+        return iterator
+    ctx.meters.tops[id(op)] = meter.name
+    return MeteredIterator(iterator, meter, ctx.meters)
+
+
+def _stage_iterator(stage: Stage, source: OpIterator, base: DatasetOp, ctx: IterContext) -> OpIterator:
+    names = "+".join(ctx.operation_names[id(op)] for op, _ in stage)
+    spec = StageSpec(f"{names}@{'.'.join(map(str, ctx.epoch))}", tuple(kernel for _, kernel in stage))
+    parallelism = stage[0][0].parallelism
+    label = " + ".join(op.label for op, _ in stage)
+    owner = tuple(type(op).__name__ for op, _ in stage)
+    meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
+    executor = _executor(parallelism, meter, ctx)
+    meter.place, meter.parallelism = executor.place, executor.num_workers
+    owned = parallelism is not None and executor is not ctx.executor
+    together = stage[-1][0].rows_together
+    crew = StageWorkers(executor, most=parallelism, owned=owned, together=together)
+    iterator: OpIterator
+    if ctx.any_order and any(_is_unordered(op, ctx.options) for op, _ in stage):
+        iterator = UnorderedStageIterator(source, spec, crew, meter, ctx.orders.of(spec.name))
+    else:
+        iterator = StageIterator(source, spec, crew, meter)
+    return _metered(iterator, meter, stage[-1][0], ctx)
+
+
+def _is_unordered(op: ElementwiseOp, options: Options) -> bool:
+    return not (options.deterministic if op.deterministic is None else op.deterministic)
+
+
+def _executor(parallelism: int | None, meter: Meter, ctx: IterContext) -> Executor:
+    if parallelism == 1:
+        return InlineExecutor()
+    if parallelism is None:
+        return ctx.executor.for_stage(meter, ctx.meters, ctx.budgets)
+    if ctx.executor.window > 1:
+        return ctx.executor
+    return ThreadExecutor(parallelism, budget=ctx.budgets.threads)

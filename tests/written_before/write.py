@@ -1,0 +1,78 @@
+"""Writes what `test_written_before.py` reads, run by the version whose files are to be kept.
+
+`PYTHONPATH=<root of the older version>:<root of this one> python tests/written_before/write.py <directory>`
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import raydist as rd
+from tests.written_before.graphs import GRAPHS, OF_FILES, negative
+from tests.written_before.models import Net
+
+FINGERPRINTS = ("raydist.pipelines.stored.fingerprint", "raydist.pipelines.fingerprint")  # where it was and is
+
+
+def fingerprint(dataset: rd.Dataset) -> str:
+    for name in FINGERPRINTS:
+        try:
+            found: Any = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        return str(found.fingerprint(dataset._op))
+    raise ModuleNotFoundError(f"One of {FINGERPRINTS} must be there.")
+
+
+def write_saved(root: Path) -> None:
+    rows = rd.Dataset.from_tensor_slices({"x": np.arange(12.0).reshape(6, 2), "text": list("abcdef")})
+    rows.save(root / "saved")
+    rows.save(root / "saved_parquet", compression="ZSTD", format="parquet")
+    cached = rd.Dataset.range(20).map(negative).cache(str(root / "cache"))
+    list(cached)
+    iterator = iter(cached)
+    taken = [int(next(iterator)) for _ in range(7)]
+    (root / "cache_state.json").write_text(json.dumps({"taken": taken, "state": iterator.state_dict()}))
+    list(rd.Dataset.range(20).map(np.negative).snapshot(str(root / "snapshot")))
+
+
+def write_model(root: Path) -> None:
+    torch.manual_seed(0)
+    model = rd.Model(Net(3), config={"width": 3})
+    model.compile(torch.optim.Adam(model.module.parameters(), 0.01), torch.nn.functional.mse_loss)
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    model.fit(rd.Dataset.from_tensor_slices((x, x[:, :1])).batch(2), epochs=1)
+    model.save(root / "model.safetensors")
+    with torch.no_grad():
+        prediction = model.module(torch.ones(1, 2))
+    (root / "model.json").write_text(json.dumps({"prediction": prediction.tolist()}))
+
+
+def write_states(root: Path) -> None:
+    states: dict[str, Any] = {}
+    for name, make in GRAPHS.items():
+        iterator = make().with_options(rd.Options(seed=11)).as_numpy_iterator()
+        for _ in range(3):
+            next(iterator, None)
+        state = iterator.state_dict()
+        states[name] = {"state": state, "rest": [repr(item) for item in iterator]}
+    (root / "states.json").write_text(json.dumps(states, indent=1))
+    marks = {name: fingerprint(make()) for name, make in {**GRAPHS, **OF_FILES}.items()}
+    python = ".".join(platform.python_version_tuple()[:2])  # functions count by their code, which differs by version
+    (root / "fingerprints.json").write_text(json.dumps({"python": python, "graphs": marks}, indent=1))
+
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1]).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    write_saved(directory)
+    write_model(directory)
+    write_states(directory)
