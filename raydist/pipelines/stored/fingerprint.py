@@ -123,7 +123,7 @@ class _Fingerprint:
 
     def _function(self, value: types.FunctionType) -> list[Any]:
         if _is_library(value):
-            return [*_name(value), *self._library_code(value)]
+            return [*_name(value), *self._code(value.__code__)]
         cells = [self._cell(cell) for cell in value.__closure__ or ()]
         known = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
         return [*map(self.of, (value.__code__, value.__defaults__, value.__kwdefaults__, known)), *cells]
@@ -137,12 +137,6 @@ class _Fingerprint:
     def _code(self, code: types.CodeType) -> list[Any]:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_kwonlyargcount)
         return [code.co_code, self.of(names), self.of(code.co_consts)]
-
-    def _library_code(self, value: types.FunctionType) -> list[Any]:
-        code, doc = value.__code__, value.__doc__
-        if doc is not None and code.co_filename.startswith(_RAYDIST):  # a better docstring makes no other elements
-            code = code.replace(co_consts=tuple(const for const in code.co_consts if const != doc))
-        return self._code(code)
 
     def _object(self, value: Any) -> list[Any]:
         calls = [vars(kind).get("__call__") for kind in type(value).__mro__]
