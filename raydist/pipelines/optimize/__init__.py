@@ -20,14 +20,16 @@ from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.optimize.common_subgraphs import computed_once
 from raydist.pipelines.optimize.dead_columns import without_dead_columns
 from raydist.pipelines.optimize.graph import Names
-from raydist.pipelines.optimize.late_gather import gather_late
-from raydist.pipelines.optimize.map_and_batch import batch_in_stage
-from raydist.pipelines.optimize.map_in_order import maps_in_order
-from raydist.pipelines.optimize.map_vectorization import vectorised
-from raydist.pipelines.optimize.noops import without_noops
-from raydist.pipelines.optimize.prefetch_at_end import prefetched
-from raydist.pipelines.optimize.shard_early import shard_early
-from raydist.pipelines.optimize.shuffle_and_repeat import shuffle_whole_passes
+from raydist.pipelines.optimize.rewrites import (
+    batch_in_stage,
+    gather_late,
+    maps_in_order,
+    prefetched,
+    shard_early,
+    shuffle_whole_passes,
+    vectorised,
+    without_noops,
+)
 
 __all__ = ["REWRITES", "Rewrite", "optimize"]
 
