@@ -15,6 +15,7 @@ import cloudpickle
 from raydist.actors.passes.job import InputJob
 from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator, PassOpener
 from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.actors.workers.executors import open_executor
 from raydist.errors import InvalidArgumentError
 from raydist.nest import map_structure
 from raydist.options import InputOptions, Timeouts
@@ -157,7 +158,12 @@ class LocalDistributedDataset(DistributedDataset):
         dataset = self._datasets[0]
         options = dataset.options()
         return DatasetIterator(
-            dataset._op, options=options, seed=self._seed(options), epoch=self._next_epoch(), convert=self._convert
+            dataset._op,
+            options=options,
+            seed=self._seed(options),
+            epoch=self._next_epoch(),
+            convert=self._convert,
+            make_executor=open_executor,
         )
 
     def _convert(self, block: Block) -> list[Any]:

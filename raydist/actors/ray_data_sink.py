@@ -10,6 +10,7 @@ from ray.data.block import Block as RayBlock
 from ray.data.block import BlockAccessor, BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
+from raydist.actors.workers.executors import open_executor
 from raydist.cluster import connect
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
@@ -62,7 +63,12 @@ class PipelineDatasource(Datasource):
     def _blocks(self) -> Iterator[RayBlock]:
         """Runs in a worker of Ray."""
         blocks: DatasetIterator[Block] = DatasetIterator(
-            self._op, options=self._options, seed=self._seed, epoch=self._epoch, convert=lambda block: [block]
+            self._op,
+            options=self._options,
+            seed=self._seed,
+            epoch=self._epoch,
+            convert=lambda block: [block],
+            make_executor=open_executor,
         )
         try:
             for block in blocks:

@@ -8,10 +8,10 @@ from typing import Any
 
 import cloudpickle
 
+from raydist.actors.workers.executors import Executors
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.meters import Meters
-from raydist.pipelines.run.executors import Executors
 
 __all__ = ["DatasetBase", "graphs"]
 

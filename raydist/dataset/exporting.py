@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from raydist.dataset.running import Running
 
 __all__ = ["Exporting"]
-
-# This layer may not import Ray: it names the module that does.
-_RAY_DATA = "raydist.actors.ray_data_sink"
 
 
 class Exporting(Running):
@@ -43,4 +39,6 @@ class Exporting(Running):
         >>> rows.take_all()  # doctest: +SKIP
         [{'x': 0, 'y': 0}, {'x': 1, 'y': 1}, {'x': 2, 'y': 4}]
         """
-        return import_module(_RAY_DATA).ray_dataset(self._op, self.options(), self._root_seed(), next(self._epochs))
+        from raydist.actors.ray_data_sink import ray_dataset  # loads Ray Data
+
+        return ray_dataset(self._op, self.options(), self._root_seed(), next(self._epochs))

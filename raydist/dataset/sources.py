@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
@@ -21,9 +20,6 @@ from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.sources.torch_datasets import torch_op
 
 __all__ = ["Sources"]
-
-# This layer may not import Ray: it names the module that does.
-_RAY_DATA = "raydist.actors.ray_data_source"
 
 
 class Sources(DatasetBase):
@@ -187,4 +183,6 @@ class Sources(DatasetBase):
         >>> [int(row["id"]) for row in rd.Dataset.from_ray(ray.data.range(3))]  # doctest: +SKIP
         [0, 1, 2]
         """
-        return cls(import_module(_RAY_DATA).ray_data_op(dataset))
+        from raydist.actors.ray_data_source import ray_data_op  # loads Ray Data
+
+        return cls(ray_data_op(dataset))

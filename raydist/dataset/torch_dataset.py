@@ -9,6 +9,7 @@ from typing import Any, Self, final
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from raydist.actors.workers.executors import open_executor
 from raydist.dataset.running import Running
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
@@ -44,6 +45,7 @@ class TorchDataset(IterableDataset[Any]):
             seed=self._seed,
             epoch=epoch,
             convert=partial(torch_rows, from_numpy=torch.from_numpy),
+            make_executor=open_executor,
         )
         return _Share(elements, index, count)
 

@@ -18,7 +18,7 @@ from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.meters import Meters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
-from raydist.pipelines.run.executors import open_executor
+from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.plan import make_nested_plan, make_plan
 
 __all__ = ["DatasetIterator", "Optional"]
@@ -85,7 +85,7 @@ class DatasetIterator(Generic[T]):
         seed: int,
         epoch: int,
         convert: Callable[[Block], Sequence[T]],
-        make_executor: Callable[[Options], Executor] = open_executor,
+        make_executor: Callable[[Options], Executor] = local_executor,
         meters: Meters | None = None,
     ) -> None:
         self._make_executor = make_executor

@@ -33,14 +33,16 @@ _LIBRARIES = (_RAYDIST, *(sysconfig.get_path(name) for name in ("stdlib", "purel
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _MAX_DEPTH = 60
 
-# Public classes that have moved go by the module that they were in when fingerprints were first written.
-_FORMER_MODULES = {
-    "raydist.dataset.readers": "raydist.readers",
-    "raydist.pipelines.elements.spec": "raydist.pipelines.spec",
-    "raydist.pipelines.engine.op": "raydist.pipelines.op",
-    "raydist.pipelines.run.iterator": "raydist.pipelines.iterator",
-    "raydist.pipelines.tf_example.composite_features": "raydist.pipelines.formats.composite_features",
-    "raydist.pipelines.tf_example.features": "raydist.pipelines.formats.features",
+# Classes that have moved go by the module that they were in when fingerprints were first written.
+_FORMER_MODULE_OF = {
+    "TensorSpec": "raydist.pipelines.spec",
+    "FixedLenFeature": "raydist.pipelines.formats.features",
+    "VarLenFeature": "raydist.pipelines.formats.features",
+    "FixedLenSequenceFeature": "raydist.pipelines.formats.composite_features",
+    "RaggedFeature": "raydist.pipelines.formats.composite_features",
+    "RaggedTensorValue": "raydist.pipelines.formats.composite_features",
+    "SparseFeature": "raydist.pipelines.formats.composite_features",
+    "SparseTensorValue": "raydist.pipelines.formats.composite_features",
 }
 
 
@@ -160,8 +162,10 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _name(value: Any) -> list[Any]:
-    module = getattr(value, "__module__", "")
-    return [f"{_FORMER_MODULES.get(module, module)}.{getattr(value, '__qualname__', value)}".encode()]
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", value)
+    if str(module).startswith("raydist."):
+        module = _FORMER_MODULE_OF.get(name, module)
+    return [f"{module}.{name}".encode()]
 
 
 def _module_name(fingerprint: _Fingerprint, value: types.ModuleType) -> list[Any]:

@@ -6,16 +6,16 @@ from raydist.options import AutotuneOptions, Options, ThreadingOptions
 from raydist.pipelines.autotune.tuned_executor import TunedExecutor
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.run.executors import local_executor, open_executor
+from raydist.pipelines.run.executors import local_executor
 
 
 def test_without_wishes_the_autotuner_decides() -> None:
-    assert isinstance(open_executor(Options()), TunedExecutor)
+    assert isinstance(local_executor(Options()), TunedExecutor)
 
 
 def test_without_autotuning_the_thread_that_iterates_works() -> None:
-    assert isinstance(open_executor(Options(autotune=AutotuneOptions(enabled=False))), InlineExecutor)
-    assert isinstance(open_executor(Options(threading=ThreadingOptions(private_threadpool_size=0))), InlineExecutor)
+    assert isinstance(local_executor(Options(autotune=AutotuneOptions(enabled=False))), InlineExecutor)
+    assert isinstance(local_executor(Options(threading=ThreadingOptions(private_threadpool_size=0))), InlineExecutor)
 
 
 def test_threads_are_bounded_by_the_budget() -> None:

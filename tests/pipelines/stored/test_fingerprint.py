@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ import torch
 
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.stored import fingerprint as fingerprint_module
-from raydist.pipelines.stored.fingerprint import fingerprint
+from raydist.pipelines.stored.fingerprint import _RAYDIST, _is_library, fingerprint
 
 SCALE = 2
 TABLE = {"a": np.arange(3)}
@@ -118,5 +118,5 @@ def test_globals_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_package_is_a_library_wherever_its_modules_lie() -> None:
-    assert fingerprint_module._RAYDIST.endswith("raydist")
-    assert fingerprint_module._is_library(fingerprint)
+    assert _RAYDIST.endswith("raydist")
+    assert _is_library(types.FunctionType(fingerprint.__code__, {}))

@@ -1,0 +1,47 @@
+"""Where the stages of a dataset's iterators run: in this process, or on a pool of input workers. A pool loads Ray."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, final
+
+from raydist.options import Options
+from raydist.pipelines.autotune.tuner import Tuner
+from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.run.executors import local_executor
+
+if TYPE_CHECKING:
+    from raydist.actors.workers.pools_of_iterators import KeptPools
+
+__all__ = ["Executors", "open_executor"]
+
+
+def open_executor(options: Options) -> Executor:
+    """The executor of a single iterator: see :class:`Executors`. The caller closes it."""
+    return Executors().open(options)
+
+
+@final
+class Executors:
+    """The executors of a dataset's iterators, one after the other. What costs much is kept between them.
+
+    That is what autotuners learned, and a pool of workers; the pool ends with this object, or when it was idle long.
+    """
+
+    def __init__(self) -> None:
+        self._tuners: list[Tuner] = []
+        self._pools: KeptPools | None = None
+
+    def open(self, options: Options) -> Executor:
+        """A pool of `num_input_workers` actors, or this process. The caller closes it."""
+        if options.num_input_workers == 0:
+            return local_executor(options, self._tuners)
+        if self._pools is None:
+            from raydist.actors.workers.pools_of_iterators import (
+                KeptPools,  # loads Ray, which most iterators never need
+            )
+
+            self._pools = KeptPools()
+            # Not at exit: workers end with the process that started them.
+            weakref.finalize(self, self._pools.close).atexit = False
+        return self._pools.open(options)
