@@ -1,111 +1,152 @@
-"""Imports point down: errors, values ... < pipelines < dataset < ... < training. Ray and torch stay in their places."""
+"""Imports point down, in the package and inside its folders, and never in a circle. Ray and torch stay in their places.
+
+That holds for every kind of import: at run time, inside functions, for type checkers alone, by a name in a string.
+"""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "raydist"
+from tests.import_graph import Import, circles, home_of, imports_of, modules
 
 # From the bottom up. A module may import its own layer and those before it.
 LAYERS = (
     {"errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
     {"image", "text"},
-    {"dataset", "readers", "torch_dataset"},
     {"collectives", "job_environment", "cluster"},
     {"actors"},
+    {"dataset"},
     {"distributed_dataset"},
+    {"context"},
+    {"pickling"},
+    {"mirroring"},
+    {"replicas"},
     {"strategies"},
     {"training"},
-    {"__init__"},
 )
-RAY_ALLOWED = ("actors", "cluster", "collectives.ray_backend")
-BELOW_DATASETS = ("errors", "nest", "values", "settings", "options", "pipelines", "image", "text")
-TORCH_FORBIDDEN = (*BELOW_DATASETS, "dataset", "readers", "__init__")
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
+# The same inside packages that have folders: what lies in them, from the bottom up.
+ROOMS = {
+    "pipelines": (
+        {"elements"},
+        {"metering"},
+        {"formats"},
+        {"tf_example"},
+        {"engine"},
+        {"autotune"},
+        {"sources"},
+        {"stored"},
+        {"ops"},
+        {"optimize"},
+        {"run"},
+    ),
+    "actors": (
+        {"portable_errors", "supervision"},
+        {"workers"},
+        {"passes"},
+        {"readers"},
+        {"replica", "ray_data_source", "ray_data_sink"},
+    ),
+}
 
-
-def name_of(path: Path) -> str:
-    """`pipelines.ops.map`; `__init__` for the package itself."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+RAY_ALLOWED = ("raydist.actors", "raydist.cluster", "raydist.collectives.ray_backend")
+WITHOUT_TORCH = ("errors", "nest", "values", "settings", "options", "pipelines", "image", "text", "dataset")
+TORCH_AT_IMPORT = ("raydist.dataset.torch_dataset",)  # a class of torch's: see Dataset.to_torch
 
 
 def layer_of(module: str) -> int:
     """The layer of a module or of a name in one; what the package itself exports is the top layer."""
-    top = module.split(".")[0]
-    return next((i for i, layer in enumerate(LAYERS) if top in layer), len(LAYERS) - 1)
+    parts = module.split(".")
+    return next((i for i, layer in enumerate(LAYERS) if len(parts) > 1 and parts[1] in layer), len(LAYERS))
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def imports(tree: ast.AST, *, inside_functions: bool = True) -> Iterator[str]:
-    """Modules that run-time code imports. Names needed by type checkers alone are no dependency."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            origin = f"{'.' * node.level}{node.module or ''}"
-            yield from [f"raydist.{alias.name}" for alias in node.names] if origin == "raydist" else [origin]
-        elif is_type_checking(node):
-            continue
-        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from imports(node, inside_functions=inside_functions)
+def room_of(module: str) -> int:
+    """The layer inside a package with folders; 0 where there are none, or for the package itself."""
+    parts = module.split(".")
+    rooms = ROOMS.get(parts[1], ()) if len(parts) > 2 else ()
+    return next((i for i, room in enumerate(rooms) if parts[2] in room), len(rooms))
 
 
 def belongs(module: str, places: tuple[str, ...]) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in places)
 
 
-def problem(module: str, imported: str) -> str | None:
-    top, _, rest = imported.partition(".")
-    if top == "":
+def problem(module: str, found: Import) -> str | None:
+    if found.name.startswith("."):
         return "relative"
-    if top == "raydist" and layer_of(rest) > layer_of(module):
-        return "upward"
+    top = found.name.split(".")[0]
+    if top == "raydist":
+        return problem_inside(module, found.name)
     if top == "ray" and not belongs(module, RAY_ALLOWED):
         return "Ray"
+    if top == "torch" and found.kind == "run time" and may_not_load_torch(module):
+        return "torch at import time"
     return None
 
 
+def problem_inside(module: str, name: str) -> str | None:
+    if layer_of(name) > layer_of(module):
+        return "upward"
+    same_package = name.split(".")[1:2] == module.split(".")[1:2]
+    return "upward inside the package" if same_package and room_of(name) > room_of(module) else None
+
+
+def may_not_load_torch(module: str) -> bool:
+    package = module.split(".")[1:2]
+    return module not in TORCH_AT_IMPORT and (not package or package[0] in WITHOUT_TORCH)
+
+
 def violations(module: str, source: str) -> list[str]:
-    tree = ast.parse(source)
-    found = {name: problem(module, name) for name in imports(tree)}
-    if belongs(module, TORCH_FORBIDDEN):
-        at_import = imports(tree, inside_functions=False)
-        found |= {name: "torch at import time" for name in at_import if name.split(".")[0] == "torch"}
-    return [f"{name}: {what}" for name, what in found.items() if what]
+    if module == "raydist":
+        return []  # the public face: it knows everything, and nothing knows it
+    return [f"{found.name} ({found.kind}): {what}" for found in imports_of(source) if (what := problem(module, found))]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_point_down(path: Path) -> None:
-    assert violations(name_of(path), path.read_text()) == []
+def arrows() -> dict[str, set[str]]:
+    """Who imports whom, in whatever way."""
+    inside = {name: path for name, path in modules().items() if name != "raydist"}
+    found = {name: {home_of(each.name) for each in imports_of(path.read_text())} for name, path in inside.items()}
+    return {name: {home for home in homes if home and home != name} for name, homes in found.items()}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_has_a_layer(path: Path) -> None:
-    known = {name for layer in LAYERS for name in layer}
-    assert name_of(path).split(".")[0] in known, "add the module to LAYERS"
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_down(module: str) -> None:
+    assert violations(module, modules()[module].read_text()) == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert circles(arrows()) == []
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if name != "raydist"])
+def test_has_a_layer(module: str) -> None:
+    assert layer_of(module) < len(LAYERS), "add the module to LAYERS"
+    package, *inside = module.split(".")[1:]
+    if inside and package in ROOMS:
+        assert room_of(module) < len(ROOMS[package]), f"add the folder or file to ROOMS[{package!r}]"
 
 
 @pytest.mark.parametrize(
     ("module", "source", "kind"),
     [
-        ("pipelines.ops.map", "from raydist.dataset import Dataset", "upward"),
-        ("pipelines.ops.map", "def f():\n    import raydist.context.strategy", "upward"),
-        ("values", "from raydist import pipelines", "upward"),
-        ("strategies.base", "import ray", "Ray"),
-        ("collectives.base", "def f():\n    from ray.util import collective", "Ray"),
-        ("pipelines.op", "import torch", "torch"),
-        ("options", "from torch import nn", "torch"),
-        ("training.model", "from .callbacks import Callback", "relative"),
+        ("raydist.pipelines.ops.map", "from raydist.dataset import Dataset", "upward"),
+        ("raydist.pipelines.ops.map", "def f():\n    import raydist.strategies.mirrored", "upward"),
+        ("raydist.dataset.base", "if TYPE_CHECKING:\n    from raydist.training.model import Model", "upward"),
+        ("raydist.dataset.base", "SINK = 'raydist.training.model'", "upward"),
+        ("raydist.pipelines.run.plan", "POOLS = 'raydist.collectives.base:Communicator'", "upward"),
+        ("raydist.values", "from raydist import pipelines", "upward"),
+        ("raydist.values", "from raydist import Dataset", "upward"),
+        ("raydist.pipelines.engine.op", "from raydist.pipelines.ops.map import MapOp", "upward inside"),
+        ("raydist.pipelines.engine.op", "def f():\n    from raydist.pipelines.run.plan import x", "upward inside"),
+        ("raydist.actors.workers.pool", "if TYPE_CHECKING:\n    import raydist.actors.passes.link", "upward inside"),
+        ("raydist.pipelines.elements.rows", "NAME = 'raydist.pipelines.engine.op'", "upward inside"),
+        ("raydist.strategies.mirrored", "import ray", "Ray"),
+        ("raydist.collectives.base", "def f():\n    from ray.util import collective", "Ray"),
+        ("raydist.context.strategy", "if TYPE_CHECKING:\n    import ray", "Ray"),
+        ("raydist.pipelines.engine.op", "import torch", "torch"),
+        ("raydist.options", "from torch import nn", "torch"),
+        ("raydist.training.model", "from .callbacks import Callback", "relative"),
     ],
 )
 def test_the_check_sees(module: str, source: str, kind: str) -> None:
@@ -115,11 +156,18 @@ def test_the_check_sees(module: str, source: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("values", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n    import ray"),
-        ("dataset", "def iterate():\n    import torch"),
-        ("actors.pool", "import ray\nfrom raydist.pipelines.engine.op import DatasetOp"),
-        ("training.model", "from raydist.context.strategy import Strategy\nimport torch"),
+        ("raydist.values", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("raydist.dataset.base", "def iterate():\n    import torch"),
+        ("raydist.actors.workers.pool", "import ray\nfrom raydist.pipelines.engine.op import DatasetOp"),
+        ("raydist.training.model", "from raydist.strategies.mirrored import MirroredStrategy\nimport torch"),
+        ("raydist.values", '"""Used by raydist.training.model."""\nKEY = "raydist.model"'),
     ],
 )
 def test_the_check_allows(module: str, source: str) -> None:
     assert violations(module, source) == []
+
+
+def test_circles_of_any_length_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c", "a"]]
+    assert circles({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}}) == [["a", "b", "a"], ["c", "d", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
