@@ -11,7 +11,7 @@ import cloudpickle
 from raydist.actors.workers.executors import Executors
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.op import DatasetOp
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 
 __all__ = ["DatasetBase", "graphs"]
 
@@ -26,7 +26,7 @@ class DatasetBase:
         self._op = op
         self._epochs = itertools.count()
         self._drawn_seed: int | None = None
-        self._meters: Meters | None = None  # of the iteration that was begun last
+        self._meters: IterationMeters | None = None  # of the iteration that was begun last
         self._executors = Executors()
 
     def __reduce__(self) -> tuple[Any, ...]:

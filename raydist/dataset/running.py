@@ -14,7 +14,7 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.convert import numpy_rows, torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.merged_options import merged_options
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.ops.with_options import WithOptionsOp
 from raydist.pipelines.run.explain import explain
@@ -165,9 +165,11 @@ class Running(DatasetBase):
         return self._iterate(arrow_batches)
 
     def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
-        return self._open(convert, next(self._epochs), Meters())
+        return self._open(convert, next(self._epochs), IterationMeters())
 
-    def _open(self, convert: Callable[[Block], Sequence[Any]], epoch: int, meters: Meters) -> DatasetIterator[Any]:
+    def _open(
+        self, convert: Callable[[Block], Sequence[Any]], epoch: int, meters: IterationMeters
+    ) -> DatasetIterator[Any]:
         self._meters = meters
         return DatasetIterator(
             self._op,

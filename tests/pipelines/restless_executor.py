@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from raydist.options import Options
-from raydist.pipelines.autotune.model import INLINE, Setting
+from raydist.pipelines.autotune.model import INLINE, StageSetting
 from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.autotune.tuned_stage import TunedStage
@@ -13,7 +13,8 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.metering.meters import Meter, Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["RestlessExecutor"]
 
@@ -29,12 +30,12 @@ class RestlessExecutor(Executor):
         self._looks = 0
         self.parts: list[TunedPart] = []
 
-    def for_stage(self, meter: Meter, meters: Meters, budgets: Budgets) -> Executor:
+    def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
         stage = TunedStage(meter, budgets, self._look)
         self.parts.append(stage)
         return stage
 
-    def for_prefetch(self, meter: Meter, meters: Meters, budgets: Budgets) -> TunedPrefetch:
+    def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> TunedPrefetch:
         prefetch = TunedPrefetch(meter, budgets, self._look)
         self.parts.append(prefetch)
         return prefetch
@@ -42,7 +43,7 @@ class RestlessExecutor(Executor):
     def _look(self, part: TunedPart) -> None:
         self._looks += 1
         if self._looks % self._every == 0:
-            setting = INLINE if part.setting.workers else Setting("threads", 2)
+            setting = INLINE if part.setting.workers else StageSetting("threads", 2)
             part.apply(setting, row_s=0.001, block_bytes=100)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:

@@ -18,7 +18,7 @@ from raydist.errors import CancelledError, RaydistError
 from raydist.pipelines.engine.machine import num_cores
 from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.steps import DealtElements, GlobalBatches, StepSource, elements
+from raydist.pipelines.run.steps import DealtElements, GlobalBatches, StepSource, element_views
 from raydist.values import AUTOTUNE
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _on_pool(pool: ActorExecutor, job: InputJob, num_iterators: int, options: Op
 def _step_source(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:
     iterators = [
         DatasetIterator(
-            op, options=job.options, seed=job.seed, epoch=job.epoch, convert=elements, make_executor=make_executor
+            op, options=job.options, seed=job.seed, epoch=job.epoch, convert=element_views, make_executor=make_executor
         )
         for op in ops
     ]

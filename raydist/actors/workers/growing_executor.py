@@ -18,7 +18,8 @@ from raydist.pipelines.engine.machine import num_cores
 if TYPE_CHECKING:
     from raydist.actors.workers.pool import ActorExecutor
     from raydist.pipelines.elements.blocks import Block
-    from raydist.pipelines.metering.meters import Meter, Meters
+    from raydist.pipelines.metering.iteration_meters import IterationMeters
+    from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["GrowingExecutor"]
 
@@ -53,7 +54,7 @@ class GrowingExecutor(Executor):
         self._growth = PoolGrowth(num_workers, most)
         self._idle_cores = idle_cores
         self._shared = SharedExecutor(pool, functools.partial(_leave, pool, num_workers))
-        self._meters: Meters | None = None
+        self._meters: IterationMeters | None = None
         self._stages: dict[str, Meter] = {}
         self._last = (0.0, 0.0, 0.0, 0)  # time, and what the consumer waited, the stages waited and handed out by then
         self.place = self._shared.place
@@ -64,7 +65,7 @@ class GrowingExecutor(Executor):
         for meter in self._stages.values():
             meter.parallelism = self.num_workers
 
-    def for_stage(self, meter: Meter, meters: Meters, budgets: Budgets) -> Executor:
+    def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
         self._meters = meters
         self._stages[meter.name] = meter
         return self
@@ -76,7 +77,7 @@ class GrowingExecutor(Executor):
         self._show_size()
         return task
 
-    def _look(self, meters: Meters) -> None:
+    def _look(self, meters: IterationMeters) -> None:
         stages = tuple(self._stages.values())
         waited_s = meters.elapsed_s - meters.consumer_busy_s
         awaited_s, elements = sum(stage.awaited_s for stage in stages), sum(stage.elements for stage in stages)

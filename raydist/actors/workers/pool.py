@@ -29,7 +29,7 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.metering.meters import Place
+from raydist.pipelines.metering.reading import StagePlace
 
 __all__ = ["ActorExecutor"]
 
@@ -53,7 +53,7 @@ class ActorExecutor(Executor):
         memory_bytes: What each worker may take; by default `resources["memory"]`, else what is free when it starts.
     """
 
-    place: Place = "actors"
+    place: StagePlace = "actors"
 
     def __init__(
         self,

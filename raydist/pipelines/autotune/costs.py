@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from raydist.pipelines.autotune.model import Setting, Work
+from raydist.pipelines.autotune.model import StageSetting, Workload
 
 __all__ = ["Cost", "StagePeriod", "learn"]
 
@@ -35,7 +35,7 @@ class StagePeriod:
     """
 
     name: str
-    setting: Setting
+    setting: StageSetting
     rows: int
     blocks: int
     busy_s: float
@@ -66,10 +66,10 @@ class Cost:
     block_bytes: float
     proven: int = 1
 
-    def work(self, period: StagePeriod) -> Work:
+    def work(self, period: StagePeriod) -> Workload:
         """What `period` had to do."""
         moving_s = self.call_s * period.rows / max(1.0, self.block_rows)
-        return Work(period.name, period.rows * self.row_s, self.serial, moving_s, self.block_bytes)
+        return Workload(period.name, period.rows * self.row_s, self.serial, moving_s, self.block_bytes)
 
 
 def learn(costs: Mapping[str, Cost], periods: Sequence[StagePeriod], elapsed_s: float) -> dict[str, Cost]:

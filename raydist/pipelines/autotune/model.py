@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.pipelines.metering.meters import Place
+from raydist.pipelines.metering.reading import StagePlace
 
-__all__ = ["INLINE", "Knob", "Limits", "Load", "Setting", "Settings", "Work", "predict_s", "workers_of"]
+__all__ = ["INLINE", "Knob", "Limits", "Load", "StageSetting", "Settings", "Workload", "predict_s", "workers_of"]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StageSetting:
     """Where one knob's work is done, and by how many workers."""
 
-    place: Place = "inline"
+    place: StagePlace = "inline"
     workers: int = 0
 
     def __str__(self) -> str:
@@ -29,12 +29,12 @@ class Setting:
         return f"{self.workers} {self.place.removesuffix('s') if self.workers == 1 else self.place}"
 
 
-INLINE = Setting()
+INLINE = StageSetting()
 
 # Shares of their work in which sources, batches and shuffles, and the consumer, are taken to hold the GIL.
 _REST_SERIAL = 0.5
 _CONSUMER_SERIAL = 0.2
-Settings = Mapping[str, Setting]
+Settings = Mapping[str, StageSetting]
 
 
 @final
@@ -49,7 +49,7 @@ class Knob:
     """
 
     name: str
-    places: tuple[Place, ...] = ("inline", "threads")
+    places: tuple[StagePlace, ...] = ("inline", "threads")
     splits: bool = False
 
 
@@ -69,7 +69,7 @@ class Limits:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """What a stage had to do in a period.
 
     Attributes:
@@ -99,7 +99,7 @@ class Load:
         split: Name of the prefetch that can part the consumer from the pipeline; "" for none.
     """
 
-    works: Sequence[Work]
+    works: Sequence[Workload]
     rest_s: float
     consumer_s: float
     split: str = ""

@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Load, Setting, Settings, Work, predict_s, workers_of
+from raydist.pipelines.autotune.model import (
+    INLINE,
+    Knob,
+    Limits,
+    Load,
+    Settings,
+    StageSetting,
+    Workload,
+    predict_s,
+    workers_of,
+)
 
 __all__ = ["BLOCKS_PER_WORKER", "buffer_bytes", "fits", "propose"]
 
@@ -20,7 +30,7 @@ BLOCKS_PER_WORKER = 2  # one being worked on, one waiting
 _SLACK = 1 + 1e-9
 
 
-def buffer_bytes(works: Sequence[Work], settings: Settings) -> float:
+def buffer_bytes(works: Sequence[Workload], settings: Settings) -> float:
     """Bytes of the blocks that stages may have under way."""
     return sum(BLOCKS_PER_WORKER * settings.get(work.name, INLINE).workers * work.block_bytes for work in works)
 
@@ -83,7 +93,7 @@ class _Problem:
         load = self.load
         settings = dict.fromkeys(self.knobs, INLINE)
         if split:
-            settings[load.split] = Setting("threads", 1)
+            settings[load.split] = StageSetting("threads", 1)
         own_s = load.rest_s + sum(work.seconds for work in load.works)
         left = self.limits.workers - workers_of(settings)
         room_s = target_s - (0.0 if split else load.consumer_s)
@@ -97,19 +107,19 @@ class _Problem:
                 own_s -= work.seconds - (work.moving_s if setting.place == "actors" else 0.0)
         return self._off_process(settings, target_s)
 
-    def _off_thread(self, work: Work, target_s: float) -> Setting | None:
+    def _off_thread(self, work: Workload, target_s: float) -> StageSetting | None:
         places = self.knobs[work.name].places if work.name in self.knobs else ()
         most = self._most(work.name)
         if "threads" in places and most:
             # One at least: a stage that feeds many elements from one piece may have had nothing to do for a period.
-            return Setting("threads", min(most, max(1, math.ceil(work.seconds / target_s / _SLACK))))
+            return StageSetting("threads", min(most, max(1, math.ceil(work.seconds / target_s / _SLACK))))
         return self._on_actors(work, target_s) if "actors" in places and most else None
 
-    def _on_actors(self, work: Work, target_s: float) -> Setting:
+    def _on_actors(self, work: Workload, target_s: float) -> StageSetting:
         needed = math.ceil((work.seconds + work.moving_s) / target_s / _SLACK)
-        return Setting("actors", min(self._most(work.name), max(1, needed)))
+        return StageSetting("actors", min(self._most(work.name), max(1, needed)))
 
-    def _off_process(self, settings: dict[str, Setting], target_s: float) -> Settings | None:
+    def _off_process(self, settings: dict[str, StageSetting], target_s: float) -> Settings | None:
         """Move stages to actors until the others leave each other enough of the GIL; None where none may move."""
         serial = {work.name: work.serial * work.seconds for work in self.load.works}
         for work in sorted(self.load.works, key=lambda work: -serial[work.name]):

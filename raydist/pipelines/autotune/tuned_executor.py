@@ -12,17 +12,18 @@ from collections.abc import Callable
 from typing import final
 
 from raydist.errors import CancelledError
-from raydist.pipelines.autotune.model import Limits, Setting
+from raydist.pipelines.autotune.model import Limits, StageSetting
 from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.autotune.tuned_stage import TunedStage
-from raydist.pipelines.autotune.tuner import Change, Period, Tuner
+from raydist.pipelines.autotune.tuner import Decision, Period, Tuner
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
-from raydist.pipelines.metering.meters import Meter, Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["TunedExecutor"]
 
@@ -51,7 +52,7 @@ class TunedExecutor(Executor):
         self._due = 0.0
         self._closed = False
 
-    def for_stage(self, meter: Meter, meters: Meters, budgets: Budgets) -> Executor:
+    def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
         """A stage of this name; all passes over it share one."""
         if not meters.enabled:
             return InlineExecutor()
@@ -61,7 +62,7 @@ class TunedExecutor(Executor):
             self._add(part, meters, budgets)
         return part
 
-    def for_prefetch(self, meter: Meter, meters: Meters, budgets: Budgets) -> OptionalPrefetch | None:
+    def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> OptionalPrefetch | None:
         """A prefetch of this name."""
         if not meters.enabled:
             return None
@@ -71,7 +72,7 @@ class TunedExecutor(Executor):
             self._add(part, meters, budgets)
         return part
 
-    def _add(self, part: TunedPart, meters: Meters, budgets: Budgets) -> None:
+    def _add(self, part: TunedPart, meters: IterationMeters, budgets: Budgets) -> None:
         self._parts[part.knob.name] = self._last = part
         self._clock = self._clock or _PeriodClock(meters, budgets)
         self._tuner.add(part.knob)
@@ -109,12 +110,12 @@ class TunedExecutor(Executor):
         charged = sum(part.charged_bytes for part in self._parts.values())
         return Limits(int(workers), budgets.ram.free + charged)
 
-    def _carry_out(self, change: Change) -> None:
+    def _carry_out(self, change: Decision) -> None:
         """Who gets fewer workers comes first: what they leave is free when their threads have ended."""
         for name, part in sorted(self._parts.items(), key=lambda item: change.settings[item[0]].workers):
             self._apply(part, change.settings[name])
 
-    def _apply(self, part: TunedPart, setting: Setting) -> None:
+    def _apply(self, part: TunedPart, setting: StageSetting) -> None:
         cost = self._tuner.costs.get(part.knob.name)
         part.apply(setting, row_s=cost.row_s if cost else 0.0, block_bytes=cost.block_bytes if cost else 0.0)
 
@@ -137,7 +138,7 @@ class TunedExecutor(Executor):
 class _PeriodClock:
     """Seconds between two decisions, and how many of them the consumer waited."""
 
-    def __init__(self, meters: Meters, budgets: Budgets) -> None:
+    def __init__(self, meters: IterationMeters, budgets: Budgets) -> None:
         self.meters = meters
         self.budgets = budgets
         self._began_at = time.perf_counter()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.pipelines.autotune.costs import StagePeriod
-from raydist.pipelines.autotune.model import INLINE, Knob, Setting
+from raydist.pipelines.autotune.model import INLINE, Knob, StageSetting
 
 __all__ = ["Totals", "TunedPart"]
 
@@ -24,7 +24,7 @@ class Totals:
     awaited_s: float = 0.0
     num_bytes: int = 0
 
-    def take(self, name: str, setting: Setting) -> StagePeriod:
+    def take(self, name: str, setting: StageSetting) -> StagePeriod:
         """The totals as those of a period, which ends: they begin at 0 again."""
         period = StagePeriod(
             name, setting, self.rows, self.blocks, self.busy_s, self.cpu_s, self.awaited_s, self.num_bytes
@@ -46,13 +46,13 @@ class TunedPart(ABC):
     """
 
     knob: Knob
-    setting: Setting = INLINE
+    setting: StageSetting = INLINE
     totals: Totals
     least_blocks: int = 1
     charged_bytes: int = 0
 
     @abstractmethod
-    def apply(self, wanted: Setting, *, row_s: float, block_bytes: float) -> None:
+    def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
         """Work as `wanted` from the next block on, as far as the budgets allow: `setting` says how far.
 
         Args:

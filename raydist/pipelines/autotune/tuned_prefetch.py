@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from raydist.pipelines.autotune.model import INLINE, Knob, Setting
+from raydist.pipelines.autotune.model import INLINE, Knob, StageSetting
 from raydist.pipelines.autotune.tuned_part import Totals, TunedPart
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["TunedPrefetch"]
 
@@ -47,13 +47,13 @@ class TunedPrefetch(TunedPart, OptionalPrefetch):
     def look(self) -> None:
         self._look(self)
 
-    def apply(self, wanted: Setting, *, row_s: float, block_bytes: float) -> None:
+    def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
         if not wanted.workers:
             if self.setting.workers and not self._running:
                 self._budgets.threads.give()
             self.setting = INLINE  # a thread that runs gives itself back when it ends
         elif not self.setting.workers and self._budgets.threads.take(1):
-            self.setting = Setting("threads", 1)
+            self.setting = StageSetting("threads", 1)
         self.least_blocks = _LEAST_READ if self.setting.workers else TunedPart.least_blocks
         self._meter.place = self.setting.place
         self._meter.kind = "prefetch" if self.setting.workers else "stage"

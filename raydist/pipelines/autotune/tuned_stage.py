@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from raydist.pipelines.autotune.model import INLINE, Knob, Setting
+from raydist.pipelines.autotune.model import INLINE, Knob, StageSetting
 from raydist.pipelines.autotune.propose import BLOCKS_PER_WORKER
 from raydist.pipelines.autotune.tuned_part import Totals, TunedPart
 from raydist.pipelines.elements.blocks import Block
@@ -16,7 +16,7 @@ from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, InlineExecutor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["TunedStage"]
 
@@ -52,9 +52,9 @@ class TunedStage(TunedPart, Executor):
         worker = self._threads if self.setting.workers else self._here
         return _Counted(worker.submit(spec, block, starts), block, self.totals)
 
-    def apply(self, wanted: Setting, *, row_s: float, block_bytes: float) -> None:
+    def apply(self, wanted: StageSetting, *, row_s: float, block_bytes: float) -> None:
         workers = self._threads.resize(wanted.workers)
-        self.setting = Setting("threads", workers) if workers else INLINE
+        self.setting = StageSetting("threads", workers) if workers else INLINE
         self.place, self.num_workers = self.setting.place, max(1, workers)
         self.window = max(1, BLOCKS_PER_WORKER * workers)
         self.least_blocks = self.window

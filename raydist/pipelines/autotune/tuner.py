@@ -12,10 +12,20 @@ from dataclasses import dataclass, field
 from typing import final
 
 from raydist.pipelines.autotune.costs import Cost, StagePeriod, learn
-from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Load, Setting, Settings, Work, predict_s, workers_of
+from raydist.pipelines.autotune.model import (
+    INLINE,
+    Knob,
+    Limits,
+    Load,
+    Settings,
+    StageSetting,
+    Workload,
+    predict_s,
+    workers_of,
+)
 from raydist.pipelines.autotune.propose import fits, propose
 
-__all__ = ["Change", "Period", "Tuner"]
+__all__ = ["Decision", "Period", "Tuner"]
 
 _WAITS = 0.05  # share of its time that a consumer must wait before anything is changed for it
 _PREDICTED = 0.08  # gain that the model must promise before it is tried
@@ -56,7 +66,7 @@ class Period:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Change:
+class Decision:
     """New settings, and why."""
 
     settings: Settings
@@ -85,7 +95,7 @@ class Tuner:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits(0)
-        self.settings: dict[str, Setting] = {}
+        self.settings: dict[str, StageSetting] = {}
         self.costs: Mapping[str, Cost] = {}
         self._knobs: dict[str, Knob] = {}
         self._weights: dict[str, float] = {}  # what a row of each knob counts: fixed, so that speeds can be compared
@@ -114,7 +124,7 @@ class Tuner:
         """Whether the settings are on trial: the shorter the next periods, the less is lost if they are bad."""
         return self._trial is not None
 
-    def step(self, period: Period) -> Change | None:
+    def step(self, period: Period) -> Decision | None:
         """Learn from `period`, which was run with `settings`, and say what to do next."""
         self._now += 1
         self._learn(period)
@@ -153,7 +163,7 @@ class Tuner:
         here_s = sum(_here_s(stage, works[stage.name]) for stage in stages)
         return Load(list(works.values()), max(0.0, own_s - here_s), period.consumer_busy_s, split)
 
-    def _try_more(self, period: Period) -> Change | None:
+    def _try_more(self, period: Period) -> Decision | None:
         load = self._load(period)
         proposal = self._modelled(load, self._open(period)) or self._one_more(load, period)
         if proposal is None:
@@ -180,18 +190,18 @@ class Tuner:
         if slowest is None or slowest.awaited_s < _AWAITED * period.elapsed_s:
             return None
         setting = self.settings[slowest.name]
-        more = {**self.settings, slowest.name: Setting(setting.place, setting.workers + 1)}
+        more = {**self.settings, slowest.name: StageSetting(setting.place, setting.workers + 1)}
         return more if fits(load, more, self.limits) and not self._is_tried(more) else None
 
-    def _begin(self, settings: Settings, why: str, *, comparing: bool = False) -> Change:
+    def _begin(self, settings: Settings, why: str, *, comparing: bool = False) -> Decision:
         self._trial = _Trial(dict(self.settings), sum(self._speeds) / len(self._speeds), comparing)
         return self._change(settings, why)
 
-    def _compare_with_inline(self) -> Change:
+    def _compare_with_inline(self) -> Decision:
         inline = dict.fromkeys(self._knobs, INLINE)
         return self._begin(inline, f"to compare with {_moved(self.settings)}", comparing=True)
 
-    def _judge(self, trial: _Trial, period: Period) -> Change | None:
+    def _judge(self, trial: _Trial, period: Period) -> Decision | None:
         if trial.settling:
             trial.settling = False
             return None
@@ -219,7 +229,7 @@ class Tuner:
             self._compare_gap = _COMPARED[0] if gain > _BEYOND_DOUBT else 2
             self._compare_at = self._now + self._compare_gap
 
-    def _take_back(self, trial: _Trial, gain: float) -> Change:
+    def _take_back(self, trial: _Trial, gain: float) -> Decision:
         given = f"{_moved(self.settings) or 'inline'} gave {gain:+.0%}"
         if trial.comparing:
             self._compare_gap = min(_COMPARED[1], max(_COMPARED[0], 2 * self._compare_gap))
@@ -242,16 +252,16 @@ class Tuner:
         patience = min(most, 2 * self._failures[key][1]) if key in self._failures else first
         self._failures[key] = (self._now + patience, patience)
 
-    def _change(self, settings: Settings, why: str) -> Change:
+    def _change(self, settings: Settings, why: str) -> Decision:
         before = dict(self.settings)
         if workers_of(settings) > self.limits.workers:  # back to what was, and meanwhile the limits have become lower
             settings = dict.fromkeys(self._knobs, INLINE)
         self.settings.update(settings)
         changed = {name: setting for name, setting in settings.items() if before.get(name) != setting}
-        return Change(self.settings, f"{_shown(changed)}: {why}")
+        return Decision(self.settings, f"{_shown(changed)}: {why}")
 
 
-def _here_s(stage: StagePeriod, work: Work) -> float:
+def _here_s(stage: StagePeriod, work: Workload) -> float:
     """Seconds of its consumer's thread that a stage took: working, moving blocks, waiting for workers."""
     if stage.setting.place == "inline":
         return stage.busy_s

@@ -8,15 +8,15 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import flatten, map_structure
-from raydist.pipelines.elements.functions import describe
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.functions import function_label
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import spec_of_value
 
-__all__ = ["Carried", "fold"]
+__all__ = ["FoldState", "fold"]
 
 
 @final
-class Carried:
+class FoldState:
     """A nest of leaves that keeps its structure and dtypes; shapes may change.
 
     Attributes:
@@ -58,7 +58,7 @@ def fold(fn: Callable[..., Any], initial: Any, elements: Iterable[Any], label: s
     """
     if not callable(fn):
         raise InvalidArgumentError(f"{label} needs a function, got {fn!r:.100}.")
-    carried = Carried(initial)
+    carried = FoldState(initial)
     for element in elements:
-        carried.replace(fn(carried.value, element), f"{label} ({describe(fn)})")
+        carried.replace(fn(carried.value, element), f"{label} ({function_label(fn)})")
     return carried.value

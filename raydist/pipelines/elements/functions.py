@@ -16,10 +16,10 @@ from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey
 
-__all__ = ["call_rows", "describe", "element_rows", "wants_rng"]
+__all__ = ["call_rows", "function_label", "element_rows", "wants_rng"]
 
 
-def describe(fn: Callable[..., Any]) -> str:
+def function_label(fn: Callable[..., Any]) -> str:
     """Where a function is written, and its name: "train.py:12 augment"."""
     inner = inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn)
     name = getattr(inner, "__name__", type(inner).__name__)

@@ -15,7 +15,7 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, flatten, is_nested
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.leaves import PYTHON_DTYPES, as_leaf
+from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf
 from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec, spec_of_value
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]

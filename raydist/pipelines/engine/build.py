@@ -13,14 +13,15 @@ from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
 from raydist.pipelines.engine.fusion import Stage, chain_of, fuse
 from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.engine.metered import MeteredIterator
+from raydist.pipelines.engine.metered_iterator import MeteredIterator
 from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, Planner
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.stage import StageIterator
-from raydist.pipelines.engine.stage_results import StageWorkers
+from raydist.pipelines.engine.stage_dispatch import StageWorkers
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.engine.unordered_stage import UnorderedStageIterator
-from raydist.pipelines.metering.meters import Meter, Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["Plan", "build", "name_operations", "plan_as_written", "start", "walk"]
 
@@ -94,7 +95,7 @@ def start(
     seed: int,
     epoch: int,
     executor: Executor,
-    meters: Meters | None = None,
+    meters: IterationMeters | None = None,
     orders: ArrivalOrders | None = None,
 ) -> OpIterator:
     """One pass over a plan.
@@ -108,7 +109,7 @@ def start(
         meters: Count and time what every stage does.
         orders: Notes for stages that hand out blocks in any order, part of the state; None: all keep the order.
     """
-    meters = meters or Meters()
+    meters = meters or IterationMeters()
     meters.tops.clear()  # of an earlier epoch, whose operations may be gone
     budgets = Budgets(plan.options.autotune)
     any_order, orders = orders is not None, orders or ArrivalOrders()

@@ -14,7 +14,9 @@ from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
-from raydist.pipelines.metering.meters import Meter, Meters, Place
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Meter
+from raydist.pipelines.metering.reading import StagePlace
 
 __all__ = ["Executor", "InlineExecutor", "Pending"]
 
@@ -45,11 +47,11 @@ class Executor(ABC):
     """
 
     window: int
-    place: Place = "inline"
+    place: StagePlace = "inline"
     num_workers: int = 1
     least_rows: int = 1
 
-    def for_stage(self, meter: Meter, meters: Meters, budgets: Budgets) -> Executor:
+    def for_stage(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> Executor:
         """What runs one stage whose parallelism was left to raydist; this executor closes it.
 
         Args:
@@ -59,7 +61,7 @@ class Executor(ABC):
         """
         return self
 
-    def for_prefetch(self, meter: Meter, meters: Meters, budgets: Budgets) -> OptionalPrefetch | None:
+    def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> OptionalPrefetch | None:
         """What decides when a pipeline is read ahead that nobody asked to; None: never."""
         return None
 

@@ -22,7 +22,9 @@ from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.metering.meters import Kind, Meter, Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Meter
+from raydist.pipelines.metering.reading import StageKind
 
 __all__ = ["DatasetOp", "ElementwiseOp", "IterContext", "Placement", "Planned", "Planner", "SourceOp", "UnaryOp"]
 
@@ -216,7 +218,7 @@ class IterContext:
     builder: Callable[[DatasetOp, IterContext], OpIterator] = field(repr=False)
     planner: Planner = field(repr=False)
     plan: object = field(repr=False, default=None)
-    meters: Meters = field(repr=False, default_factory=Meters)
+    meters: IterationMeters = field(repr=False, default_factory=IterationMeters)
     budgets: Budgets = field(repr=False, default_factory=Budgets)
     orders: ArrivalOrders = field(repr=False, default_factory=ArrivalOrders)
     any_order: bool = False
@@ -231,7 +233,7 @@ class IterContext:
 
     def meter(self, op: DatasetOp) -> Meter:
         """The meter of an operation that is a stage of its own."""
-        kind: Kind = "source" if not op.inputs else "stage" if op.preserves_order else "exchange"
+        kind: StageKind = "source" if not op.inputs else "stage" if op.preserves_order else "exchange"
         inputs = [id(source) for source in op.inputs]
         name = self.operation_names[id(op)]
         return self.meters.meter(name, label=op.label, kind=kind, inputs=inputs, owner=(type(op).__name__,))

@@ -18,7 +18,7 @@ from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["PrefetchThread"]
 

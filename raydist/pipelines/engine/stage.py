@@ -13,8 +13,8 @@ from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.engine.stage_results import SentBlock, StageResults, StageWorkers
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.engine.stage_dispatch import SentBlock, StageDispatch, StageWorkers
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["StageIterator"]
 
@@ -44,7 +44,7 @@ class StageIterator(OpIterator):
     def __init__(self, source: OpIterator, spec: StageSpec, workers: StageWorkers, meter: Meter) -> None:
         self._source = source
         self._workers = workers
-        self._results = StageResults(spec, workers, meter)
+        self._results = StageDispatch(spec, workers, meter)
         self._places: deque[_Place] = deque()
         self._next_starts = self._starts = (0,) * len(spec.kernels)
         self._ended = False

@@ -16,7 +16,7 @@ from raydist.pipelines.engine.abandoned_threads import CLOSE_S, join_threads
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
-from raydist.pipelines.metering.meters import Place
+from raydist.pipelines.metering.reading import StagePlace
 
 __all__ = ["ThreadExecutor"]
 
@@ -100,7 +100,7 @@ class ThreadExecutor(Executor):
         budget: What the threads are taken from; each gives itself back when it has ended.
     """
 
-    place: Place = "threads"
+    place: StagePlace = "threads"
 
     def __init__(self, num_threads: int, timeouts: Timeouts | None = None, budget: Budget | None = None) -> None:
         limits = timeouts or Timeouts()

@@ -16,8 +16,8 @@ from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import Outbox, read_items
-from raydist.pipelines.engine.stage_results import SentBlock, StageResults, StageWorkers
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.engine.stage_dispatch import SentBlock, StageDispatch, StageWorkers
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["UnorderedStageIterator"]
 
@@ -57,7 +57,7 @@ class UnorderedStageIterator(OpIterator):
         self._spec = spec
         self._workers = workers
         self._order = order
-        self._results = StageResults(spec, workers, meter)
+        self._results = StageDispatch(spec, workers, meter)
         self._places: dict[int, _Place] = {}  # by number, oldest first
         self._next = 0  # number of the next block to be read
         self._next_starts = (0,) * len(spec.kernels)

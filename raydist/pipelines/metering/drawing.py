@@ -11,7 +11,7 @@ from raydist.pipelines.metering.bottleneck import CONSUMER, HANDING_OVER
 from raydist.pipelines.metering.stats import PipelineStats, StageStats
 from raydist.pipelines.metering.stats_table import percent, quantity
 
-__all__ = ["Node", "draw", "nodes_of", "place"]
+__all__ = ["DrawnStage", "draw", "drawn_stages", "lay_out"]
 
 _WIDTH, _HEIGHT = 280, 84
 _GAP_X, _GAP_Y = 24, 44
@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 38  # that fit into a box
 
 @final
 @dataclass(frozen=True, slots=True)
-class Node:
+class DrawnStage:
     """A box of the drawing.
 
     Attributes:
@@ -41,7 +41,7 @@ class Node:
     marked: bool
 
 
-def nodes_of(stats: PipelineStats) -> list[Node]:
+def drawn_stages(stats: PipelineStats) -> list[DrawnStage]:
     """A node for each stage, and one for the consumer."""
     nodes = [_node(stage, marked=stage.name == stats.bottleneck) for stage in stats.stages]
     read = {name for node in nodes for name in node.inputs}
@@ -49,21 +49,21 @@ def nodes_of(stats: PipelineStats) -> list[Node]:
     slow = ("handing elements over takes longest",) if stats.bottleneck == HANDING_OVER else ()
     marked = stats.bottleneck in (CONSUMER, HANDING_OVER)
     ends = tuple(node.name for node in nodes if node.name not in read)
-    return [*nodes, Node(CONSUMER, CONSUMER, (waited, *slow), ends, 1.0 - stats.consumer_waited, marked)]
+    return [*nodes, DrawnStage(CONSUMER, CONSUMER, (waited, *slow), ends, 1.0 - stats.consumer_waited, marked)]
 
 
-def _node(stage: StageStats, *, marked: bool) -> Node:
+def _node(stage: StageStats, *, marked: bool) -> DrawnStage:
     work = f"{quantity(stage.elements_per_s)}/s · {stage.where}"
     if stage.kind == "prefetch":
         filled = stage.queue_fill or 0.0
-        return Node(
+        return DrawnStage(
             stage.name, stage.name, (stage.label, f"{work} · {percent(filled)} full"), stage.inputs, filled, marked
         )
     lines = (stage.label, f"{work} · {percent(stage.busy)} busy")
-    return Node(stage.name, stage.name, lines, stage.inputs, stage.busy, marked)
+    return DrawnStage(stage.name, stage.name, lines, stage.inputs, stage.busy, marked)
 
 
-def place(nodes: Sequence[Node]) -> Mapping[str, tuple[int, int]]:
+def lay_out(nodes: Sequence[DrawnStage]) -> Mapping[str, tuple[int, int]]:
     """Left upper corner of each box: as far down as its readers let it, a column for each branch.
 
     Args:
@@ -87,8 +87,8 @@ def place(nodes: Sequence[Node]) -> Mapping[str, tuple[int, int]]:
 
 def draw(stats: PipelineStats) -> str:
     """An `<svg>` element; its colours are CSS variables of the page around it."""
-    nodes = nodes_of(stats)
-    corners = place(nodes)
+    nodes = drawn_stages(stats)
+    corners = lay_out(nodes)
     width = max(x for x, _ in corners.values()) + _WIDTH + _MARGIN
     height = max(y for _, y in corners.values()) + _HEIGHT + _MARGIN
     arrows = [_arrow(corners[name], corners[node.name]) for node in nodes for name in node.inputs if name in corners]
@@ -113,7 +113,7 @@ def _arrow(source: tuple[int, int], target: tuple[int, int]) -> str:
     return f'<path class="arrow" marker-end="url(#tip)" d="M{x1} {y1}C{x1} {middle} {x2} {middle} {x2} {y2}"/>'
 
 
-def _box(node: Node, corner: tuple[int, int]) -> str:
+def _box(node: DrawnStage, corner: tuple[int, int]) -> str:
     x, y = corner
     texts = [
         f'<text class="small" x="14" y="{44 + 18 * row}">{_text(line)}</text>' for row, line in enumerate(node.lines)

@@ -8,7 +8,7 @@ from typing import final
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.metering.events import EventRing
-from raydist.pipelines.metering.reading import Kind, Place, Reading
+from raydist.pipelines.metering.reading import Reading, StageKind, StagePlace
 
 __all__ = ["Meter"]
 
@@ -67,7 +67,7 @@ class Meter:
         self,
         name: str,
         label: str = "",
-        kind: Kind = "stage",
+        kind: StageKind = "stage",
         inputs: Sequence[int | str] = (),
         clock: Callable[[], float] = float,
     ) -> None:
@@ -79,7 +79,7 @@ class Meter:
         self._parallelism = 1
         self.buffered = self.buffered_bytes = self.buffer_limit = 0
         self.inside: Meter | None = None
-        self.place: Place = "inline"
+        self.place: StagePlace = "inline"
         self.ring: EventRing | None = None
         self.begin_again()
 

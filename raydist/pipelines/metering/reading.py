@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-__all__ = ["Kind", "Place", "Reading"]
+__all__ = ["StageKind", "StagePlace", "Reading"]
 
-Kind = Literal["source", "stage", "exchange", "prefetch"]
-Place = Literal["inline", "threads", "actors"]
+StageKind = Literal["source", "stage", "exchange", "prefetch"]
+StagePlace = Literal["inline", "threads", "actors"]
 
 
 @final
@@ -42,7 +42,7 @@ class Reading:
     name: str
     label: str
     inputs: tuple[str, ...] = ()
-    kind: Kind = "stage"
+    kind: StageKind = "stage"
     elements: int = 0
     blocks: int = 0
     bytes: int = 0
@@ -58,7 +58,7 @@ class Reading:
     buffered_bytes: int = 0
     buffer_limit: int = 0
     mean_buffered: float = 0.0
-    place: Place = "inline"
+    place: StagePlace = "inline"
 
     @property
     def workers(self) -> float:

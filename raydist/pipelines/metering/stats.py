@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.pipelines.metering.bottleneck import CONSUMER, Bottleneck, find_bottleneck
-from raydist.pipelines.metering.meters import Kind, Meters, Place, Reading
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.reading import Reading, StageKind, StagePlace
 from raydist.pipelines.metering.stats_table import Row, percent, quantity, render, workers_text
 
 __all__ = ["PipelineStats", "StageStats", "stats_of", "summarise"]
@@ -46,8 +47,8 @@ class StageStats:
     name: str
     label: str
     inputs: tuple[str, ...]
-    kind: Kind
-    place: Place
+    kind: StageKind
+    place: StagePlace
     parallelism: int
     elements: int
     elements_per_s: float
@@ -119,7 +120,7 @@ class PipelineStats:
         return limit + [f"Autotune: {decision}" for decision in self.decisions]
 
 
-def stats_of(meters: Meters | None) -> PipelineStats:
+def stats_of(meters: IterationMeters | None) -> PipelineStats:
     """The statistics of an iteration; empty ones for none."""
     if meters is None:
         return PipelineStats()
@@ -140,7 +141,7 @@ def summarise(
     convert_s: float = 0.0,
     decisions: Sequence[str] = (),
 ) -> PipelineStats:
-    """From totals to shares and rates. See :class:`Meters` for the arguments."""
+    """From totals to shares and rates. See :class:`IterationMeters` for the arguments."""
     if not readings:
         return PipelineStats(elapsed_s=elapsed_s, decisions=tuple(decisions))
     limit = find_bottleneck(readings, consumer_busy_s=consumer_busy_s, convert_s=convert_s)

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import Structure, flatten, unflatten
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.ops.batch import BatchOp

@@ -10,9 +10,9 @@ from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items, join_items
 from raydist.pipelines.engine.producers import OneKind, ResumableProducer
+from raydist.pipelines.ops.cycle_slot import CycleSlot, weave
+from raydist.pipelines.ops.cycle_turns import CycleTurns
 from raydist.pipelines.ops.nested import Opener
-from raydist.pipelines.ops.slot import Slot, weave
-from raydist.pipelines.ops.turns import Turns
 
 __all__ = ["Cycle"]
 
@@ -28,11 +28,11 @@ class Cycle(ResumableProducer):
     """
 
     def __init__(
-        self, opener: Opener, length: int, block_length: int, num_threads: int, turns: Turns | None = None
+        self, opener: Opener, length: int, block_length: int, num_threads: int, turns: CycleTurns | None = None
     ) -> None:
         self._turns = turns
         self._opener = opener
-        self._slots: list[Slot | None] = [None] * length
+        self._slots: list[CycleSlot | None] = [None] * length
         self._block_length = block_length
         self._num_threads = num_threads
         self._agreement = OneKind(opener.name)
@@ -72,7 +72,7 @@ class Cycle(ResumableProducer):
         rounds = min(limit, _MAX_ROWS) // (self._block_length * max(1, len(open_slots)))
         return weave(open_slots, self._block_length, rounds) if open_slots and rounds else None
 
-    def _take_turn(self, turns: Turns, limit: int) -> Sequence[Item]:
+    def _take_turn(self, turns: CycleTurns, limit: int) -> Sequence[Item]:
         """What a slot has that is ready; nothing if it had to be filled, or has ended."""
         turn = turns.choose(self._turn, self._slots, may_fill=not self._opener.ended)
         self._turn = turn.place
@@ -95,7 +95,7 @@ class Cycle(ResumableProducer):
         slot = self._slots[self._turn]
         if slot is None:
             opened = self._fill(self._turn)
-            if not isinstance(opened, Slot):
+            if not isinstance(opened, CycleSlot):
                 self._pass_turn()
                 return [] if opened is None else [opened]
             slot = opened
@@ -110,7 +110,7 @@ class Cycle(ResumableProducer):
             self._pass_turn()
         return items
 
-    def _fill(self, place: int) -> Slot | ElementError | None:
+    def _fill(self, place: int) -> CycleSlot | ElementError | None:
         """Open the next input in an empty slot. None where inputs have run out and others are still open."""
         before = self._opener.position()
         index = self._opener.next_index
@@ -122,7 +122,7 @@ class Cycle(ResumableProducer):
             return None
         if isinstance(opened, ElementError):
             return opened
-        slot = Slot(index, before, opened)
+        slot = CycleSlot(index, before, opened)
         self._slots[place] = slot
         return slot
 
@@ -161,7 +161,7 @@ class Cycle(ResumableProducer):
                 continue
             place, (_, items_out, state) = saved[self._opener.next_index]
             slot = self._fill(place)
-            if not isinstance(slot, Slot):
+            if not isinstance(slot, CycleSlot):
                 raise FailedPreconditionError(
                     f"{self._opener.name} must make the same dataset of input {self._opener.next_index - 1} again to "
                     f"resume, got {slot}. Resume with the data and functions that the state was saved with."
@@ -176,6 +176,6 @@ class Cycle(ResumableProducer):
         self._opener.close()
 
 
-def _slot_state(slot: Slot, room: int) -> list[object]:
+def _slot_state(slot: CycleSlot, room: int) -> list[object]:
     state = slot.state_dict()
     return [slot.index, slot.items_out, state if len(json.dumps(state)) <= room else None]

@@ -10,9 +10,9 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
 from raydist.values import UNKNOWN_CARDINALITY
@@ -35,13 +35,13 @@ class FilterOp(UnaryOp, ElementwiseOp):
 
     @property
     def label(self) -> str:
-        return f"filter({describe(self.predicate)})"
+        return f"filter({function_label(self.predicate)})"
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def kernel(self, ctx: IterContext) -> Kernel:
-        return _FilterKernel(self.predicate, f"{ctx.operation_names[id(self)]} ({describe(self.predicate)})")
+        return _FilterKernel(self.predicate, f"{ctx.operation_names[id(self)]} ({function_label(self.predicate)})")
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
@@ -53,7 +53,7 @@ class GroupByWindowOp(DatasetOp):
 
     @property
     def label(self) -> str:
-        return f"{self.made_by}({describe(self.reduce_func)})"
+        return f"{self.made_by}({function_label(self.reduce_func)})"
 
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.cycle import Cycle
+from raydist.pipelines.ops.cycle_turns import CycleTurns
 from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.nested import Opener, probe_nested
-from raydist.pipelines.ops.turns import Turns
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["InterleaveOp"]
@@ -85,7 +85,7 @@ class InterleaveOp(UnaryOp):
     @property
     def label(self) -> str:
         turns = "" if self.cycle_length == 1 else f", cycle_length={self.cycle_length}"
-        return f"{self.made_by}({describe(self.fn)}{turns})"
+        return f"{self.made_by}({function_label(self.fn)}{turns})"
 
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
@@ -103,8 +103,8 @@ class InterleaveOp(UnaryOp):
         turns = self._turns(ctx) if ctx.any_order and self.num_threads else None
         return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, self.num_threads, turns))
 
-    def _turns(self, ctx: IterContext) -> Turns | None:
+    def _turns(self, ctx: IterContext) -> CycleTurns | None:
         if ctx.options.deterministic if self.deterministic is None else self.deterministic:
             return None
         name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
-        return Turns(ctx.orders.of(name), name)
+        return CycleTurns(ctx.orders.of(name), name)

@@ -11,9 +11,9 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks, object_column
-from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -60,8 +60,8 @@ class KeyedWindowsOp(UnaryOp):
 
     @property
     def label(self) -> str:
-        size = self.window_size if self.window_size_func is None else describe(self.window_size_func)
-        return f"keyed_windows({describe(self.key_func)}, {size})"
+        size = self.window_size if self.window_size_func is None else function_label(self.window_size_func)
+        return f"keyed_windows({function_label(self.key_func)}, {size})"
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
@@ -146,7 +146,7 @@ class _KeyedWindows(Producer):
                 return _int64(key, "A key")
             except SpecError as error:
                 key = ElementError(error, index)
-        key.error.add_note(f"In {self._name} ({describe(self._op.key_func)}), element {index} of its input.")
+        key.error.add_note(f"In {self._name} ({function_label(self._op.key_func)}), element {index} of its input.")
         return key
 
     def _add(self, key: int, row: int, block: Block) -> Item | None:

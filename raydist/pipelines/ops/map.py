@@ -11,7 +11,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.adopted_arrays import large_blocks
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.declared_output import DeclaredOutput
-from raydist.pipelines.elements.functions import call_rows, describe, wants_rng
+from raydist.pipelines.elements.functions import call_rows, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
@@ -57,7 +57,7 @@ class MapOp(UnaryOp, ElementwiseOp):
 
     @property
     def label(self) -> str:
-        return f"map({describe(self.fn)}{', vectorised' if self.is_vectorised else ''})"
+        return f"map({function_label(self.fn)}{', vectorised' if self.is_vectorised else ''})"
 
     @property
     def is_pure(self) -> bool:
@@ -72,7 +72,7 @@ class MapOp(UnaryOp, ElementwiseOp):
 
     def kernel(self, ctx: IterContext) -> Kernel:
         key = ctx.key(self, self.seed) if wants_rng(self.fn) else None
-        plain = _MapKernel(self.fn, f"{ctx.operation_names[id(self)]} ({describe(self.fn)})", key, self.output)
+        plain = _MapKernel(self.fn, f"{ctx.operation_names[id(self)]} ({function_label(self.fn)})", key, self.output)
         return VectorisedKernel(self.fn, plain, self.output) if self.is_vectorised else plain
 
 

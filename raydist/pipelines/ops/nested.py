@@ -12,7 +12,7 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.blocks import Block, private_column
-from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.groups import rows_of
@@ -172,7 +172,7 @@ class Opener:
             return ElementError(self._explained(error, index))
 
     def _explained(self, error: Exception, index: int) -> Exception:
-        error.add_note(f"In {self.name} ({describe(self._fn)}), element {index} of its input.")
+        error.add_note(f"In {self.name} ({function_label(self._fn)}), element {index} of its input.")
         return error
 
     def _pop(self) -> DatasetOp | ElementError:

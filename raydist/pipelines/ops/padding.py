@@ -11,7 +11,7 @@ import numpy as np
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
 from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block, Column
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
 
 __all__ = ["Padding"]

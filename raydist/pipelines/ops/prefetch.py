@@ -14,7 +14,7 @@ from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.metering.meter import Meter
 from raydist.values import AUTOTUNE
 
 __all__ = ["PrefetchOp"]

@@ -12,7 +12,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.functions import call_rows, describe
+from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.engine.op import IterContext, UnaryOp
@@ -55,7 +55,7 @@ class RejectionResampleOp(UnaryOp):
 
     @property
     def label(self) -> str:
-        return f"rejection_resample({describe(self.class_func)}, {self.balance.num_classes} classes)"
+        return f"rejection_resample({function_label(self.class_func)}, {self.balance.num_classes} classes)"
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
@@ -68,7 +68,7 @@ class RejectionResampleOp(UnaryOp):
         return MapOp(self.input, self.class_func).element_spec()
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        label = f"{ctx.operation_names[id(self)]} ({describe(self.class_func)})"
+        label = f"{ctx.operation_names[id(self)]} ({function_label(self.class_func)})"
         producer = _Resampling(self, ctx.build(self.input), ctx.key(self, self.seed), label)
         small = self.balance.initial is not None or self.balance.num_classes <= _MAX_COUNTS
         return BorderIterator(producer) if small else ReplayIterator(producer)

@@ -11,10 +11,10 @@ from typing import Any, final
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block, private_column
-from raydist.pipelines.elements.fold import Carried
-from raydist.pipelines.elements.functions import describe, element_rows
+from raydist.pipelines.elements.fold import FoldState
+from raydist.pipelines.elements.functions import element_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.probe import probe_spec
@@ -39,7 +39,7 @@ class ScanOp(UnaryOp):
 
     @property
     def label(self) -> str:
-        return f"scan({describe(self.fn)})"
+        return f"scan({function_label(self.fn)})"
 
     def element_spec(self) -> Any:
         return self._spec
@@ -49,7 +49,7 @@ class ScanOp(UnaryOp):
         return probe_spec(self)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        label = f"{ctx.operation_names[id(self)]} ({describe(self.fn)})"
+        label = f"{ctx.operation_names[id(self)]} ({function_label(self.fn)})"
         return ReplayIterator(_Scanning(self, ctx.build(self.input), label))
 
 
@@ -59,7 +59,7 @@ class _Scanning(ClosesInput, Producer):
 
     def __init__(self, op: ScanOp, source: OpIterator, label: str) -> None:
         self._fn = op.fn
-        self._carried = Carried(op.initial_state)
+        self._carried = FoldState(op.initial_state)
         self._source = source
         self._label = label
         self._agreement = OneKind(label)

@@ -16,8 +16,8 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.elements.seeds import RandomKey, draw_seed
-from raydist.pipelines.elements.slots import Slots
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
@@ -112,7 +112,7 @@ class _ShuffleIterator(OpIterator):
         self._source = source
         self._size = buffer_size
         self._key = key
-        self._slots = Slots()
+        self._slots = RowBuffer()
         self._position = 0
         self._errors = 0
         self._known_errors = 0  # raised before the state was saved: they pass silently while restoring
@@ -174,5 +174,5 @@ class _ShuffleIterator(OpIterator):
         self._errors = self._known_errors = int(state["errors"])
 
     def close(self) -> None:
-        self._slots = Slots()
+        self._slots = RowBuffer()
         self._source.close()

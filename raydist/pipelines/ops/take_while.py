@@ -8,7 +8,7 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -38,13 +38,13 @@ class TakeWhileOp(UnaryOp):
 
     @property
     def label(self) -> str:
-        return f"take_while({describe(self.predicate)})"
+        return f"take_while({function_label(self.predicate)})"
 
     def cardinality(self) -> int:
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        label = f"{ctx.operation_names[id(self)]} ({describe(self.predicate)})"
+        label = f"{ctx.operation_names[id(self)]} ({function_label(self.predicate)})"
         return BorderIterator(_Taking(self.predicate, ctx.build(self.input), label))
 
 

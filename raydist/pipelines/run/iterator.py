@@ -16,7 +16,7 @@ from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.plan import make_nested_plan, make_plan
@@ -86,7 +86,7 @@ class DatasetIterator(Generic[T]):
         epoch: int,
         convert: Callable[[Block], Sequence[T]],
         make_executor: Callable[[Options], Executor] = local_executor,
-        meters: Meters | None = None,
+        meters: IterationMeters | None = None,
     ) -> None:
         self._make_executor = make_executor
         self._op = op
@@ -95,7 +95,7 @@ class DatasetIterator(Generic[T]):
         self._epoch = epoch
         self._convert = convert
         self._plan: Plan = make_plan(op, options)
-        self.meters = meters or Meters()
+        self.meters = meters or IterationMeters()
         """What every stage has done since the iteration began."""
         self._executor: Executor | None = None
         self._source: OpIterator | None = None

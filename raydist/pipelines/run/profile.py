@@ -14,7 +14,7 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.metering.events import EventRing, chrome_trace
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.page import render_page
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.iterator import DatasetIterator
@@ -56,7 +56,11 @@ class Profile:
 
 
 def run_profile(
-    open_epoch: Callable[[int, Meters], DatasetIterator[Any]], *, title: str, seconds: float, path: str | Path | None
+    open_epoch: Callable[[int, IterationMeters], DatasetIterator[Any]],
+    *,
+    title: str,
+    seconds: float,
+    path: str | Path | None,
 ) -> Profile:
     """Iterate for `seconds` from the first element on, over as many epochs as that takes; write page and trace.
 
@@ -70,7 +74,7 @@ def run_profile(
         raise InvalidArgumentError(f"profile needs a finite number of seconds > 0, got {seconds!r}.")
     page = _page_path(path)
     ring = EventRing()
-    stats, epochs, started_s = _iterate(open_epoch, Meters(ring=ring), seconds)
+    stats, epochs, started_s = _iterate(open_epoch, IterationMeters(ring=ring), seconds)
     trace = page.with_suffix(_TRACE)
     page.write_text(render_page(stats, title=title, notes=_notes(stats, epochs, started_s)), encoding="utf-8")
     trace.write_text(chrome_trace(ring.events()), encoding="utf-8")
@@ -88,7 +92,7 @@ def _page_path(path: str | Path | None) -> Path:
 
 
 def _iterate(
-    open_epoch: Callable[[int, Meters], DatasetIterator[Any]], meters: Meters, seconds: float
+    open_epoch: Callable[[int, IterationMeters], DatasetIterator[Any]], meters: IterationMeters, seconds: float
 ) -> tuple[PipelineStats, int, float]:
     """Statistics, the number of epochs that were begun, and the seconds until the first element."""
     begin = time.monotonic()
@@ -108,7 +112,7 @@ def _iterate(
     return stats, epoch, started_s
 
 
-def _advance(iterator: DatasetIterator[Any], meters: Meters) -> bool:
+def _advance(iterator: DatasetIterator[Any], meters: IterationMeters) -> bool:
     """Pass over an element, or an error in the place of one; False at the end of the epoch."""
     errors = _num_errors(meters)
     try:
@@ -122,7 +126,7 @@ def _advance(iterator: DatasetIterator[Any], meters: Meters) -> bool:
     return True
 
 
-def _num_errors(meters: Meters) -> int:
+def _num_errors(meters: IterationMeters) -> int:
     return sum(reading.errors for reading in meters.readings())
 
 

@@ -19,13 +19,13 @@ from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, cut_batch, deal
 
-__all__ = ["DealtElements", "Element", "GlobalBatches", "StepSource", "elements"]
+__all__ = ["DealtElements", "Element", "GlobalBatches", "StepSource", "element_views"]
 
 Element = tuple[Sequence[Any], Structure]
 """The leaves of an element, and their nest."""
 
 
-def elements(block: Block) -> list[Element]:
+def element_views(block: Block) -> list[Element]:
     """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
     # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
     columns = [column if column.dtype == object else _views(column) for column in block.columns]
@@ -40,7 +40,7 @@ class StepSource(ABC):
     """Steps in order. Used by one thread at a time.
 
     Args:
-        iterators: One over the only pipeline, or one per replica; made with :func:`elements`.
+        iterators: One over the only pipeline, or one per replica; made with :func:`element_views`.
         num_replicas: Number of replicas.
     """
 

@@ -10,9 +10,9 @@ from typing import Any, final
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.functions import describe
+from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.engine.op import IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.resume import Outbox
@@ -55,7 +55,7 @@ class GeneratorOp(SourceOp):
 
     @property
     def label(self) -> str:
-        return f"from_generator({describe(self.generator)})"
+        return f"from_generator({function_label(self.generator)})"
 
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY

@@ -10,7 +10,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.nest import flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
 from raydist.pipelines.engine.op import IterContext, SourceOp

@@ -12,7 +12,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF, Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator

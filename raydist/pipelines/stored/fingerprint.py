@@ -20,7 +20,7 @@ import numpy as np
 
 from raydist import errors
 from raydist.options import Options
-from raydist.pipelines.elements.leaves import as_leaf, is_torch
+from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
 from raydist.pipelines.engine.op import DatasetOp
 
 __all__ = ["NOT_IN_FINGERPRINT", "fingerprint"]

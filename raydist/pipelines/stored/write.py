@@ -14,7 +14,7 @@ from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
-from raydist.pipelines.elements.leaves import as_leaf
+from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.formats.files import open_file, path_text
 from raydist.pipelines.stored.chunks import ChunkWriter
 from raydist.pipelines.stored.containers import Container, ContainerWriter

@@ -15,7 +15,7 @@ from raydist.actors.passes.production import Poll, Production
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, UnavailableError
 from raydist.pipelines.run.iterator import DatasetIterator
-from raydist.pipelines.run.steps import GlobalBatches, elements
+from raydist.pipelines.run.steps import GlobalBatches, element_views
 
 
 class Bench:
@@ -26,7 +26,7 @@ class Bench:
         self.stored: list[Any] = []
 
     def start(self, dataset: Dataset, *, capacity: int = 3, replicas: int = 2) -> Production:
-        iterator = DatasetIterator(dataset._op, options=dataset.options(), seed=0, epoch=0, convert=elements)
+        iterator = DatasetIterator(dataset._op, options=dataset.options(), seed=0, epoch=0, convert=element_views)
         production = Production(
             GlobalBatches(iterator, replicas, "per_batch"),
             self.put,

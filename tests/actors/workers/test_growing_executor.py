@@ -15,14 +15,14 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.metering.meters import Place
+from raydist.pipelines.metering.reading import StagePlace
 from tests.contracts.op import iterate
 
 
 class FakePool(Executor):
     """Threads in the place of actors."""
 
-    place: Place = "actors"
+    place: StagePlace = "actors"
 
     def __init__(self, num_workers: int) -> None:
         self.threads = ThreadExecutor(num_workers)

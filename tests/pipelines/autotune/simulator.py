@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from raydist.pipelines.autotune.costs import StagePeriod
-from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Setting, Settings, workers_of
+from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Settings, StageSetting, workers_of
 from raydist.pipelines.autotune.propose import BLOCKS_PER_WORKER
 from raydist.pipelines.autotune.tuner import Period
-from raydist.pipelines.metering.meters import Place
+from raydist.pipelines.metering.reading import StagePlace
 
 ROWS = 16  # of every block
 HANDLING_S = 0.0001  # giving a block to a thread and taking it back
@@ -33,7 +33,7 @@ class Stage:
     computing: float
     moving_s: float
     block_bytes: int
-    places: tuple[Place, ...]
+    places: tuple[StagePlace, ...]
 
 
 @dataclass(frozen=True)
@@ -184,12 +184,12 @@ def random_pipeline(seed: int) -> Pipeline:
 def _random_stage(rng: random.Random, name: str) -> Stage:
     serial = rng.choice([0.0, rng.random(), 1.0])
     computing = 1.0 if serial else rng.choice([0.0, 1.0])
-    places: tuple[Place, ...] = rng.choice([("inline", "threads"), ("inline", "threads", "actors")])
+    places: tuple[StagePlace, ...] = rng.choice([("inline", "threads"), ("inline", "threads", "actors")])
     size = rng.choice([10_000, 1_000_000])
     return Stage(name, 10 ** rng.uniform(-3.7, -1.7), serial, computing, 10 ** rng.uniform(-3.3, -2.5), size, places)
 
 
-def all_settings(pipeline: Pipeline) -> Iterator[Mapping[str, Setting]]:
+def all_settings(pipeline: Pipeline) -> Iterator[Mapping[str, StageSetting]]:
     """Every setting within the limits."""
     choices = [_choices(knob, pipeline.limits.workers) for knob in pipeline.knobs()]
     names = [knob.name for knob in pipeline.knobs()]
@@ -202,10 +202,10 @@ def all_settings(pipeline: Pipeline) -> Iterator[Mapping[str, Setting]]:
             yield settings
 
 
-def _choices(knob: Knob, most: int) -> list[Setting]:
-    places: list[Place] = [place for place in knob.places if place != "inline"]
+def _choices(knob: Knob, most: int) -> list[StageSetting]:
+    places: list[StagePlace] = [place for place in knob.places if place != "inline"]
     counts = range(1, (1 if knob.splits else most) + 1)
-    return [INLINE, *(Setting(place, count) for place in places for count in counts)]
+    return [INLINE, *(StageSetting(place, count) for place in places for count in counts)]
 
 
 def buffered(pipeline: Pipeline, settings: Settings) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from raydist.pipelines.autotune.costs import Cost, StagePeriod, learn
-from raydist.pipelines.autotune.model import INLINE, Setting
+from raydist.pipelines.autotune.model import INLINE, StageSetting
 
 ALONE = StagePeriod("map", INLINE, rows=100, blocks=10, busy_s=1.0, cpu_s=1.0, num_bytes=1000)
 
@@ -18,7 +18,7 @@ def after(*periods: StagePeriod, elapsed_s: float = 1.0) -> Cost:
 
 
 def on(place: str, workers: int, **changes: float) -> StagePeriod:
-    return replace(ALONE, setting=Setting(place, workers), **changes)  # type: ignore[arg-type]  # a place
+    return replace(ALONE, setting=StageSetting(place, workers), **changes)  # type: ignore[arg-type]  # a place
 
 
 def test_inline_tells_what_a_row_takes() -> None:

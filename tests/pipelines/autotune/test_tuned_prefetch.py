@@ -2,25 +2,25 @@ from __future__ import annotations
 
 from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
-from raydist.pipelines.autotune.model import INLINE, Setting
+from raydist.pipelines.autotune.model import INLINE, StageSetting
 from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_prefetch import TunedPrefetch
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.plan import open_iterator
 
-ON = Setting("threads", 1)
+ON = StageSetting("threads", 1)
 
 
 def prefetch(cpu_budget: int) -> tuple[TunedPrefetch, Budgets, list[TunedPart]]:
     options = Options(autotune=AutotuneOptions(cpu_budget=cpu_budget))
     budgets = Budgets(options.autotune)
     looks: list[TunedPart] = []
-    return TunedPrefetch(Meters().meter("prefetch-1"), budgets, looks.append), budgets, looks
+    return TunedPrefetch(IterationMeters().meter("prefetch-1"), budgets, looks.append), budgets, looks
 
 
-def apply(part: TunedPrefetch, setting: Setting) -> None:
+def apply(part: TunedPrefetch, setting: StageSetting) -> None:
     part.apply(setting, row_s=0.001, block_bytes=10)
 
 

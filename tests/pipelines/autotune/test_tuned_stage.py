@@ -3,11 +3,11 @@ from __future__ import annotations
 import threading
 
 from raydist.options import AutotuneOptions, Options
-from raydist.pipelines.autotune.model import INLINE, Setting
+from raydist.pipelines.autotune.model import INLINE, StageSetting
 from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_stage import TunedStage
 from raydist.pipelines.engine.budget import Budgets
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 from tests.pipelines.engine.test_executor import SOURCE, block_of, spec_of
 
 BLOCK = block_of(SOURCE)
@@ -18,7 +18,7 @@ def stage(**budget: int) -> tuple[TunedStage, Budgets, list[TunedPart]]:
     options = Options(autotune=AutotuneOptions(**budget))
     budgets = Budgets(options.autotune)
     looks: list[TunedPart] = []
-    return TunedStage(Meters().meter("map-1"), budgets, looks.append), budgets, looks
+    return TunedStage(IterationMeters().meter("map-1"), budgets, looks.append), budgets, looks
 
 
 def worked_here(made: TunedStage) -> bool:
@@ -29,8 +29,8 @@ def worked_here(made: TunedStage) -> bool:
 def test_it_works_where_it_was_told_to() -> None:
     made, _, looks = stage()
     assert worked_here(made)
-    made.apply(Setting("threads", 2), row_s=0.0005, block_bytes=100)
-    assert (made.setting, made.place, made.num_workers, made.window) == (Setting("threads", 2), "threads", 2, 4)
+    made.apply(StageSetting("threads", 2), row_s=0.0005, block_bytes=100)
+    assert (made.setting, made.place, made.num_workers, made.window) == (StageSetting("threads", 2), "threads", 2, 4)
     assert made.least_rows == 4
     assert not worked_here(made)
     made.apply(INLINE, row_s=0.0005, block_bytes=100)
@@ -43,8 +43,8 @@ def test_it_works_where_it_was_told_to() -> None:
 def test_the_budgets_hold() -> None:
     made, budgets, _ = stage(cpu_budget=3, ram_budget=1000)
     budgets.threads.take(1)
-    made.apply(Setting("threads", 5), row_s=0.0005, block_bytes=100)
-    assert (made.setting, budgets.threads.free) == (Setting("threads", 2), 0)
+    made.apply(StageSetting("threads", 5), row_s=0.0005, block_bytes=100)
+    assert (made.setting, budgets.threads.free) == (StageSetting("threads", 2), 0)
     assert (made.charged_bytes, budgets.ram.free) == (400, 600)
     made.end()
     assert (budgets.threads.free, budgets.ram.free) == (2, 1000)
@@ -53,7 +53,7 @@ def test_the_budgets_hold() -> None:
 def test_without_any_thread_left_it_stays_inline() -> None:
     made, budgets, _ = stage(cpu_budget=1)
     budgets.threads.take(1)
-    made.apply(Setting("threads", 2), row_s=0.0005, block_bytes=100)
+    made.apply(StageSetting("threads", 2), row_s=0.0005, block_bytes=100)
     assert made.setting == INLINE
     assert worked_here(made)
     made.end()
@@ -72,7 +72,7 @@ def test_its_work_is_counted() -> None:
 
 def test_closing_it_leaves_it_for_the_next_pass() -> None:
     made, _, _ = stage()
-    made.apply(Setting("threads", 1), row_s=0.0005, block_bytes=100)
+    made.apply(StageSetting("threads", 1), row_s=0.0005, block_bytes=100)
     made.close()
     assert not worked_here(made)
     made.end()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from raydist.pipelines.autotune.costs import StagePeriod
-from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Setting, Settings, workers_of
+from raydist.pipelines.autotune.model import INLINE, Knob, Limits, Settings, StageSetting, workers_of
 from raydist.pipelines.autotune.tuner import Period, Tuner
 from tests.pipelines.autotune.simulator import Pipeline, all_settings, buffered, random_pipeline, simulate
 
@@ -31,7 +31,7 @@ def tune(pipeline: Pipeline, noise: random.Random | None = None) -> tuple[Settin
 
 
 @functools.cache
-def _simulated(pipeline: Pipeline, settings: tuple[tuple[str, Setting], ...]) -> Period:
+def _simulated(pipeline: Pipeline, settings: tuple[tuple[str, StageSetting], ...]) -> Period:
     return simulate(pipeline, dict(settings))
 
 
@@ -70,7 +70,7 @@ def period_of(tuner: Tuner, speedup: float = 1.0, wait: float = 1.0) -> Period:
     return Period(1.0, wait, 1 - wait, [replace(ONE, setting=setting, rows=rows, busy_s=busy_s, awaited_s=0.9)])
 
 
-def changes(tuner: Tuner, count: int, speedup: float = 1.0, wait: float = 1.0) -> list[Setting]:
+def changes(tuner: Tuner, count: int, speedup: float = 1.0, wait: float = 1.0) -> list[StageSetting]:
     """Where the stage was, without repetitions."""
     seen = [tuner.settings["map"]]
     for _ in range(count):
@@ -89,7 +89,7 @@ def test_short_pipelines_stay_undisturbed() -> None:
 
 
 def test_what_helps_stays_and_is_compared_with_inline_ever_more_rarely() -> None:
-    two = Setting("threads", 2)
+    two = StageSetting("threads", 2)
     seen = changes(tuner_of(2), 100, speedup=1.9)
     assert seen == [INLINE, two, INLINE, two, INLINE, two]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist.pipelines.elements.functions import call_rows, describe, element_rows, wants_rng
+from raydist.pipelines.elements.functions import call_rows, element_rows, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
@@ -22,11 +22,11 @@ def augment(x: Any, *, rng: np.random.Generator) -> Any:
 
 
 def test_describe_names_file_line_and_function() -> None:
-    assert describe(augment) == f"test_functions.py:{augment.__code__.co_firstlineno} augment"
-    assert describe(functools.partial(augment, 1)) == describe(augment)
-    assert describe(Scale()).endswith("Scale")
-    assert describe(Scale()).startswith("test_functions.py:")
-    assert describe(len) == "len"
+    assert function_label(augment) == f"test_functions.py:{augment.__code__.co_firstlineno} augment"
+    assert function_label(functools.partial(augment, 1)) == function_label(augment)
+    assert function_label(Scale()).endswith("Scale")
+    assert function_label(Scale()).startswith("test_functions.py:")
+    assert function_label(len) == "len"
 
 
 def test_wants_rng() -> None:

@@ -14,7 +14,7 @@ from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 
 ROW_BYTES = 100
 
@@ -48,7 +48,7 @@ class Source(OpIterator):
 
 
 def reading(source: Source, size: int, ram: Budget | None = None) -> PrefetchThread:
-    meter = Meters().meter("prefetch")
+    meter = IterationMeters().meter("prefetch")
     ahead = PrefetchThread(source, BufferSize(size, tuned=False), ram or Budget(), meter, name="prefetch-1")
     ahead.start()
     return ahead

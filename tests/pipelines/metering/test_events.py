@@ -6,7 +6,7 @@ import time
 
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.metering.events import Event, EventRing, chrome_trace
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 
 
 def test_a_row_for_each_worker_and_a_bar_for_each_block() -> None:
@@ -47,7 +47,7 @@ def test_local_events_carry_their_thread_and_the_time_of_day() -> None:
 
 def test_workers_are_recorded_with_their_own_times() -> None:
     ring = EventRing()
-    meter = Meters(ring=ring).meter("map-1")
+    meter = IterationMeters(ring=ring).meter("map-1")
     work = StageResult((), (4,), ("",), begun_at=100.0, busy_s=2.0, worker="input-3")
     meter.worked(work, here=False)
     meter.worked(work, here=True)  # the bar of the call around it shows that

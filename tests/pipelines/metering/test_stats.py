@@ -4,7 +4,8 @@ import pickle
 from dataclasses import replace
 
 from raydist import Dataset
-from raydist.pipelines.metering.meters import Meters, Reading
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.reading import Reading
 from raydist.pipelines.metering.stats import PipelineStats, StageStats, stats_of, summarise
 
 SOURCE = Reading("range-0", "range(9)", kind="source", elements=100, bytes=800, busy_s=1.0)
@@ -93,7 +94,7 @@ def test_long_labels_are_cut() -> None:
 
 
 def test_nothing_ran() -> None:
-    assert stats_of(None) == stats_of(Meters()) == PipelineStats()
+    assert stats_of(None) == stats_of(IterationMeters()) == PipelineStats()
     assert str(stats_of(None)) == "Nothing has run yet: iterate over the dataset first."
     assert summarise([SOURCE], elapsed_s=0.0).stages[0].elements_per_s == 0.0
 

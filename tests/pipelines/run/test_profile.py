@@ -11,7 +11,7 @@ import pytest
 from raydist import Dataset, Options
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.profile import run_profile
 from raydist.pipelines.sources.range import RangeOp
@@ -95,7 +95,7 @@ def test_what_cannot_be_opened_is_raised(tmp_path: Path) -> None:
     def refuse(block: Block) -> list[Any]:
         raise OSError("no")
 
-    def open_epoch(epoch: int, meters: Meters) -> DatasetIterator[Any]:
+    def open_epoch(epoch: int, meters: IterationMeters) -> DatasetIterator[Any]:
         op = RangeOp(0, 5)
         return DatasetIterator(op, options=Options(), seed=0, epoch=epoch, convert=refuse, meters=meters)
 

@@ -1,4 +1,4 @@
-"""From elements to steps, without threads and actors."""
+"""From element_views to steps, without threads and actors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut
-from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, elements
+from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, element_views
 
 
 def iterator(dataset: Dataset, seed: int = 0) -> DatasetIterator[Element]:
-    return DatasetIterator(dataset._op, options=dataset.options(), seed=seed, epoch=0, convert=elements)
+    return DatasetIterator(dataset._op, options=dataset.options(), seed=seed, epoch=0, convert=element_views)
 
 
 def drain(source: StepSource) -> list[list[Any]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raydist.errors import SpecError
-from raydist.pipelines.elements.leaves import as_leaf, is_torch
+from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
 
 
 class Color(enum.IntEnum):

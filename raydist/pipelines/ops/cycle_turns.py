@@ -10,9 +10,9 @@ from typing import final
 from raydist.options import Timeouts
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
-from raydist.pipelines.ops.slot import Slot
+from raydist.pipelines.ops.cycle_slot import CycleSlot
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["Turn", "CycleTurns"]
 
 _FIRST_NAP_S = 0.0002  # between two looks for a slot that has something; doubled up to the last
 _LAST_NAP_S = 0.005
@@ -28,7 +28,7 @@ class Turn:
 
 
 @final
-class Turns:
+class CycleTurns:
     """Gives the turn to the next slot that has something, and notes it; follows the notes when resuming.
 
     Args:
@@ -41,7 +41,7 @@ class Turns:
         self._name = name
         self._given = 0
 
-    def choose(self, next_place: int, slots: Sequence[Slot | None], *, may_fill: bool) -> Turn:
+    def choose(self, next_place: int, slots: Sequence[CycleSlot | None], *, may_fill: bool) -> Turn:
         """The next turn: at or behind `next_place`; an empty slot has its turn while it `may_fill`. Waits for one."""
         noted = self._order.number_at(self._given)
         distance = _wait_for(next_place, slots, may_fill) if noted is None else noted - self._given
@@ -62,7 +62,7 @@ class Turns:
         self._given = int(state["given"])
 
 
-def _wait_for(next_place: int, slots: Sequence[Slot | None], may_fill: bool) -> int:
+def _wait_for(next_place: int, slots: Sequence[CycleSlot | None], may_fill: bool) -> int:
     nap_s, deadline = _FIRST_NAP_S, time.monotonic() + Timeouts().input_s
     in_turn = [*slots[next_place:], *slots[:next_place]]
     while any(in_turn) and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ import numpy as np
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
-from raydist.pipelines.ops.turns import Turn, Turns
+from raydist.pipelines.ops.cycle_turns import CycleTurns, Turn
 from tests.contracts.op import collect, iterate
 
 
@@ -24,7 +24,7 @@ def test_notes_are_followed() -> None:
     order = ArrivalOrder()
     order.was_given(0, 2)
     order.was_read(0, 5)
-    turns = Turns(order, "interleave-1@0")
+    turns = CycleTurns(order, "interleave-1@0")
     assert turns.choose(3, [None] * 4, may_fill=True) == Turn(1, 5)
     turns.took(5)
     assert turns.choose(2, [None] * 4, may_fill=False) == Turn(2, None)

@@ -14,11 +14,11 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import read_items
 
-__all__ = ["Slot", "weave"]
+__all__ = ["CycleSlot", "weave"]
 
 
 @final
-class Slot:
+class CycleSlot:
     """Reads a dataset, at most as far ahead as its coming turns reach.
 
     Attributes:
@@ -105,7 +105,7 @@ class Slot:
         self._source.close()
 
 
-def weave(slots: Sequence[Slot], block_length: int, rounds: int) -> Block | None:
+def weave(slots: Sequence[CycleSlot], block_length: int, rounds: int) -> Block | None:
     """The next whole rounds of turns of all `slots`, up to `rounds`, taken at once by joining columns.
 
     None where that cannot be: a slot ends or has an error within its next turn, or shapes differ.

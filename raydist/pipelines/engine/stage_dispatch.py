@@ -13,9 +13,9 @@ from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.metering.meter import Meter
 
-__all__ = ["StageWorkers", "SentBlock", "StageResults"]
+__all__ = ["StageWorkers", "SentBlock", "StageDispatch"]
 
 
 @final
@@ -52,7 +52,7 @@ class StageWorkers:
 
 
 @final
-class StageResults:
+class StageDispatch:
     """Receives the results of one stage, counts its work, and watches the size of its elements.
 
     Attributes:

@@ -8,7 +8,8 @@ from typing import final
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, ClosesInput, OpIterator
-from raydist.pipelines.metering.meters import Meter, Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["MeteredIterator"]
 
@@ -21,7 +22,7 @@ class MeteredIterator(ClosesInput, OpIterator):
     how many inputs there are, who else reads them, or which of them are read in other threads.
     """
 
-    def __init__(self, source: OpIterator, meter: Meter, meters: Meters) -> None:
+    def __init__(self, source: OpIterator, meter: Meter, meters: IterationMeters) -> None:
         self._source = source
         self._meter = meter
         self._clock = meters.clock

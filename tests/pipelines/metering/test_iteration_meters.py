@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from raydist import Dataset, Options
-from raydist.pipelines.metering.meters import Meters, Reading
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.metering.reading import Reading
 
 PLAIN = Options()
 PLAIN.optimization.inject_prefetch = False
@@ -15,21 +16,21 @@ def named(readings: tuple[Reading, ...]) -> dict[str, Reading]:
 
 
 def test_one_meter_a_stage_whatever_number_of_passes() -> None:
-    meters = Meters()
+    meters = IterationMeters()
     first = meters.meter("range-0", owner=("RangeOp",))
     assert meters.meter("range-0", owner=("RangeOp",)) is first
     assert len(meters.readings()) == 1
 
 
 def test_two_stages_of_one_name_stay_apart() -> None:
-    meters = Meters()
+    meters = IterationMeters()
     meters.meter("memory-0", owner=("RangeOp",))
     assert meters.meter("memory-0", owner=("GatherOp",)).name == "memory-0*"
     assert [reading.name for reading in meters.readings()] == ["memory-0", "memory-0*"]
 
 
 def test_inputs_come_before_their_consumers() -> None:
-    meters = Meters()
+    meters = IterationMeters()
     meters.meter("repeat-1", inputs=[7])
     meters.meter("range-0")
     meters.tops[7] = "range-0"
@@ -40,26 +41,26 @@ def test_inputs_come_before_their_consumers() -> None:
 
 
 def test_a_stage_that_reads_itself_is_listed_once() -> None:
-    meters = Meters()
+    meters = IterationMeters()
     meters.meter("map-1", inputs=["map-1"])
     assert len(meters.readings()) == 1
 
 
 def test_an_input_that_is_not_open_yet_has_no_name() -> None:
-    meters = Meters()
+    meters = IterationMeters()
     meters.meter("concatenate-2", inputs=[1, 2])
     assert meters.readings()[0].inputs == ()
 
 
 def test_disabled_meters_read_nothing() -> None:
-    meters = Meters(enabled=False)
+    meters = IterationMeters(enabled=False)
     assert meters.meter("range-0") is meters.meter("map-1")
     assert meters.readings() == ()
     assert meters.inside("range-0") is meters
 
 
 def test_old_decisions_are_forgotten() -> None:
-    meters = Meters()
+    meters = IterationMeters()
     for number in range(150):
         meters.decide(str(number))
     assert (len(meters.decisions), meters.decisions[-1]) == (100, "149")
@@ -77,7 +78,7 @@ def test_totals_can_begin_again() -> None:
 
 
 def test_time_is_the_consumers_waiting_and_working() -> None:
-    meters = Meters()
+    meters = IterationMeters()
     assert meters.elapsed_s == 0.0
     meters.consumer_asks()
     assert meters.elapsed_s > 0.0

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from raydist.errors import SpecError
+from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.elements.slots import Slots
 from raydist.pipelines.ops.shuffle import sources_of_outputs
 
 
-def filled() -> Slots:
-    slots = Slots()
+def filled() -> RowBuffer:
+    slots = RowBuffer()
     slots.append(block_of_rows([(0, "a"), (1, "b")]))
     slots.append(block_of_rows([(2, "c")]))
     return slots
@@ -25,7 +25,7 @@ def test_exchange_hands_out_what_was_last_put_in() -> None:
 
 
 def test_rows_of_differing_shape_fit() -> None:
-    slots = Slots()
+    slots = RowBuffer()
     slots.append(block_of_rows([np.zeros(2), np.ones(2)]))
     drawn = np.array([0])
     assert slots.exchange(block_of_rows([np.zeros(3)]), drawn, *sources_of_outputs(drawn)).rows()[0].shape == (2,)
@@ -34,7 +34,7 @@ def test_rows_of_differing_shape_fit() -> None:
 
 def test_what_was_put_in_is_not_written() -> None:
     block = block_of_rows([1, 2])
-    slots = Slots()
+    slots = RowBuffer()
     slots.append(block)
     drawn = np.array([0, 1])
     slots.exchange(block_of_rows([8, 9]), drawn, *sources_of_outputs(drawn))

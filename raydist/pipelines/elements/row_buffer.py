@@ -10,13 +10,13 @@ from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block, Column, common_specs, concat_blocks, object_column
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = ["Slots"]
+__all__ = ["RowBuffer"]
 
 _Indices = np.ndarray[Any, Any]
 
 
 @final
-class Slots:
+class RowBuffer:
     """Elements in slots 0, 1, 2, ...; filled once, then exchanged against new ones."""
 
     def __init__(self) -> None:

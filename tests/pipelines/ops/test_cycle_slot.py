@@ -7,15 +7,15 @@ from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import count_items
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.ops.slot import Slot, weave
+from raydist.pipelines.ops.cycle_slot import CycleSlot, weave
 from raydist.pipelines.run.plan import open_iterator
 from raydist.pipelines.sources.range import RangeOp
 
 
-def slot(start: int, stop: int) -> Slot:
+def slot(start: int, stop: int) -> CycleSlot:
     op = RangeOp(start, stop)
     source = open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
-    return Slot(0, ({}, 0), source)
+    return CycleSlot(0, ({}, 0), source)
 
 
 def test_whole_rounds_are_woven() -> None:

@@ -10,10 +10,10 @@ from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine import metered
-from raydist.pipelines.engine.metered import MeteredIterator
+from raydist.pipelines.engine import metered_iterator
+from raydist.pipelines.engine.metered_iterator import MeteredIterator
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.metering.meters import Meters
+from raydist.pipelines.metering.iteration_meters import IterationMeters
 
 
 class Clock:
@@ -54,12 +54,12 @@ class Worker(OpIterator):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(metered, "time", clock)
+    monkeypatch.setattr(metered_iterator, "time", clock)
     return clock
 
 
 def test_own_time_is_without_that_of_the_inputs(clock: Clock) -> None:
-    meters = Meters()
+    meters = IterationMeters()
     inner, outer = meters.meter("range-0"), meters.meter("map-1")
     # Something that is not metered stands between them: its second is the outer one's.
     between = Worker(clock, MeteredIterator(Worker(clock), inner, meters))
@@ -73,7 +73,7 @@ def test_own_time_is_without_that_of_the_inputs(clock: Clock) -> None:
 
 
 def test_an_error_costs_time_and_is_counted(clock: Clock) -> None:
-    meters = Meters()
+    meters = IterationMeters()
     meter = meters.meter("map-1")
     with pytest.raises(ValueError, match="no"):
         MeteredIterator(Worker(clock, error=lambda: ValueError("no")), meter, meters).next_block(1)
@@ -84,7 +84,7 @@ def test_an_error_costs_time_and_is_counted(clock: Clock) -> None:
 def test_neither_the_end_nor_a_failed_machinery_is_an_elements_error(
     clock: Clock, error: Callable[[], Exception]
 ) -> None:
-    meters = Meters()
+    meters = IterationMeters()
     meter = meters.meter("map-1")
     with pytest.raises((StopIteration, UnavailableError)):
         MeteredIterator(Worker(clock, error=error), meter, meters).next_block(1)
@@ -92,7 +92,7 @@ def test_neither_the_end_nor_a_failed_machinery_is_an_elements_error(
 
 
 def test_states_and_closing_pass_through(clock: Clock) -> None:
-    meters = Meters()
+    meters = IterationMeters()
     worker = Worker(clock)
     source = MeteredIterator(worker, meters.meter("range-0"), meters)
     source.load_state_dict({"at": 5.0})

@@ -5,9 +5,9 @@ import pytest
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.stage_results import StageResults, StageWorkers
+from raydist.pipelines.engine.stage_dispatch import StageDispatch, StageWorkers
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.metering.meters import Meter
+from raydist.pipelines.metering.meter import Meter
 from tests.pipelines.engine.test_executor import SOURCE, block_of, divide, spec_of
 
 
@@ -19,7 +19,7 @@ def test_a_window_is_what_the_executor_has_and_the_user_allows() -> None:
 
 def test_results_are_counted_and_their_errors_explained() -> None:
     meter = Meter("stage")
-    results = StageResults(spec_of(SOURCE.map(divide)), StageWorkers(InlineExecutor()), meter)
+    results = StageDispatch(spec_of(SOURCE.map(divide)), StageWorkers(InlineExecutor()), meter)
     flight = results.send(block_of(SOURCE), (100,), 0.0)
     assert meter.buffered == 6
     error, block = results.receive(flight, (50,)).items
@@ -32,6 +32,6 @@ def test_results_are_counted_and_their_errors_explained() -> None:
 
 def test_an_owned_executor_is_closed() -> None:
     executor = ThreadExecutor(1)
-    StageResults(spec_of(SOURCE.map(abs)), StageWorkers(executor, owned=True), Meter("stage")).close()
+    StageDispatch(spec_of(SOURCE.map(abs)), StageWorkers(executor, owned=True), Meter("stage")).close()
     with pytest.raises(Exception, match="closed"):
         executor.submit(spec_of(SOURCE.map(abs)), block_of(SOURCE), (0,))

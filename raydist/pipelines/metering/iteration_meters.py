@@ -13,9 +13,9 @@ from typing import final
 
 from raydist.pipelines.metering.events import EventRing
 from raydist.pipelines.metering.meter import Meter
-from raydist.pipelines.metering.reading import Kind, Place, Reading
+from raydist.pipelines.metering.reading import Reading, StageKind
 
-__all__ = ["Kind", "Meter", "Meters", "Place", "Reading"]
+__all__ = ["IterationMeters"]
 
 _KEPT_DECISIONS = 100
 
@@ -28,7 +28,7 @@ class _Clock(threading.local):
 
 
 @final
-class Meters:
+class IterationMeters:
     """All meters of one iteration.
 
     Args:
@@ -57,7 +57,7 @@ class Meters:
         self.convert_s = 0.0
         self._meters: dict[str, tuple[tuple[str, ...], Meter]] = {}
         self.shared = Meter("")
-        self._inside: dict[str, Meters] = {}
+        self._inside: dict[str, IterationMeters] = {}
         self._waits_since: float | None = None
         self._idle_since: float | None = None
 
@@ -66,7 +66,7 @@ class Meters:
         name: str,
         *,
         label: str = "",
-        kind: Kind = "stage",
+        kind: StageKind = "stage",
         inputs: Sequence[int | str] = (),
         owner: tuple[str, ...] = (),
     ) -> Meter:
@@ -91,7 +91,7 @@ class Meters:
         meter.ring = self._ring
         return self._meters.setdefault(unique, (owner, meter))[1]
 
-    def inside(self, name: str) -> Meters:
+    def inside(self, name: str) -> IterationMeters:
         """What the pipelines inside the function of an operation get: all that they do counts as that operation's.
 
         Args:
@@ -101,7 +101,7 @@ class Meters:
             return self
         inside = self._inside.get(name)
         if inside is None:
-            inside = self._inside[name] = Meters(enabled=False)
+            inside = self._inside[name] = IterationMeters(enabled=False)
             self._meters[name][1].inside = inside.shared
         return inside
 
