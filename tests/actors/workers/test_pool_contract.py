@@ -11,8 +11,8 @@ from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.options import Options
 from raydist.pipelines.engine.executor import Executor
 from tests.conftest import live_actors
+from tests.contracts.datasets import DATASETS
 from tests.contracts.op import MakeExecutor, check_op
-from tests.pipelines.ops.test_contract import DATASETS
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -149,7 +149,7 @@ CRASH = """
 import sys
 from raydist.dataset import Dataset
 from raydist.pipelines.stored import write
-saved._CHUNK_ROWS = 10
+write._CHUNK_ROWS = 10
 for x in Dataset.range(100).batch(1).unbatch().cache(sys.argv[1]).as_numpy_iterator():
     if int(x) == 50:
         print("there", flush=True)
