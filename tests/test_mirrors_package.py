@@ -14,6 +14,8 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "actors/workers/pool_task.py": "tests/actors/workers/test_pool.py",
     "actors/workers/handle.py": "tests/actors/workers/test_pool.py",
     "collectives/base.py": "tests/contracts/communicator.py",
+    "pipelines/engine/optional_prefetch.py": "tests/pipelines/autotune/test_tuned_prefetch.py",
+    "pipelines/engine/random_access.py": "tests/pipelines/sources/test_indexed.py",
     "replicas/group.py": "tests/strategies/test_faults.py",
     "replicas/runner.py": "tests/strategies/test_mirrored.py",
     "strategies/synchronous.py": "tests/strategies/test_mirrored.py",

@@ -18,7 +18,7 @@ from raydist.distributed_dataset import InputSide, distribute
 from raydist.options import InputOptions, Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
-from tests.pipelines.engine.test_executor import block_of, spec_of
+from tests.pipelines.engine.stages import block_of, spec_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

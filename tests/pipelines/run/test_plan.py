@@ -2,25 +2,15 @@ from __future__ import annotations
 
 from raydist.dataset import Dataset
 from raydist.options import Options
-from raydist.pipelines.engine.build import name_operations
+from raydist.pipelines.engine.build import walk
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.run.plan import make_plan, open_iterator
+from raydist.pipelines.run.plan import make_nested_plan, make_plan, open_iterator
 
 
-def test_names_do_not_change_with_what_follows() -> None:
-    start = Dataset.range(3).shuffle(2)
-    names = name_operations(start._op)
-    longer = name_operations(Dataset.zip(start.map(abs), start)._op)
-    assert names == {key: longer[key] for key in names}
-    assert sorted(longer.values()) == ["map-2", "range-0", "shuffle-1", "zip-3"]
-
-
-def test_the_fingerprint_is_that_of_the_graph() -> None:
-    def fingerprint(dataset: Dataset) -> str:
-        return make_plan(dataset._op, Options()).fingerprint
-
-    assert fingerprint(Dataset.range(3).batch(2)) == fingerprint(Dataset.range(9).batch(4))
-    assert fingerprint(Dataset.range(3).batch(2)) != fingerprint(Dataset.range(3).repeat().batch(2))
+def test_a_dataset_inside_a_function_is_not_read_ahead() -> None:
+    graph = Dataset.range(3).take(-1).map(abs)._op
+    assert [op.name for op in walk(make_plan(graph, Options()).optimised)] == ["range", "map", "prefetch"]
+    assert [op.name for op in walk(make_nested_plan(graph, Options()).optimised)] == ["range", "map"]
 
 
 def test_open_iterator_gives_blocks_of_at_most_the_wanted_size() -> None:
