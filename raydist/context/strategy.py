@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from raydist.context.reductions import gather, local_results, reduce
-from raydist.context.replica_context import enter_cross_replica
+from raydist.context.cross_replica import gather, local_results, reduce
+from raydist.context.current import enter_cross_replica
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError

@@ -17,11 +17,12 @@ from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.process_group import open_communicator
-from raydist.context.peers import Connected
-from raydist.context.replica_context import ReplicaContext, enter_replica
+from raydist.context.current import enter_replica
+from raydist.context.replica_context import ReplicaContext
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
+from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader, resolve_parts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from raydist.context.replica_context import get_replica_context, in_cross_replica_context
+from raydist.context.current import in_cross_replica_context
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.strategies.default import get_replica_context
 
 __all__ = ["compute_average_loss"]
 

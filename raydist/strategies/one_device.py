@@ -9,9 +9,10 @@ from typing import Any, final
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from raydist.context.current import enter_replica
 from raydist.context.devices import parse_device
 from raydist.context.peers import Alone
-from raydist.context.replica_context import ReplicaContext, enter_replica
+from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset

@@ -7,8 +7,10 @@ from typing import Any, Self, final
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raydist.context.replica_context import ReplicaContext, get_replica_context, in_cross_replica_context
+from raydist.context.current import in_cross_replica_context
+from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
+from raydist.strategies.default import get_replica_context
 from raydist.values import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
