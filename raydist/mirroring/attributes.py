@@ -10,6 +10,7 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import (
     GENERATOR,
@@ -20,8 +21,7 @@ from raydist.mirroring.kinds import (
     kind_of,
     patch_object,
 )
-from raydist.mirroring.shipment import ReplicaLink
-from raydist.mirroring.state import ControlChanges, Writes
+from raydist.mirroring.shipment import ControlChanges, Writes
 from raydist.pickling.attribute_table import Flat, Keys, Leaf, Path, changed, describe, seal
 
 __all__ = ["Control"]
@@ -87,7 +87,7 @@ class Control:
             return
         self._fresh[modules] = True  # first: taking over changes uses attributes
         try:
-            changes, flags = self._loads(self._link.call(0, "collect_control", modules))
+            changes, flags = self._loads(self._link.call(0, MirrorCalls.collect_control, modules))
         except BaseException:
             self._fresh[modules] = False
             raise

@@ -20,13 +20,13 @@ import torch
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.attributes import Control
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.discovery import Discovery
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.optimizer_states import LazyStates
 from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import ReplicaLink, Shipment
-from raydist.mirroring.state import Writes
+from raydist.mirroring.shipment import Shipment, Writes
 from raydist.mirroring.variables import Variables
 from raydist.pickling.attribute_table import Flat
 from raydist.pickling.pickler import PersistentId, loads
@@ -177,8 +177,8 @@ class MirrorDriver:
     def reset(self, source: int = 0) -> None:
         """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
         with self._lock:
-            state, held = self._link.call(source, "dump")
-            self._link.call_all("load", state)
+            state, held = self._link.call(source, MirrorCalls.dump)
+            self._link.call_all(MirrorCalls.load, state)
             self._pending = None
             self._sent.clear()
             for handle, obj in list(self._table.objects()):

@@ -10,11 +10,11 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import content_digest
 from raydist.mirroring.metrics import divide_states, merge_states, restore_states, state_names
-from raydist.mirroring.shipment import ReplicaLink
-from raydist.mirroring.state import Writes
+from raydist.mirroring.shipment import Writes
 from raydist.pickling.attribute_table import Flat, attributes, capture, changed, seal
 
 __all__ = ["LazyStates"]
@@ -78,13 +78,13 @@ class LazyStates:
             self._fetch_metrics()
         else:
             self._fresh.add(handle)
-            state = self._loads(self._link.call(0, "collect_optimizer_state", handle))
+            state = self._loads(self._link.call(0, MirrorCalls.collect_optimizer_state, handle))
             _take_over(attributes(obj)["state"], state)
             self._known[handle] = self._capture(obj)
 
     def _fetch_metrics(self) -> None:
         self._fresh |= self._metrics
-        per_replica = [self._loads(states) for states in self._link.call_all("collect_metrics")]
+        per_replica = [self._loads(states) for states in self._link.call_all(MirrorCalls.collect_metrics)]
         for handle in self._metrics:
             metric = self._table.object_of(handle)
             if metric is not None:

@@ -14,14 +14,14 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.guard import refuse_new_parameters
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
 from raydist.mirroring.metrics import hold_states, restore_states, state_names
 from raydist.mirroring.optimizers import note_steps
 from raydist.mirroring.report import ControlCollector, TensorCollector
-from raydist.mirroring.shipment import Shipment
-from raydist.mirroring.state import TensorImage, Writes, overwrite
+from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 
@@ -29,7 +29,7 @@ __all__ = ["MirrorReplica"]
 
 
 @final
-class MirrorReplica:
+class MirrorReplica(MirrorCalls):
     """The mirrored objects of one replica.
 
     Args:
@@ -106,46 +106,33 @@ class MirrorReplica:
             restore_states(self._table.object_of(handle), states)
 
     def collect_control(self, modules: bool) -> bytes:
-        """Pickle of the control state that changed since the driver last heard of it.
-
-        Args:
-            modules: Modules and `requires_grad`; False: everything else (the modules would be slower to look at).
-        """
         return self._control.collect(modules=modules)
 
     def collect_tensors(self) -> dict[int, TensorImage]:
-        """Parameters and integer buffers whose values changed since the driver last heard of them."""
         return self._tensors.collect(averaged=False)
 
     def collect_gradients(self) -> dict[int, TensorImage]:
-        """The gradients of all parameters that have one."""
         parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
         return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
 
     def changed_averages(self) -> list[int]:
-        """Handles of floating-point buffers whose values changed on this replica since the last question."""
         return list(self._tensors.collect(averaged=True))
 
     def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
-        """Present values of these tensors."""
         return [TensorImage.of(self._table.object_of(handle)) for handle in handles]
 
     def collect_optimizer_state(self, handle: int) -> bytes:
-        """Pickle of an optimizer's `state`: momentum and its like."""
         return dumps(dict(attributes(self._table.object_of(handle))["state"]), self._identify)
 
     def collect_metrics(self) -> bytes:
-        """Pickle of the states of every metric by handle."""
         return dumps(self.hold_metrics(), self._identify)
 
     def dump(self) -> tuple[bytes, frozenset[int]]:
-        """Everything this replica holds, and its handles: with `load` another one becomes bit-identical to it."""
         items = self._table.items()
         state = dumps(items, lambda _: None, to_replica=True)
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
-        """Become what another replica was when it called `dump`. Earlier objects of this replica are dropped."""
         self._start_empty()
         self._add(loads(state, self._resolve))
         self._functions.clear()  # they refer to the objects of before; the driver sends them again

@@ -10,7 +10,7 @@ import torch
 
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import capture_object, content_digest
-from raydist.mirroring.state import ControlChanges, TensorImage
+from raydist.mirroring.shipment import ControlChanges, TensorImage
 from raydist.pickling.attribute_table import Flat, Path, attributes, capture, changed, seal
 from raydist.pickling.pickler import PersistentId, dumps
 

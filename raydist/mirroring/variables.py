@@ -11,11 +11,11 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.gradients import Gradients
 from raydist.mirroring.report import is_averaged
 from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import ReplicaLink
-from raydist.mirroring.state import TensorImage, Writes, overwrite
+from raydist.mirroring.shipment import Writes, overwrite
 from raydist.mirroring.tensor import TensorRecord, mirror_tensor, plain_tensor
 
 __all__ = ["Variables", "average"]
@@ -103,7 +103,7 @@ class Variables:
         with self._lock:
             if self._fresh:
                 return
-            images: dict[int, TensorImage] = self._link.call(0, "collect_tensors")
+            images = self._link.call(0, MirrorCalls.collect_tensors)
             attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
             if any(is_averaged(tensor) for tensor in self._tensors()):
                 self._refresh_averages()
@@ -114,10 +114,10 @@ class Variables:
         return [tensor for tensor in found if tensor is not None]
 
     def _refresh_averages(self) -> None:
-        handles = sorted(set().union(*self._link.call_all("changed_averages")))
+        handles = sorted(set().union(*self._link.call_all(MirrorCalls.changed_averages)))
         if not handles:
             return
-        per_replica: list[list[TensorImage]] = self._link.call_all("buffer_images", handles)
+        per_replica = self._link.call_all(MirrorCalls.buffer_images, handles)
         for handle, images in zip(handles, zip(*per_replica, strict=True), strict=True):
             self._store(handle, average([image.tensor() for image in images]))
 

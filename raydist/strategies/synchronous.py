@@ -11,7 +11,7 @@ import uuid
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, TypeVarTuple, final
 
 import torch
 
@@ -19,6 +19,7 @@ from raydist.actors.passes.link import InputHost
 from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
+from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
 from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.replicas.dispatch import StepPlan, address_parts, batch_rows
@@ -28,6 +29,9 @@ from raydist.replicas.results import StepValues, StructureMemory, returns_nothin
 from raydist.values import InputContext, PerReplica, ReduceOp
 
 __all__ = ["SynchronousStrategy"]
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 
 class SynchronousStrategy(Strategy):
@@ -205,20 +209,13 @@ class SynchronousStrategy(Strategy):
 
 @final
 class _Link:
-    """How the driver half of the mirrored variables reaches the replicas (`mirror_link.ReplicaLink`)."""
+    """How the driver half of the mirrored variables reaches the replicas: a `ReplicaLink`."""
 
     def __init__(self, strategy: SynchronousStrategy) -> None:
         self._strategy = strategy
 
-    @property
-    def num_replicas(self) -> int:
-        return self._strategy.num_replicas_in_sync
+    def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        return self._strategy._replicas().ask_mirror(rank, method, *args)
 
-    def wait(self) -> None:
-        self._strategy._replicas().wait()
-
-    def call(self, rank: int, method: str, *args: Any) -> Any:
-        return self._strategy._replicas().call(rank, "mirror", method, *args)
-
-    def call_all(self, method: str, *args: Any) -> list[Any]:
-        return self._strategy._replicas().call_all("mirror", method, *args)
+    def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
+        return self._strategy._replicas().ask_mirrors(method, *args)
