@@ -21,11 +21,12 @@ from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.shipment import Shipment
 from raydist.options import InputOptions, RunOptions, Timeouts
-from raydist.replicas.dispatch import StepPlan, address_parts, batch_rows
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.results import StepValues, StructureMemory, returns_nothing
+from raydist.replicas.step import StepHeader, address_parts, batch_rows
 from raydist.values import InputContext, PerReplica, ReduceOp
 
 __all__ = ["SynchronousStrategy"]
@@ -108,22 +109,22 @@ class SynchronousStrategy(Strategy):
         require_call(fn, args)
         group = self._replicas()
         shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}), externals={"strategy": self})
-        plan = self._plan_step(shipment, options or RunOptions())
-        addressed = [
-            address_parts(shipment.per_replica, rank, stand_in=plan.stand_in) for rank in range(group.num_replicas)
+        header = self._next_header(shipment, options or RunOptions())
+        parts = [
+            address_parts(shipment.per_replica, rank, stand_in=header.stand_in) for rank in range(group.num_replicas)
         ]
-        headers = [plan.header(rank, sources) for rank, (sources, _) in enumerate(addressed)]
-        refs = group.dispatch(headers, [objects for _, objects in addressed])
+        headers = [header.addressed(sources) for sources, _ in parts]
+        refs = group.dispatch(headers, [objects for _, objects in parts])
         self._mirror.dispatched()
-        return self._result(fn, StepValues(refs, functools.partial(group.fetch, plan.step, plan.generation)))
+        return self._result(fn, StepValues(refs, functools.partial(group.fetch, header.step, header.generation)))
 
-    def _plan_step(self, shipment: Any, options: RunOptions) -> StepPlan:
+    def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
+        """The next step, the same for every replica but for where its parts are."""
         self._next_step += 1
-        return StepPlan(
+        return StepHeader(
             step=self._next_step - 1,
             generation=self._replicas().generation,
             shipment=shipment.without_parts(),
-            per_replica=shipment.per_replica,
             rows=batch_rows(shipment.per_replica),
             gradient_reduce_op=options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN,
             stand_in=options.empty_batch == "stand_in",
