@@ -144,7 +144,7 @@ class Gradients:
             }
             writes.gradients = {handle: gradient.detach() for handle, gradient in self._sent.items()}
 
-    def settle(self) -> None:
+    def mark_sent(self) -> None:
         """What `collect` found is on its way."""
         self._cleared.clear()
         self._touched.clear()

@@ -143,7 +143,7 @@ class MirrorReplica(MirrorCalls):
         self._add(found)
         self._set_gradients(unpickler.load())
         for handle, _ in found:
-            self._settle(handle)
+            self._mark_known(handle)
 
     def _add(self, items: Sequence[tuple[int, Any]]) -> None:
         for handle, obj in items:
@@ -151,13 +151,13 @@ class MirrorReplica(MirrorCalls):
             if isinstance(obj, torch.optim.Optimizer):
                 note_steps(obj)
 
-    def _settle(self, handle: int) -> None:
+    def _mark_known(self, handle: int) -> None:
         """Driver and replica agree on this object now."""
         if isinstance(self._table.object_of(handle), torch.Tensor):
-            self._tensors.settle(handle)
-            self._control.settle_flag(handle)
+            self._tensors.mark_known(handle)
+            self._control.mark_flag_known(handle)
         else:
-            self._control.settle(handle)
+            self._control.mark_known(handle)
 
     def _write(self, writes: Writes) -> None:
         for handle, values in writes.tensors.items():
@@ -165,7 +165,7 @@ class MirrorReplica(MirrorCalls):
         self._write_gradients(writes)
         for handle, flag in writes.requires_grad.items():
             self._table.object_of(handle).requires_grad_(flag)
-            self._control.settle_flag(handle)
+            self._control.mark_flag_known(handle)
         for handle, changes in writes.control.items():
             patch_object(self._table.object_of(handle), changes)
         for handle, state in writes.optimizer_states.items():
@@ -175,7 +175,7 @@ class MirrorReplica(MirrorCalls):
         for handle, (first, others) in writes.metrics.items():
             restore_states(self._table.object_of(handle), first if self.rank == 0 else others)
         for handle in (*writes.tensors, *writes.control):
-            self._settle(handle)
+            self._mark_known(handle)
 
     def _write_gradients(self, writes: Writes) -> None:
         for handle in writes.cleared_gradients:

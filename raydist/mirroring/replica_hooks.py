@@ -20,8 +20,8 @@ __all__ = ["note_steps", "refuse_new_parameters"]
 def refuse_new_parameters(is_mirrored: Callable[[Any], bool]) -> Iterator[None]:
     """Inside the block, mirrored modules take no parameters and no submodules with parameters but mirrored ones.
 
-    A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised. Modules that a step
-    makes for itself are its own affair.
+    A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised. Modules that a
+    step makes for itself are its own affair.
     """
 
     def check(module: torch.nn.Module, name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.pickling.attribute_table import Path
+from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
 __all__ = ["ControlChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
@@ -86,8 +86,8 @@ class ControlChanges:
         recent: Paths that the last step changed; a driver's write to one of them since is a conflict.
     """
 
-    values: dict[Path, Any]
-    recent: frozenset[Path] = frozenset()
+    values: dict[AttributePath, Any]
+    recent: frozenset[AttributePath] = frozenset()
 
 
 @final
@@ -98,7 +98,7 @@ class Writes:
     A metric's states come twice: for the first replica, and for all others.
     """
 
-    control: dict[int, dict[Path, Any]] = field(default_factory=dict)
+    control: dict[int, dict[AttributePath, Any]] = field(default_factory=dict)
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     requires_grad: dict[int, bool] = field(default_factory=dict)
     optimizer_states: dict[int, Any] = field(default_factory=dict)

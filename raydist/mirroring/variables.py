@@ -129,7 +129,7 @@ class Variables:
         with torch._C.DisableTorchFunctionSubclass():
             merged = record.merge(tensor, fresh)
             overwrite(tensor, merged)
-            record.settle(tensor)
+            record.note_synced(tensor)
             if merged is not fresh:  # still unknown to the replicas
                 record.version = -1
 
@@ -154,11 +154,11 @@ class Variables:
                 if tensor.requires_grad != record.requires_grad:
                     writes.requires_grad[handle] = tensor.requires_grad
 
-    def settle(self) -> None:
+    def mark_sent(self) -> None:
         """What `collect` found is on its way: the replicas will hold these values."""
-        self.gradients.settle()
+        self.gradients.mark_sent()
         for handle, (record, tensor) in self._live().items():
-            record.settle(tensor)
+            record.note_synced(tensor)
             if record.synced is None:
                 self._touched.discard(handle)
 
