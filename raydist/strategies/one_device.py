@@ -26,12 +26,18 @@ __all__ = ["OneDeviceStrategy"]
 
 @final
 class OneDeviceStrategy(Strategy):
-    """Everything on one device, in this process (tf.distribute.OneDeviceStrategy).
+    """Everything on one device, in this process.
 
     Variables are plain modules on `device`, batches and results are plain tensors, `run` calls the function at once.
+    It starts nothing and needs no Ray.
 
     Args:
         device: "cpu", "cuda:0", "GPU:0" or a torch.device.
+
+    Raises:
+        InvalidArgumentError: `device` names no device.
+
+    Source: tf.distribute.OneDeviceStrategy.
 
     >>> strategy = OneDeviceStrategy("cpu")
     >>> strategy.run(lambda x: x + 1, args=(torch.tensor(1),))
@@ -69,7 +75,6 @@ class OneDeviceStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` here and now; see `Strategy.run`."""
         self._require_open("run a step")
         require_call(fn, args)
         peers = Alone(self._torch_device)
@@ -82,7 +87,14 @@ class OneDeviceStrategy(Strategy):
             return fn(*all_args, **all_kwargs)
 
     def make_replica_context(self) -> ReplicaContext:
-        """The context of the only replica."""
+        """The context of the only replica, as `rd.get_replica_context()` gives it in a step that has no batch.
+
+        Returns:
+            A new ReplicaContext of this strategy.
+
+        >>> OneDeviceStrategy("cpu").make_replica_context().replica_id_in_sync_group
+        0
+        """
         return ReplicaContext(self, Alone(self._torch_device))
 
     def _note_batch(self, batch: Any) -> None:
