@@ -423,7 +423,9 @@ class Strategy(ABC):
 def require_call(fn: Any, args: Any) -> None:
     """InvalidArgumentError unless `strategy.run(fn, args)` can be meant so."""
     if not callable(fn):
-        raise InvalidArgumentError(f"strategy.run needs a function, got {fn!r:.80}.")
+        raise InvalidArgumentError(
+            f"strategy.run needs a function, got {fn!r:.80}. Give the function itself and its arguments as args."
+        )
     if not isinstance(args, tuple | list):
         raise InvalidArgumentError(
             f"args must be a tuple of the function's arguments, got {type(args).__name__}. For one: args=(batch,)."

@@ -82,7 +82,10 @@ class ReplicaRunner:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
         peers = self._peers
         if peers is None:
-            raise FailedPreconditionError("raydist bug: a replica must join its group before the first step.")
+            raise FailedPreconditionError(
+                f"raydist bug: replica {self._setup.rank} must join its group before the first step, it was sent step "
+                f"{header.step}."
+            )
         if self._failed_step is not None or header.generation != self._generation:
             self._refuse(header)
         try:

@@ -79,7 +79,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name of the argument
         if input.dim() < 2:
-            raise InvalidArgumentError(f"SyncBatchNorm needs (rows, features, ...), got shape {tuple(input.shape)}.")
+            raise InvalidArgumentError(
+                f"SyncBatchNorm needs (rows, features, ...), got shape {tuple(input.shape)}. Add a dimension of rows."
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name of the argument
         """Normalise by the mean and variance of all replicas' rows; in evaluation by the running statistics.

@@ -89,11 +89,11 @@ def check_batches(strategy: rd.Strategy) -> None:
         assert sum(own or 0 for own, _ in told) == len(rows)
         assert {total for _, total in told} == {len(rows)}
 
-    def sum_of_all(batches: Any) -> Any:
-        return sum(batch.sum() for batch in batches)
+    def sum_of_all(batches: Any) -> int:
+        return sum(rd.get_replica_context().all_reduce("SUM", batch.sum()).item() for batch in batches)
 
-    total = strategy.run(sum_of_all, args=(iter(batches_of(strategy)),))
-    assert sum(part.item() for part in strategy.local_results(total)) == sum(range(11))
+    totals = on_all(strategy, sum_of_all, iter(batches_of(strategy)))
+    assert totals == [sum(range(11))] * strategy.num_replicas_in_sync
 
     def per_replica(context: rd.InputContext) -> rd.Dataset:
         return rd.Dataset.range(8).batch(context.get_per_replica_batch_size(2 * strategy.num_replicas_in_sync))
@@ -188,14 +188,15 @@ def check_gradient_reduction(strategy: rd.Strategy) -> None:
         assert weight.grad.item() == pytest.approx(np.mean(rows))
 
 
-def _fails() -> Any:
-    raise KeyError("mine")
+def _look_up(name: str) -> int:
+    nothing: dict[str, int] = {}
+    return nothing[name]
 
 
 def check_errors(strategy: rd.Strategy) -> None:
     """An error of a step keeps its type and comes at the latest with its result; wrong calls are named."""
     with pytest.raises(KeyError, match="mine"):
-        strategy.local_results(strategy.run(_fails))
+        on_all(strategy, _look_up, "mine")
     assert on_all(strategy, lambda: "goes on") == ["goes on"] * strategy.num_replicas_in_sync
     with pytest.raises(rd.FailedPreconditionError, match="not inside of another run|is for the driver"):
         strategy.local_results(strategy.run(lambda: rd.get_strategy().run(len)))
@@ -231,7 +232,7 @@ def check_closing(make: Callable[[], rd.Strategy]) -> None:
     with make() as strategy:
         with strategy.scope():
             weight = nn.Parameter(torch.zeros(()))
-        strategy.run(lambda: weight.data.add_(1) and None)
+        strategy.run(lambda: weight.data.add_(1))
     assert weight.item() == 1.0
     strategy.close()
     for use in (
