@@ -23,8 +23,8 @@ from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.discovery import Discovery
 from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.lazy_states import LazyStates
 from raydist.mirroring.objects import MirroredClasses
-from raydist.mirroring.optimizer_states import LazyStates
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Shipment, Writes
 from raydist.mirroring.variables import Variables

@@ -17,7 +17,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
-from raydist.mirroring.metrics import hold_states, restore_states, state_names
+from raydist.mirroring.metric_states import hold_states, restore_states, state_names
 from raydist.mirroring.replica_hooks import note_steps, refuse_new_parameters
 from raydist.mirroring.report import ControlCollector, TensorCollector
 from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite

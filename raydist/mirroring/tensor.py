@@ -82,7 +82,7 @@ class TensorRecord:
             self.requires_grad = tensor.requires_grad
             self.synced = tensor.detach().clone() if is_shared(tensor) else None
 
-    def guard(self, tensor: torch.Tensor) -> None:
+    def keep_if_shared(self, tensor: torch.Tensor) -> None:
         """Keep the present values for comparison if somebody shares the memory from now on."""
         if self.synced is None and is_shared(tensor):
             with torch._C.DisableTorchFunctionSubclass():

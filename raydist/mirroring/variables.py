@@ -91,7 +91,7 @@ class Variables:
         tensor = record.tensor
         if tensor is not None and record.handle in self._records:
             self._touched.add(record.handle)
-            record.guard(tensor)
+            record.keep_if_shared(tensor)
             self.gradients.watch(record)
 
     def copied(self, copy: torch.Tensor) -> None:

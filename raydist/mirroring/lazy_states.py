@@ -13,7 +13,7 @@ from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import content_digest
-from raydist.mirroring.metrics import divide_states, merge_states, restore_states, state_names
+from raydist.mirroring.metric_states import divide_states, merge_states, restore_states, state_names
 from raydist.mirroring.shipment import Writes
 from raydist.pickling.attribute_table import AttributeTable, attributes, capture, changed, seal
 
