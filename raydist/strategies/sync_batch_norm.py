@@ -36,6 +36,7 @@ class SyncBatchNorm(_BatchNorm):
         track_running_stats: Keep running statistics, which evaluation uses; without them it uses its batch's own.
         device: Where parameters and buffers are made.
         dtype: Of parameters and buffers.
+        bias: Of versions of torch that have it: learn the bias too. False is for one replica only.
 
     Source: torch.nn.SyncBatchNorm; tf.keras.layers.BatchNormalization(synchronized=True).
 
