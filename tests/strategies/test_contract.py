@@ -22,35 +22,37 @@ class Makers:
     """How the checks come by a strategy.
 
     Attributes:
-        shared: One that all checks use, and that the session closes.
+        shared: One that all checks use, from the fixtures of the session.
         new: One that the check closes.
         marks: Of the tests that do.
     """
 
     shared: Callable[[pytest.FixtureRequest], rd.Strategy]
-    new: Callable[[pytest.FixtureRequest], rd.Strategy]
+    new: Callable[[], rd.Strategy]
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
-def _shared_mirrored(request: pytest.FixtureRequest) -> rd.Strategy:
+def _two_mirrored(request: pytest.FixtureRequest) -> rd.Strategy:
     on_replicas: OnReplicas = request.getfixturevalue("mirrored")
     return on_replicas(2)
 
 
-def _new_mirrored(request: pytest.FixtureRequest) -> rd.Strategy:
-    request.getfixturevalue("ray_cluster")
-    return rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01})
-
-
-def _one_device(request: pytest.FixtureRequest) -> rd.Strategy:
-    return rd.OneDeviceStrategy("cpu")
-
-
 MAKERS: dict[type[rd.Strategy], Makers] = {
-    rd.OneDeviceStrategy: Makers(shared=_one_device, new=_one_device),
-    rd.MirroredStrategy: Makers(_shared_mirrored, _new_mirrored, marks=(pytest.mark.ray, pytest.mark.timeout(120))),
+    rd.OneDeviceStrategy: Makers(shared=lambda _: rd.OneDeviceStrategy("cpu"), new=rd.OneDeviceStrategy),
+    rd.MirroredStrategy: Makers(
+        shared=_two_mirrored,
+        new=lambda: rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}),
+        marks=(pytest.mark.ray, pytest.mark.timeout(120)),
+    ),
 }
 EACH = [pytest.param(cls, marks=makers.marks, id=cls.__name__) for cls, makers in MAKERS.items()]
+
+
+@pytest.fixture(scope="module", params=EACH)
+def each(request: pytest.FixtureRequest) -> tuple[rd.Strategy, Callable[[], rd.Strategy]]:
+    """A strategy to share, and how to make a new one. Of the module, so that Ray is up before a test begins."""
+    makers = MAKERS[request.param]
+    return makers.shared(request), makers.new
 
 
 def exported_strategies() -> set[type[rd.Strategy]]:
@@ -65,15 +67,13 @@ def test_every_exported_strategy_is_checked() -> None:
     assert not missing, f"add how to make {', '.join(missing)} to MAKERS in tests/strategies/test_contract.py"
 
 
-@pytest.mark.parametrize("cls", EACH)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
-def test_contract(check: Callable[[rd.Strategy], None], cls: type[rd.Strategy], request: pytest.FixtureRequest) -> None:
-    check(MAKERS[cls].shared(request))
+def test_contract(check: Callable[[rd.Strategy], None], each: tuple[rd.Strategy, Callable[[], rd.Strategy]]) -> None:
+    check(each[0])
 
 
-@pytest.mark.parametrize("cls", EACH)
-def test_closing(cls: type[rd.Strategy], request: pytest.FixtureRequest) -> None:
-    check_closing(lambda: MAKERS[cls].new(request))
+def test_closing(each: tuple[rd.Strategy, Callable[[], rd.Strategy]]) -> None:
+    check_closing(each[1])
 
 
 def test_a_strategy_from_elsewhere_is_checked_in_one_call() -> None:
