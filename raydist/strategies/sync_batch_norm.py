@@ -28,7 +28,7 @@ class SyncBatchNorm(_BatchNorm):
     Blocking: two small all-reduces in a training step's forward pass, two in its backward pass (limit of each:
     `Timeouts.collective_s`). All replicas must run it alike.
 
-    Args:
+    It takes what torch.nn.BatchNorm1d takes:
         num_features: Length of dimension 1.
         eps: Added to the variance, so that nothing is divided by zero.
         momentum: Share of the present batch in the running statistics; None: the mean over all batches so far.
