@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raydist import image as image
     from raydist import text as text
+    from raydist.context.current import has_strategy as has_strategy
+    from raydist.context.current import in_cross_replica_context as in_cross_replica_context
     from raydist.context.replica_context import ReplicaContext as ReplicaContext
-    from raydist.context.replica_context import get_replica_context as get_replica_context
-    from raydist.context.replica_context import get_strategy as get_strategy
-    from raydist.context.replica_context import has_strategy as has_strategy
-    from raydist.context.replica_context import in_cross_replica_context as in_cross_replica_context
     from raydist.context.strategy import Strategy as Strategy
     from raydist.context.strategy import ValueContext as ValueContext
     from raydist.dataset import Dataset as Dataset
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
     from raydist.pipelines.tf_example.features import VarLenFeature as VarLenFeature
     from raydist.pipelines.tf_example.parse import parse_example as parse_example
     from raydist.pipelines.tf_example.parse import parse_single_example as parse_single_example
+    from raydist.strategies.default import get_replica_context as get_replica_context
+    from raydist.strategies.default import get_strategy as get_strategy
     from raydist.strategies.losses import compute_average_loss as compute_average_loss
     from raydist.strategies.mirrored import MirroredStrategy as MirroredStrategy
     from raydist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
@@ -143,11 +143,11 @@ _MODULE_OF = {
     "ValueContext": "raydist.context.strategy",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
     "compute_average_loss": "raydist.strategies.losses",
-    "get_replica_context": "raydist.context.replica_context",
-    "get_strategy": "raydist.context.replica_context",
-    "has_strategy": "raydist.context.replica_context",
+    "get_replica_context": "raydist.strategies.default",
+    "get_strategy": "raydist.strategies.default",
+    "has_strategy": "raydist.context.current",
     "image": "raydist",
-    "in_cross_replica_context": "raydist.context.replica_context",
+    "in_cross_replica_context": "raydist.context.current",
     "parse_example": "raydist.pipelines.tf_example.parse",
     "parse_single_example": "raydist.pipelines.tf_example.parse",
     "text": "raydist",

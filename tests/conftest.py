@@ -21,10 +21,10 @@ LEAK_GRACE_S = 10.0
 """How long what a test closed may take to be gone (I7 allows 10 s)."""
 
 # Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools,
-# fsspec's event loop.
+# fsspec's event loop. PythonGCThread is Ray's too: it starts when the object store asks for a garbage collection.
 LIBRARY_THREADS = (
     *("ray", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
-    "fsspecIO",
+    *("fsspecIO", "PythonGCThread"),
 )
 LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
 LIBRARY_VARIABLES = ("RAY_", "PYTEST_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "TRITON_", "GRPC_")

@@ -61,7 +61,9 @@ def parse_devices(devices: int | Sequence[Any] | Any, *, gpus_on_node: int) -> t
         return (parse_device(devices),)
     parsed = tuple(parse_device(device) for device in devices)
     if not parsed:
-        raise InvalidArgumentError("A strategy needs at least one device, got an empty list.")
+        raise InvalidArgumentError(
+            f'A strategy needs at least one device, got {devices!r}. Name some, as "CPU:0", "CPU:1", or give a count.'
+        )
     if len(set(parsed)) < len(parsed):
         names = ", ".join(map(str, parsed))
         raise InvalidArgumentError(f'Devices must differ, got {names}. Several CPU replicas are "CPU:0", "CPU:1", ...')

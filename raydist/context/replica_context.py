@@ -1,47 +1,39 @@
-"""Which strategy is current, and what a step function knows about its replica.
-
-As in tf.distribute there are two contexts. The *cross-replica* context (the driver, inside `strategy.scope()`) sees all
-replicas at once; the *replica* context (inside `strategy.run`) is one of them. Outside of both there is a default:
-one replica, no strategy.
-"""
+"""What a step function knows about its replica, and what it can do together with the others."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
-from raydist.errors import FailedPreconditionError
+import torch
+
+from raydist.context.peers import Peers
+from raydist.context.strategy import Strategy
 from raydist.nest import map_structure
 from raydist.values import ReduceOp
 
-if TYPE_CHECKING:
-    import torch
-
-    from raydist.context.peers import Peers
-    from raydist.context.strategy import Strategy
-
-__all__ = [
-    "ReplicaContext",
-    "enter_cross_replica",
-    "enter_replica",
-    "get_replica_context",
-    "get_strategy",
-    "has_strategy",
-    "in_cross_replica_context",
-]
-
-# The innermost open context: a strategy (its scope) or a ReplicaContext. Per thread and per task.
-_current: ContextVar[Strategy | ReplicaContext | None] = ContextVar("raydist_context", default=None)
+__all__ = ["ReplicaContext"]
 
 
 @final
 class ReplicaContext:
-    """What a step function sees of its replica and of the others (tf.distribute.ReplicaContext).
+    """What a step function sees of its replica and of the others.
 
-    >>> get_replica_context().num_replicas_in_sync  # outside of `run`: the only replica
-    1
+    A step asks for it with `rd.get_replica_context()`; nothing else makes one.
+
+    Args:
+        strategy: What `strategy` is to be.
+        peers: This replica's way to the others.
+
+    Source: tf.distribute.ReplicaContext.
+
+    >>> def step():
+    ...     context = rd.get_replica_context()
+    ...     return context.replica_id_in_sync_group, context.num_replicas_in_sync
+    >>> rd.OneDeviceStrategy("cpu").run(step)
+    (0, 1)
     """
 
     def __init__(self, strategy: Strategy, peers: Peers) -> None:
@@ -50,31 +42,66 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """This replica's rank, 0 .. num_replicas_in_sync - 1."""
+        """This replica's rank, 0 .. num_replicas_in_sync - 1.
+
+        >>> rd.get_replica_context().replica_id_in_sync_group  # outside of `run`: the only replica
+        0
+        """
         return self._peers.rank
 
     @property
     def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients meet in one step.
+
+        >>> rd.get_replica_context().num_replicas_in_sync  # outside of `run`: the only replica
+        1
+        """
         return self._peers.world_size
 
     @property
     def strategy(self) -> Strategy:
+        """The strategy that runs this replica.
+
+        Its numbers and its arithmetic (`reduce`, `gather`, `local_results`) work in a step; what belongs to the driver
+        (`scope`, `run`, `distribute_dataset`, ...) raises FailedPreconditionError there.
+
+        >>> rd.get_replica_context().strategy.worker_devices
+        ('CPU:0',)
+        """
         return self._strategy
 
     @property
     def device(self) -> torch.device:
-        """Where this replica computes."""
+        """Where this replica computes, as a `torch.device` of its own process ("cuda:0" on every GPU replica).
+
+        >>> rd.get_replica_context().device
+        device(type='cpu')
+        """
         return self._peers.device
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of this replica's piece of the current distributed batch (0: it stands in); None without a batch."""
+        """Rows of this replica's piece of the current distributed batch; None without a batch.
+
+        It is 0 for a replica that got none: it works on stand-in rows, and nothing that it produces counts.
+
+        >>> strategy = rd.OneDeviceStrategy("cpu")
+        >>> batches = strategy.distribute_dataset(rd.Dataset.range(5).batch(3))
+        >>> [strategy.run(lambda batch: rd.get_replica_context().num_rows, args=(batch,)) for batch in batches]
+        [3, 2]
+        """
         rows = self._peers.rows
         return None if rows is None else rows[self._peers.rank]
 
     @property
     def global_num_rows(self) -> int | None:
-        """Rows of the current distributed batch on all replicas; None without a batch."""
+        """Rows of the current distributed batch on all replicas; None without a batch.
+
+        >>> strategy = rd.OneDeviceStrategy("cpu")
+        >>> batches = strategy.distribute_dataset(rd.Dataset.range(5).batch(3))
+        >>> [strategy.run(lambda batch: rd.get_replica_context().global_num_rows, args=(batch,)) for batch in batches]
+        [3, 2]
+        """
         rows = self._peers.rows
         return None if rows is None else sum(rows)
 
@@ -85,102 +112,95 @@ class ReplicaContext:
         of the global objective.
 
         Shapes: each leaf (...) on every replica -> (...), the same everywhere.
-        Failure: CollectiveMismatchError on all replicas if shapes, dtypes or operations differ.
+
+        Args:
+            op: `ReduceOp.SUM`, `MEAN`, `MIN`, `MAX` or `PRODUCT`, or its name. MEAN counts each replica once, whatever
+                rows it has, and gives floating-point numbers; replicas that stand in count nowhere.
+            value: A nest of tensors and numbers, with the same structure, shapes and dtypes on all replicas.
+
+        Returns:
+            The nest with a new tensor on this replica's device for each leaf; what was given is left unchanged.
+
+        Raises:
+            InvalidArgumentError: `op` is no reduction.
+            CollectiveMismatchError: (on all replicas) shapes, dtypes or operations differ between replicas.
+            DeadlineExceededError: (on all replicas) a replica did not call it in time.
+
+        Source: tf.distribute.ReplicaContext.all_reduce.
+
+        >>> rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, {"hits": 3, "rows": torch.tensor([4, 5])})
+        {'hits': tensor(3), 'rows': tensor([4, 5])}
         """
         reduction = ReduceOp.parse(op)
         return map_structure(lambda leaf: self._peers.all_reduce(reduction, leaf), value)
 
     def all_gather(self, value: Any, axis: int = 0) -> Any:
-        """Concatenate a nest of tensors over the replicas in rank order along `axis`, where lengths may differ.
+        """Concatenate a nest of tensors over the replicas in rank order; every replica gets the result.
 
-        Blocks and fails like :meth:`all_reduce`; differentiable (the gradient is this replica's slice of the sum).
+        Blocks until every replica has called it (limit: `Timeouts.collective_s`). Differentiable: the gradient is this
+        replica's slice of the sum of all replicas' gradients.
+
+        Shapes: each leaf (n_i, ...) on replica i -> (sum of n_i, ...), where n_i is the length along `axis`.
+
+        Args:
+            value: A nest of tensors that differ between replicas at most in their length along `axis`. A replica that
+                stands in adds nothing.
+            axis: The dimension along which to concatenate; negative ones count from the end.
+
+        Returns:
+            The nest with a new tensor on this replica's device for each leaf.
+
+        Raises:
+            CollectiveMismatchError: (on all replicas) other dimensions, dtypes or axes differ between replicas.
+            DeadlineExceededError: (on all replicas) a replica did not call it in time.
+
+        Source: tf.distribute.ReplicaContext.all_gather.
+
+        >>> rd.get_replica_context().all_gather(torch.tensor([1, 2]))
+        tensor([1, 2])
         """
         return map_structure(lambda leaf: self._peers.all_gather(leaf, axis), value)
 
     def merge_call(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Call `fn(strategy, *args)` in the cross-replica context, arguments being PerReplica of every replica's.
+        """Call `fn(strategy, *args, **kwargs)` with every replica's arguments at once.
 
-        `fn` runs in each replica on the same values, so it must be deterministic; a PerReplica in what it returns is
-        replaced by this replica's part.
+        `fn` runs in each replica on the same values, so it must be deterministic. Blocks until every replica has called
+        it (limit: `Timeouts.collective_s`). Not differentiable: arguments travel as pickles.
+
+        Args:
+            fn: Called with the strategy, then the arguments, whose leaves are a PerReplica of all replicas' each (the
+                plain values where there is one replica only).
+            args: Positional arguments, the same nest on all replicas.
+            kwargs: Keyword arguments, the same nest on all replicas.
+
+        Returns:
+            What `fn` returned, each PerReplica in it replaced by this replica's part.
+
+        Raises:
+            CollectiveMismatchError: (on all replicas) another replica called another collective.
+            DeadlineExceededError: (on all replicas) a replica did not call it in time.
+
+        Source: tf.distribute.ReplicaContext.merge_call.
+
+        >>> rd.get_replica_context().merge_call(lambda strategy, x: strategy.num_replicas_in_sync * x, args=(5,))
+        5
         """
-        return self._peers.merge_call(self._strategy, fn, tuple(args), dict(kwargs or {}))
+        return self._peers.merge_call(functools.partial(fn, self._strategy), tuple(args), dict(kwargs or {}))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards in here stay local; they are reduced together with the next one outside.
+        """Keep the gradients of backwards inside local: they are reduced together with the next one outside.
+
+        Waits for nothing. All replicas must use it for the same backwards.
 
         Source: torch.nn.parallel.DistributedDataParallel.no_sync.
+
+        >>> weight = torch.nn.Parameter(torch.tensor(2.0))
+        >>> with rd.get_replica_context().no_sync():
+        ...     (3 * weight).backward()
+        >>> (4 * weight).backward()  # with several replicas: here both gradients are reduced
+        >>> weight.grad
+        tensor(7.)
         """
         with self._peers.no_sync():
             yield
-
-
-@contextlib.contextmanager
-def enter_cross_replica(strategy: Strategy) -> Iterator[None]:
-    """The scope of `strategy`. The same one may be entered again; another one inside is an error."""
-    current = _current.get()
-    if isinstance(current, ReplicaContext):
-        raise FailedPreconditionError("A scope must be entered by the driver, not inside of strategy.run.")
-    if current is not None and current is not strategy:
-        raise FailedPreconditionError(
-            f"One scope must be left before another is entered: {type(current).__name__} is open, "
-            f"{type(strategy).__name__} was asked for."
-        )
-    token = _current.set(strategy)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-@contextlib.contextmanager
-def enter_replica(context: ReplicaContext) -> Iterator[None]:
-    """Run what is inside as one replica."""
-    if isinstance(_current.get(), ReplicaContext):
-        raise FailedPreconditionError("strategy.run must be called by the driver, not inside of another run.")
-    token = _current.set(context)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def _default_strategy() -> Strategy:
-    from raydist.strategies.one_device import OneDeviceStrategy  # below: one_device imports this module
-
-    return OneDeviceStrategy("cpu")
-
-
-def get_strategy() -> Strategy:
-    """The current strategy; outside of every scope one CPU device (tf.distribute.get_strategy)."""
-    current = _current.get()
-    if current is None:
-        return _default_strategy()
-    return current.strategy if isinstance(current, ReplicaContext) else current
-
-
-def has_strategy() -> bool:
-    """Whether a scope or a `run` is open here (tf.distribute.has_strategy)."""
-    return _current.get() is not None
-
-
-def in_cross_replica_context() -> bool:
-    """Whether this is inside a scope, seeing all replicas at once (tf.distribute.in_cross_replica_context)."""
-    current = _current.get()
-    return current is not None and not isinstance(current, ReplicaContext)
-
-
-def get_replica_context() -> ReplicaContext:
-    """The context of the running step; outside of every scope that of the only replica.
-
-    Inside a scope but outside of `run`, where all replicas are seen at once, there is none and this is None, as in
-    tf.distribute.get_replica_context. The annotation leaves that out: step functions need no check.
-    """
-    current = _current.get()
-    if isinstance(current, ReplicaContext):
-        return current
-    if current is not None:
-        return None  # type: ignore[return-value]  # see above
-    from raydist.strategies.one_device import OneDeviceStrategy  # below: one_device imports this module
-
-    return OneDeviceStrategy("cpu").make_replica_context()

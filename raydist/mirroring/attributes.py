@@ -10,25 +10,33 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import (
-    GENERATOR,
-    MODULE,
+    GENERATORS,
+    MODULES,
     capture_object,
     content_digest,
     is_just_seeded,
     kind_of,
     patch_object,
 )
-from raydist.mirroring.shipment import ReplicaLink
-from raydist.mirroring.state import ControlChanges, Writes
-from raydist.pickling.attribute_table import Flat, Keys, Leaf, Path, changed, describe, seal
+from raydist.mirroring.shipment import ControlChanges, Writes
+from raydist.pickling.attribute_table import (
+    Attribute,
+    AttributePath,
+    AttributeTable,
+    Keys,
+    attribute_name,
+    changed,
+    seal,
+)
 
-__all__ = ["Control"]
+__all__ = ["ControlState"]
 
 
 @final
-class Control:
+class ControlState:
     """Attributes of every mirrored object of one strategy.
 
     Args:
@@ -51,8 +59,8 @@ class Control:
         self._loads = loads
         self._set_flag = set_flag
         self._digest = content_digest(table.handle_of)
-        self._known: dict[int, Flat] = {}
-        self._recent: dict[int, frozenset[Path]] = {}
+        self._known: dict[int, AttributeTable] = {}
+        self._recent: dict[int, frozenset[AttributePath]] = {}
         self._touched: set[int] = set()
         self._always: set[int] = set()
         self._fresh = {True: True, False: True}
@@ -87,7 +95,7 @@ class Control:
             return
         self._fresh[modules] = True  # first: taking over changes uses attributes
         try:
-            changes, flags = self._loads(self._link.call(0, "collect_control", modules))
+            changes, flags = self._loads(self._link.call(0, MirrorCalls.collect_control, modules))
         except BaseException:
             self._fresh[modules] = False
             raise
@@ -111,9 +119,9 @@ class Control:
                 now.pop(path, None)
         self._known[handle] = now
 
-    def collect(self, writes: Writes) -> dict[int, Flat]:
-        """Add what the driver changed since the last step; the states that :meth:`settle` is to be given."""
-        states: dict[int, Flat] = {}
+    def collect(self, writes: Writes) -> dict[int, AttributeTable]:
+        """Add what the driver changed since the last step; the states that :meth:`mark_sent` is to be given."""
+        states: dict[int, AttributeTable] = {}
         for handle in sorted(self._touched | self._always):
             obj = self._table.object_of(handle)
             if obj is None:
@@ -124,7 +132,7 @@ class Control:
                 writes.control[handle] = values
         return states
 
-    def _changes(self, handle: int, obj: Any) -> tuple[Flat, dict[Path, Any]]:
+    def _changes(self, handle: int, obj: Any) -> tuple[AttributeTable, dict[AttributePath, Any]]:
         now = self._capture(obj)
         values = changed(self._known[handle], now)
         if not values:
@@ -135,13 +143,13 @@ class Control:
         self._refuse_conflict(handle, obj, values)
         return now, values
 
-    def _refuse_conflict(self, handle: int, obj: Any, values: Mapping[Path, Any]) -> None:
+    def _refuse_conflict(self, handle: int, obj: Any, values: Mapping[AttributePath, Any]) -> None:
         recent = self._recent.get(handle, frozenset())
-        both = sorted(describe(path) for path in values if path in recent and _can_conflict(obj, path))
+        both = sorted(attribute_name(path) for path in values if path in recent and _can_conflict(obj, path))
         if not both:
             return
         self._recent.pop(handle)
-        if kind_of(obj) is GENERATOR:
+        if kind_of(obj) is GENERATORS:
             raise FailedPreconditionError(_DRAWN_TWICE)
         kind = kind_of(obj)
         raise FailedPreconditionError(
@@ -151,7 +159,7 @@ class Control:
             f"driver's value."
         )
 
-    def settle(self, states: Mapping[int, Flat]) -> None:
+    def mark_sent(self, states: Mapping[int, AttributeTable]) -> None:
         """What `collect` found is on its way: the replicas will hold these states."""
         for handle, flat in states.items():
             self._known[handle] = seal(flat)
@@ -159,7 +167,7 @@ class Control:
                 self._always.add(handle)
         self._touched.clear()
 
-    def _capture(self, obj: Any) -> Flat:
+    def _capture(self, obj: Any) -> AttributeTable:
         return capture_object(obj, self._digest)
 
 
@@ -172,26 +180,27 @@ _DRAWN_TWICE = (
 _THROUGH_THE_MODULE = ("_parameters", "_buffers", "_modules")
 
 
-def _is_open(obj: Any, flat: Flat) -> bool:
+def _is_open(obj: Any, flat: AttributeTable) -> bool:
     """Whether the state can be changed past the object: through a dict or list that somebody holds, or in C.
 
     A module's parameters and submodules are exchanged through the module; a hook is removed through its handle.
     """
-    if kind_of(obj) is not MODULE:
+    if kind_of(obj) is not MODULES:
         return True
-    return any(_is_worth_holding(path, leaf) for path, leaf in flat.items() if path[0] not in _THROUGH_THE_MODULE)
+    own = [(path, attribute) for path, attribute in flat.items() if path[0] not in _THROUGH_THE_MODULE]
+    return any(_is_worth_holding(path, attribute) for path, attribute in own)
 
 
-def _is_worth_holding(path: Path, leaf: Leaf) -> bool:
+def _is_worth_holding(path: AttributePath, attribute: Attribute) -> bool:
     """Whether somebody might keep this and change it: not torch's own empty dictionaries and sets."""
     is_container = len(path) > 1 and path[-1] is Keys
     if str(path[0]).startswith("_"):
-        return is_container and bool(leaf.value.names)
-    return is_container or leaf.mark is not None
+        return is_container and bool(attribute.value.names)
+    return is_container or attribute.mark is not None
 
 
-def _can_conflict(obj: Any, path: Path) -> bool:
+def _can_conflict(obj: Any, path: AttributePath) -> bool:
     """Modes that either side sets outright follow the later setting; so does what modules keep for themselves."""
-    if kind_of(obj) is GENERATOR:
+    if kind_of(obj) is GENERATORS:
         return not is_just_seeded(obj)
-    return not (kind_of(obj) is MODULE and (path[0] == "training" or path[0] is Keys or str(path[0]).startswith("_")))
+    return not (kind_of(obj) is MODULES and (path[0] == "training" or path[0] is Keys or str(path[0]).startswith("_")))

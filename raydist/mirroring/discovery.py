@@ -20,7 +20,7 @@ from raydist.mirroring.scope import Scope
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import Reach
-from raydist.pickling.culprit import blame
+from raydist.pickling.culprit import find_culprit
 from raydist.pickling.pickler import HandlePickler, PersistentId, dumps
 from raydist.values import PerReplica
 
@@ -85,9 +85,10 @@ class Discovery:
         try:
             yield
         except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError, RuntimeError) as error:
+            culprit = find_culprit(obj, self._can_pickle)
             raise FailedPreconditionError(
-                f"What a step reaches is sent to the replicas and must be picklable. In {what}, this is not: "
-                f"{blame(obj, self._can_pickle)} ({error}). Create it inside the function, or keep it out of its reach."
+                f"What a step reaches is sent to the replicas and must be picklable. In {what}, this is not: {culprit} "
+                f"({error}). Create it inside the function, or keep it out of its reach."
             ) from error
 
     def _can_pickle(self, obj: Any) -> bool:

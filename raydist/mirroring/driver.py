@@ -19,16 +19,16 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
-from raydist.mirroring.attributes import Control
+from raydist.mirroring.attributes import ControlState
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.discovery import Discovery
 from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.lazy_states import LazyStates
 from raydist.mirroring.objects import MirroredClasses
-from raydist.mirroring.optimizer_states import LazyStates
 from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import ReplicaLink, Shipment
-from raydist.mirroring.state import Writes
+from raydist.mirroring.shipment import Shipment, Writes
 from raydist.mirroring.variables import Variables
-from raydist.pickling.attribute_table import Flat
+from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
 
 __all__ = ["MirrorDriver"]
@@ -53,11 +53,11 @@ class MirrorDriver:
         self._table = DriverTable()
         self._classes = MirroredClasses(self)
         self._variables = Variables(link, self._scope, self._refresh_modules)
-        self._control = Control(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
+        self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
         self._sent: OrderedDict[bytes, None] = OrderedDict()
         self._pending: Shipment | None = None
-        self._found: tuple[list[tuple[int, Any]], dict[int, Flat]] = [], {}
+        self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
 
     def scope(self) -> AbstractContextManager[None]:
@@ -110,7 +110,7 @@ class MirrorDriver:
             self._found = discovery.new, states
             return self._pending
 
-    def _collect(self, writes: Writes) -> dict[int, Flat]:
+    def _collect(self, writes: Writes) -> dict[int, AttributeTable]:
         states = self._control.collect(writes)
         self._variables.collect(writes)
         self._states.collect(writes)
@@ -128,19 +128,19 @@ class MirrorDriver:
         """
         with self._lock:
             if self._pending is not None:
-                self._settle(self._pending)
+                self._mark_sent(self._pending)
                 self._pending = None
             self._variables.expire()
             self._control.expire()
             self._states.expire()
 
-    def _settle(self, shipment: Shipment) -> None:
+    def _mark_sent(self, shipment: Shipment) -> None:
         new, states = self._found
         self._found = [], {}
         self._adopt(new)
-        self._control.settle(states)
-        self._variables.settle()
-        self._states.settle()
+        self._control.mark_sent(states)
+        self._variables.mark_sent()
+        self._states.mark_sent()
         if shipment.digest:
             self._sent[shipment.digest] = None
             self._sent.move_to_end(shipment.digest)
@@ -177,8 +177,8 @@ class MirrorDriver:
     def reset(self, source: int = 0) -> None:
         """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
         with self._lock:
-            state, held = self._link.call(source, "dump")
-            self._link.call_all("load", state)
+            state, held = self._link.call(source, MirrorCalls.dump)
+            self._link.call_all(MirrorCalls.load, state)
             self._pending = None
             self._sent.clear()
             for handle, obj in list(self._table.objects()):

@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from raydist.mirroring.shipment import ReplicaLink
-from raydist.mirroring.state import TensorImage, Writes
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
+from raydist.mirroring.shipment import TensorImage, Writes
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of
 from raydist.pickling.attribute_table import attributes
 
@@ -87,7 +87,7 @@ class Gradients:
         """Fetch the gradients, after the dispatched steps. What the driver set or changed since then stays."""
         if self._fresh or record.handle in self._cleared or record.handle not in self._records:
             return
-        images: dict[int, TensorImage] = self._link.call(0, "collect_gradients")
+        images = self._link.call(0, MirrorCalls.collect_gradients)
         self._fresh = True
         with torch._C.DisableTorchFunctionSubclass():
             for handle, tensor in self._tensors(self._records.keys()):
@@ -144,7 +144,7 @@ class Gradients:
             }
             writes.gradients = {handle: gradient.detach() for handle, gradient in self._sent.items()}
 
-    def settle(self) -> None:
+    def mark_sent(self) -> None:
         """What `collect` found is on its way."""
         self._cleared.clear()
         self._touched.clear()

@@ -12,11 +12,11 @@ from typing import Any, final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from raydist.pickling.attribute_table import Digest, Flat, Identity, Path, attributes, capture, patch
+from raydist.pickling.attribute_table import AttributePath, AttributeTable, Digest, Identity, attributes, capture, patch
 from raydist.pickling.parametrized import match_class
 
 __all__ = [
-    "Kind",
+    "ObjectKind",
     "capture_object",
     "content_digest",
     "is_just_seeded",
@@ -29,7 +29,7 @@ __all__ = [
 
 @final
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ObjectKind:
     """A family of mirrored objects.
 
     Attributes:
@@ -43,26 +43,26 @@ class Kind:
     skip: frozenset[str] = frozenset()
 
 
-MODULE = Kind("module", torch.nn.Module)
-OPTIMIZER = Kind("optimizer", torch.optim.Optimizer, frozenset({"state", "step"}))
-SCHEDULER = Kind("scheduler", LRScheduler)
+MODULES = ObjectKind("module", torch.nn.Module)
+OPTIMIZERS = ObjectKind("optimizer", torch.optim.Optimizer, frozenset({"state", "step"}))
+SCHEDULERS = ObjectKind("scheduler", LRScheduler)
 # The per-optimizer states are keyed by id(optimizer), which differs between processes, and live for one step only.
-SCALER = Kind("gradient scaler", torch.amp.GradScaler, frozenset({"_per_optimizer_states"}))
-GENERATOR = Kind("generator", torch.Generator)
-KINDS = (MODULE, OPTIMIZER, SCHEDULER, SCALER, GENERATOR)
+SCALERS = ObjectKind("gradient scaler", torch.amp.GradScaler, frozenset({"_per_optimizer_states"}))
+GENERATORS = ObjectKind("generator", torch.Generator)
+KINDS = (MODULES, OPTIMIZERS, SCHEDULERS, SCALERS, GENERATORS)
 
 # Wrappers around the instance's own methods, and results that each side caches for itself.
 _METRIC_SKIP = frozenset({"update", "compute", "_update_signature", "_computed", "_cache", "_forward_cache"})
 
 
-def kind_of(obj: Any) -> Kind | None:
+def kind_of(obj: Any) -> ObjectKind | None:
     """The kind of `obj`, None if it has none. Tensors have none: they are told apart by whose they are."""
     cls: Any = type(obj)
     return kind_of_class(cls)
 
 
 @functools.lru_cache(maxsize=4096)
-def kind_of_class(cls: Any) -> Kind | None:
+def kind_of_class(cls: Any) -> ObjectKind | None:
     """The kind of the objects of a class."""
     return next((kind for kind in KINDS if issubclass(cls, kind.type)), None)
 
@@ -74,7 +74,7 @@ def is_metric(obj: Any) -> bool:
 
 def _skip(obj: Any) -> frozenset[str]:
     kind = kind_of(obj)
-    if kind is not None and kind is not MODULE:
+    if kind is not None and kind is not MODULES:
         return kind.skip
     if is_metric(obj):
         return _METRIC_SKIP | frozenset(attributes(obj).get("_defaults", ()))
@@ -82,14 +82,14 @@ def _skip(obj: Any) -> frozenset[str]:
     return frozenset(attributes(obj)) if "dynamo_ctx" in attributes(obj) else frozenset()
 
 
-def capture_object(obj: Any, digest: Digest) -> Flat:
+def capture_object(obj: Any, digest: Digest) -> AttributeTable:
     """The control state of a mirrored object."""
     if isinstance(obj, torch.Generator):
         return capture({"state": bytes(obj.get_state().numpy())})
     return capture(attributes(obj), skip=_skip(obj), digest=digest)
 
 
-def patch_object(obj: Any, changes: Mapping[Path, Any]) -> None:
+def patch_object(obj: Any, changes: Mapping[AttributePath, Any]) -> None:
     """Give a mirrored object the control state of the other side."""
     if isinstance(obj, torch.Generator):
         state = changes.get(("state",))

@@ -14,14 +14,13 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.guard import refuse_new_parameters
+from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
-from raydist.mirroring.metrics import hold_states, restore_states, state_names
-from raydist.mirroring.optimizers import note_steps
+from raydist.mirroring.metric_states import hold_states, restore_states, state_names
+from raydist.mirroring.replica_hooks import note_steps, refuse_new_parameters
 from raydist.mirroring.report import ControlCollector, TensorCollector
-from raydist.mirroring.shipment import Shipment
-from raydist.mirroring.state import TensorImage, Writes, overwrite
+from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 
@@ -29,7 +28,7 @@ __all__ = ["MirrorReplica"]
 
 
 @final
-class MirrorReplica:
+class MirrorReplica(MirrorCalls):
     """The mirrored objects of one replica.
 
     Args:
@@ -106,46 +105,33 @@ class MirrorReplica:
             restore_states(self._table.object_of(handle), states)
 
     def collect_control(self, modules: bool) -> bytes:
-        """Pickle of the control state that changed since the driver last heard of it.
-
-        Args:
-            modules: Modules and `requires_grad`; False: everything else (the modules would be slower to look at).
-        """
         return self._control.collect(modules=modules)
 
     def collect_tensors(self) -> dict[int, TensorImage]:
-        """Parameters and integer buffers whose values changed since the driver last heard of them."""
         return self._tensors.collect(averaged=False)
 
     def collect_gradients(self) -> dict[int, TensorImage]:
-        """The gradients of all parameters that have one."""
         parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
         return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
 
     def changed_averages(self) -> list[int]:
-        """Handles of floating-point buffers whose values changed on this replica since the last question."""
         return list(self._tensors.collect(averaged=True))
 
     def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
-        """Present values of these tensors."""
         return [TensorImage.of(self._table.object_of(handle)) for handle in handles]
 
     def collect_optimizer_state(self, handle: int) -> bytes:
-        """Pickle of an optimizer's `state`: momentum and its like."""
         return dumps(dict(attributes(self._table.object_of(handle))["state"]), self._identify)
 
     def collect_metrics(self) -> bytes:
-        """Pickle of the states of every metric by handle."""
         return dumps(self.hold_metrics(), self._identify)
 
     def dump(self) -> tuple[bytes, frozenset[int]]:
-        """Everything this replica holds, and its handles: with `load` another one becomes bit-identical to it."""
         items = self._table.items()
         state = dumps(items, lambda _: None, to_replica=True)
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
-        """Become what another replica was when it called `dump`. Earlier objects of this replica are dropped."""
         self._start_empty()
         self._add(loads(state, self._resolve))
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
@@ -157,7 +143,7 @@ class MirrorReplica:
         self._add(found)
         self._set_gradients(unpickler.load())
         for handle, _ in found:
-            self._settle(handle)
+            self._mark_known(handle)
 
     def _add(self, items: Sequence[tuple[int, Any]]) -> None:
         for handle, obj in items:
@@ -165,13 +151,13 @@ class MirrorReplica:
             if isinstance(obj, torch.optim.Optimizer):
                 note_steps(obj)
 
-    def _settle(self, handle: int) -> None:
+    def _mark_known(self, handle: int) -> None:
         """Driver and replica agree on this object now."""
         if isinstance(self._table.object_of(handle), torch.Tensor):
-            self._tensors.settle(handle)
-            self._control.settle_flag(handle)
+            self._tensors.mark_known(handle)
+            self._control.mark_flag_known(handle)
         else:
-            self._control.settle(handle)
+            self._control.mark_known(handle)
 
     def _write(self, writes: Writes) -> None:
         for handle, values in writes.tensors.items():
@@ -179,7 +165,7 @@ class MirrorReplica:
         self._write_gradients(writes)
         for handle, flag in writes.requires_grad.items():
             self._table.object_of(handle).requires_grad_(flag)
-            self._control.settle_flag(handle)
+            self._control.mark_flag_known(handle)
         for handle, changes in writes.control.items():
             patch_object(self._table.object_of(handle), changes)
         for handle, state in writes.optimizer_states.items():
@@ -189,7 +175,7 @@ class MirrorReplica:
         for handle, (first, others) in writes.metrics.items():
             restore_states(self._table.object_of(handle), first if self.rank == 0 else others)
         for handle in (*writes.tensors, *writes.control):
-            self._settle(handle)
+            self._mark_known(handle)
 
     def _write_gradients(self, writes: Writes) -> None:
         for handle in writes.cleared_gradients:

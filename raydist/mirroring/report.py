@@ -10,8 +10,8 @@ import torch
 
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import capture_object, content_digest
-from raydist.mirroring.state import ControlChanges, TensorImage
-from raydist.pickling.attribute_table import Flat, Path, attributes, capture, changed, seal
+from raydist.mirroring.shipment import ControlChanges, TensorImage
+from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, capture, changed, seal
 from raydist.pickling.pickler import PersistentId, dumps
 
 __all__ = ["ControlCollector", "TensorCollector", "is_averaged"]
@@ -30,17 +30,17 @@ class ControlCollector:
         self._table = table
         self._identify = identify
         self._digest = content_digest(table.handle_of)
-        self._known: dict[int, Flat] = {}
+        self._known: dict[int, AttributeTable] = {}
         self._flags: dict[int, bool] = {}
         self._at_step_start: dict[int, dict[str, Any]] = {}
         self._watched_at = -1
         self._watched_objects: list[tuple[int, Any]] = []
 
-    def settle(self, handle: int) -> None:
+    def mark_known(self, handle: int) -> None:
         """The driver knows the present state of this object."""
         self._known[handle] = seal(self._capture(handle))
 
-    def settle_flag(self, handle: int) -> None:
+    def mark_flag_known(self, handle: int) -> None:
         """The driver knows the present `requires_grad` of this tensor."""
         self._flags[handle] = self._table.object_of(handle).requires_grad
 
@@ -78,14 +78,14 @@ class ControlCollector:
             changes[handle] = ControlChanges(values, recent)
             self._known[handle] = seal(now)
 
-    def _recent(self, handle: int) -> frozenset[Path]:
+    def _recent(self, handle: int) -> frozenset[AttributePath]:
         before = self._at_step_start.get(handle)
         if before is None:
             return frozenset()
         now = _quick(self._table.object_of(handle))
         return frozenset(changed(capture(before, digest=_nothing), capture(now, digest=_nothing)))
 
-    def _capture(self, handle: int) -> Flat:
+    def _capture(self, handle: int) -> AttributeTable:
         return capture_object(self._table.object_of(handle), self._digest)
 
 
@@ -123,7 +123,7 @@ class TensorCollector:
         self._table = table
         self._known: dict[int, bytes] = {}
 
-    def settle(self, handle: int) -> None:
+    def mark_known(self, handle: int) -> None:
         """The driver knows the present values of this tensor."""
         self._known[handle] = _bytes_digest(TensorImage.of(self._table.object_of(handle)))
 

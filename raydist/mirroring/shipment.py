@@ -1,30 +1,17 @@
-"""What travels between the two halves of mirroring, and the port through which the driver half reaches the other."""
+"""What travels between the two halves of mirroring: a shipment before a step, and state in both directions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, final
 
+import numpy as np
+import torch
+
+from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
-__all__ = ["ReplicaLink", "Shipment"]
-
-
-class ReplicaLink(Protocol):
-    """How the driver half calls the replicas' :class:`~raydist.mirroring.replica.MirrorReplica`."""
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas, ranks 0 .. num_replicas - 1."""
-
-    def wait(self) -> None:
-        """Block until every dispatched step is done; raises the error of a step that failed."""
-
-    def call(self, rank: int, method: str, *args: Any) -> Any:
-        """The result of a method of one replica, after all dispatched steps."""
-
-    def call_all(self, method: str, *args: Any) -> list[Any]:
-        """The results of a method of every replica in rank order, after all dispatched steps."""
+__all__ = ["ControlChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
 
 
 @final
@@ -64,3 +51,70 @@ class Shipment:
     def without_parts(self) -> Shipment:
         """What a replica receives."""
         return replace(self, per_replica=())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorImage:
+    """The values of a tensor as bytes: numpy carries them through an object store without a copy, bfloat16 too."""
+
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorImage:
+        """An image of the present values (it shares their memory where they are contiguous on the CPU)."""
+        with torch._C.DisableTorchFunctionSubclass():
+            flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+            return TensorImage(flat.view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
+
+    def tensor(self) -> torch.Tensor:
+        """The values in memory of their own."""
+        if not self.array.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ControlChanges:
+    """What changed in one object on the first replica.
+
+    Attributes:
+        values: New values by path, since the driver last heard of the object.
+        recent: Paths that the last step changed; a driver's write to one of them since is a conflict.
+    """
+
+    values: dict[AttributePath, Any]
+    recent: frozenset[AttributePath] = frozenset()
+
+
+@final
+@dataclass(slots=True)
+class Writes:
+    """What the driver changed between two steps, by handle.
+
+    A metric's states come twice: for the first replica, and for all others.
+    """
+
+    control: dict[int, dict[AttributePath, Any]] = field(default_factory=dict)
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    requires_grad: dict[int, bool] = field(default_factory=dict)
+    optimizer_states: dict[int, Any] = field(default_factory=dict)
+    metrics: dict[int, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+
+    cleared_gradients: list[int] = field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, column.name) for column in fields(self))
+
+
+def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give `tensor` these values in place; new memory only where shape or dtype differ."""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        if tensor.shape == values.shape and tensor.dtype == values.dtype:
+            tensor.copy_(values)
+        else:
+            tensor.data = values.to(tensor.device)

@@ -67,14 +67,14 @@ class TensorRecord:
         self.owner = owner
         self.plain = type(tensor)
         self.synced: torch.Tensor | None = None
-        self.settle(tensor)
+        self.note_synced(tensor)
 
     @property
     def tensor(self) -> torch.Tensor | None:
         """The mirrored tensor, None once the program has dropped it."""
         return self._tensor()
 
-    def settle(self, tensor: torch.Tensor) -> None:
+    def note_synced(self, tensor: torch.Tensor) -> None:
         """The tensor equals the replicas' value now."""
         with torch._C.DisableTorchFunctionSubclass():
             self.version = tensor._version
@@ -82,21 +82,21 @@ class TensorRecord:
             self.requires_grad = tensor.requires_grad
             self.synced = tensor.detach().clone() if is_shared(tensor) else None
 
-    def guard(self, tensor: torch.Tensor) -> None:
+    def keep_if_shared(self, tensor: torch.Tensor) -> None:
         """Keep the present values for comparison if somebody shares the memory from now on."""
         if self.synced is None and is_shared(tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 self.synced = tensor.detach().clone()
 
     def is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether the driver has written to the tensor since it was settled."""
+        """Whether the driver has written to the tensor since it last equalled the replicas'."""
         with torch._C.DisableTorchFunctionSubclass():
             if tensor._version != self.version or _address(tensor) != self.memory:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
 
     def merge(self, tensor: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-        """`fresh`, but for the elements written here since the tensor was settled (through a numpy view, say)."""
+        """`fresh`, but for the elements written here since then (through a numpy view, say)."""
         if self.synced is None or self.synced.shape != fresh.shape or self.synced.dtype != fresh.dtype:
             return fresh
         kept = _differs(self.synced, tensor.detach())

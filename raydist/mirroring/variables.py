@@ -11,11 +11,11 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.gradients import Gradients
 from raydist.mirroring.report import is_averaged
 from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import ReplicaLink
-from raydist.mirroring.state import TensorImage, Writes, overwrite
+from raydist.mirroring.shipment import Writes, overwrite
 from raydist.mirroring.tensor import TensorRecord, mirror_tensor, plain_tensor
 
 __all__ = ["Variables", "average"]
@@ -91,7 +91,7 @@ class Variables:
         tensor = record.tensor
         if tensor is not None and record.handle in self._records:
             self._touched.add(record.handle)
-            record.guard(tensor)
+            record.keep_if_shared(tensor)
             self.gradients.watch(record)
 
     def copied(self, copy: torch.Tensor) -> None:
@@ -103,7 +103,7 @@ class Variables:
         with self._lock:
             if self._fresh:
                 return
-            images: dict[int, TensorImage] = self._link.call(0, "collect_tensors")
+            images = self._link.call(0, MirrorCalls.collect_tensors)
             attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
             if any(is_averaged(tensor) for tensor in self._tensors()):
                 self._refresh_averages()
@@ -114,10 +114,10 @@ class Variables:
         return [tensor for tensor in found if tensor is not None]
 
     def _refresh_averages(self) -> None:
-        handles = sorted(set().union(*self._link.call_all("changed_averages")))
+        handles = sorted(set().union(*self._link.call_all(MirrorCalls.changed_averages)))
         if not handles:
             return
-        per_replica: list[list[TensorImage]] = self._link.call_all("buffer_images", handles)
+        per_replica = self._link.call_all(MirrorCalls.buffer_images, handles)
         for handle, images in zip(handles, zip(*per_replica, strict=True), strict=True):
             self._store(handle, average([image.tensor() for image in images]))
 
@@ -129,7 +129,7 @@ class Variables:
         with torch._C.DisableTorchFunctionSubclass():
             merged = record.merge(tensor, fresh)
             overwrite(tensor, merged)
-            record.settle(tensor)
+            record.note_synced(tensor)
             if merged is not fresh:  # still unknown to the replicas
                 record.version = -1
 
@@ -154,11 +154,11 @@ class Variables:
                 if tensor.requires_grad != record.requires_grad:
                     writes.requires_grad[handle] = tensor.requires_grad
 
-    def settle(self) -> None:
+    def mark_sent(self) -> None:
         """What `collect` found is on its way: the replicas will hold these values."""
-        self.gradients.settle()
+        self.gradients.mark_sent()
         for handle, (record, tensor) in self._live().items():
-            record.settle(tensor)
+            record.note_synced(tensor)
             if record.synced is None:
                 self._touched.discard(handle)
 

@@ -1,15 +1,15 @@
 """Control state: what steers training and is not a tensor of the model, as a flat table of paths.
 
 An object's control state is its `__dict__` (training flag, param_groups, a scheduler's counters, plain attributes, the
-names of submodules). Walking its dicts and lists gives one :class:`Leaf` per *path*, so that two sides can be compared,
-and changed attributes named, sent and patched one by one. Containers are patched in place: a dict somebody holds
-(`group = optimizer.param_groups[0]`) stays the one in use.
+names of submodules). Walking its dicts and lists gives one :class:`Attribute` per *path*, so that two sides can be
+compared, and changed attributes named, sent and patched one by one. Containers are patched in place: a dict somebody
+holds (`group = optimizer.param_groups[0]`) stays the one in use.
 
 >>> model = {"training": True, "groups": [{"lr": 0.1}]}
 >>> before = capture(model)
 >>> model["groups"][0]["lr"] = 0.5
 >>> changes = changed(before, capture(model))
->>> {describe(path): value for path, value in changes.items()}
+>>> {attribute_name(path): value for path, value in changes.items()}
 {"groups[0]['lr']": 0.5}
 """
 
@@ -22,9 +22,21 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-__all__ = ["Flat", "Identity", "Keys", "Leaf", "Path", "attributes", "capture", "changed", "describe", "patch", "seal"]
+__all__ = [
+    "Attribute",
+    "AttributePath",
+    "AttributeTable",
+    "Identity",
+    "Keys",
+    "attribute_name",
+    "attributes",
+    "capture",
+    "changed",
+    "patch",
+    "seal",
+]
 
-Path = tuple[Hashable, ...]
+AttributePath = tuple[Hashable, ...]
 Digest = Callable[[Any], Hashable]
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, enum.Enum)
@@ -34,7 +46,7 @@ _CONTAINERS = (dict, OrderedDict, list)
 @final
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The leaf of a container itself: its type, and its keys in order (indices for a list)."""
+    """The attribute of a container itself: its type, and its keys in order (indices for a list)."""
 
     kind: type
     names: tuple[Hashable, ...]
@@ -42,26 +54,26 @@ class Keys:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class Attribute:
     """A value, and a mark of its content when it was captured (None where `value` itself cannot change)."""
 
     value: Any
     mark: Hashable = None
 
-    def same(self, other: Leaf) -> bool:
+    def same(self, other: Attribute) -> bool:
         if self.mark is not None or other.mark is not None:
             return self.mark == other.mark
         if self.value is other.value:
             return True
         return type(self.value) is type(other.value) and bool(self.value == other.value)
 
-    def sealed(self) -> Leaf:
-        """The leaf without its value, where the mark is enough: what is remembered must not keep objects alive."""
-        return self if self.mark is None else Leaf(None, self.mark)
+    def sealed(self) -> Attribute:
+        """The attribute without its value, where the mark is enough: what is remembered must not keep objects alive."""
+        return self if self.mark is None else Attribute(None, self.mark)
 
 
-Flat = dict[Path, Leaf]
-_EMPTY = {kind: Leaf(Keys(kind, ())) for kind in _CONTAINERS}
+AttributeTable = dict[AttributePath, Attribute]
+_EMPTY = {kind: Attribute(Keys(kind, ())) for kind in _CONTAINERS}
 
 
 @final
@@ -86,9 +98,9 @@ class Identity:
         return id(self._ref)
 
 
-def seal(flat: Flat) -> Flat:
+def seal(flat: AttributeTable) -> AttributeTable:
     """`flat` for later comparison, without references to mutable objects."""
-    return {path: leaf.sealed() for path, leaf in flat.items()}
+    return {path: attribute.sealed() for path, attribute in flat.items()}
 
 
 def _is_plain(value: Any) -> bool:
@@ -98,23 +110,23 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (*_IMMUTABLE, Keys))
 
 
-def capture(root: dict[Any, Any], *, skip: Collection[str] = (), digest: Digest = Identity) -> Flat:
-    """Every leaf below `root`, a `__dict__`, by its path.
+def capture(root: dict[Any, Any], *, skip: Collection[str] = (), digest: Digest = Identity) -> AttributeTable:
+    """Every attribute below `root`, a `__dict__`, by its path.
 
     Args:
-        root: The dictionary to walk; dicts and lists in it are walked too, everything else is a leaf.
+        root: The dictionary to walk; dicts and lists in it are walked too, everything else is an attribute.
         skip: Keys of `root` that are not control state.
         digest: Mark of a value that can change inside (an array, an object of a user's class).
     """
-    flat: Flat = {}
+    flat: AttributeTable = {}
     top = {key: value for key, value in root.items() if key not in skip} if skip else root
     _walk((), top, flat, digest, {id(root)})
     return flat
 
 
-def _walk(prefix: Path, container: Any, flat: Flat, digest: Digest, above: set[int]) -> None:
+def _walk(prefix: AttributePath, container: Any, flat: AttributeTable, digest: Digest, above: set[int]) -> None:
     names = tuple(container) if isinstance(container, dict) else tuple(range(len(container)))
-    flat[(*prefix, Keys)] = Leaf(Keys(type(container), names))
+    flat[(*prefix, Keys)] = Attribute(Keys(type(container), names))
     for name, value in list(_items(container)):
         path = (*prefix, name)
         if type(value) in _CONTAINERS and not value:
@@ -122,26 +134,26 @@ def _walk(prefix: Path, container: Any, flat: Flat, digest: Digest, above: set[i
         elif type(value) in _CONTAINERS and id(value) not in above:
             _walk(path, value, flat, digest, above | {id(value)})
         elif _is_plain(value):
-            flat[path] = Leaf(value)
+            flat[path] = Attribute(value)
         else:
-            flat[path] = Leaf(value, digest(value))
+            flat[path] = Attribute(value, digest(value))
 
 
 def _items(container: Any) -> Iterator[tuple[Hashable, Any]]:
     return iter(container.items()) if isinstance(container, dict) else iter(enumerate(container))
 
 
-def changed(before: Flat, now: Flat) -> dict[Path, Any]:
+def changed(before: AttributeTable, now: AttributeTable) -> dict[AttributePath, Any]:
     """Values of `now` that differ from `before`; what was removed shows as new `Keys` of its container."""
-    found: dict[Path, Any] = {}
-    for path, leaf in now.items():
+    found: dict[AttributePath, Any] = {}
+    for path, attribute in now.items():
         old = before.get(path)
-        if old is None or not old.same(leaf):
-            found[path] = leaf.value
+        if old is None or not old.same(attribute):
+            found[path] = attribute.value
     return found
 
 
-def patch(root: dict[str, Any], changes: Mapping[Path, Any], *, skip: Collection[str] = ()) -> None:
+def patch(root: dict[str, Any], changes: Mapping[AttributePath, Any], *, skip: Collection[str] = ()) -> None:
     """Make `root` what the other side's is, in place; `skip` as in :func:`capture`."""
     by_depth = sorted(changes.items(), key=lambda item: len(item[0]))
     shapes = [(path[:-1], value) for path, value in by_depth if path[-1] is Keys]
@@ -154,13 +166,13 @@ def patch(root: dict[str, Any], changes: Mapping[Path, Any], *, skip: Collection
         _trim(_resolve(root, prefix), keys, kept=skip if not prefix else ())
 
 
-def _resolve(root: Any, path: Path) -> Any:
+def _resolve(root: Any, path: AttributePath) -> Any:
     for name in path:
         root = root[name]
     return root
 
 
-def _make_container(root: dict[str, Any], prefix: Path, keys: Keys) -> None:
+def _make_container(root: dict[str, Any], prefix: AttributePath, keys: Keys) -> None:
     if not prefix:
         return
     parent, name = _resolve(root, prefix[:-1]), prefix[-1]
@@ -195,10 +207,10 @@ def attributes(obj: Any) -> dict[str, Any]:
     return found
 
 
-def describe(path: Path) -> str:
+def attribute_name(path: AttributePath) -> str:
     """A path as the user would write it.
 
-    >>> describe(("param_groups", 0, "lr"))
+    >>> attribute_name(("param_groups", 0, "lr"))
     "param_groups[0]['lr']"
     """
     names = [name for name in path if name is not Keys]

@@ -10,16 +10,16 @@ from typing import Any
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import referenced_globals
 
-__all__ = ["blame"]
+__all__ = ["find_culprit"]
 
 _DEPTH = 12
 
 
-def blame(root: Any, can_pickle: Callable[[Any], bool]) -> str:
+def find_culprit(root: Any, can_pickle: Callable[[Any], bool]) -> str:
     """The way from `root` to the innermost object that cannot be pickled, and that object's type.
 
     >>> import threading
-    >>> blame({"a": 1, "locks": [threading.Lock()]}, lambda obj: "lock" not in repr(obj))
+    >>> find_culprit({"a": 1, "locks": [threading.Lock()]}, lambda obj: "lock" not in repr(obj))
     "['locks'], [0]: _thread.lock"
     """
     way: list[str] = []

@@ -56,7 +56,7 @@ def _rebuild_parameter(
 
 @final
 class ReplicaDevice:
-    """Pickles as the device of the replica that reads it (see `shipping.HandlePickler`)."""
+    """Pickles as the device of the replica that reads it (see `pickler.HandlePickler`)."""
 
 
 @final

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, TypeVarTuple, final
 
 from raydist.actors.replica import ReplicaActors
 from raydist.collectives.base import Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import UnavailableError
+from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
 
 __all__ = ["ReplicaGroup"]
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 _WINDOW = 8  # dispatched steps under way: enough to hide the dispatch, few enough to bound what waits in queues
 
@@ -67,7 +71,7 @@ class ReplicaGroup:
             raise self._dead
         self._give_up_dispatched()
         self._generation += 1
-        refs = [self._actors.call(setup.rank, "join", self._membership(setup)) for setup in self._setups]
+        refs = [self._ask(setup.rank, ReplicaRunner.join, self._membership(setup)) for setup in self._setups]
         self._wait(refs, self._timeouts.start_s, "joining the group", "Timeouts.start_s")
         self._failed = False
 
@@ -118,21 +122,27 @@ class ReplicaGroup:
         """Whether every replica has done what was dispatched and answers; waits up to `within_s`."""
         if self._dead is not None:
             return False
-        refs = [self._actors.call(setup.rank, "ping") for setup in self._setups]
+        refs = [self._ask(setup.rank, ReplicaRunner.ping) for setup in self._setups]
         return self._actors.are_ready(refs, within_s)
 
-    def call(self, rank: int, method: str, *args: Any) -> Any:
-        """The value of a method of one replica's runner, after all dispatched steps; raises an error of theirs."""
+    def ask_mirror(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        """What one replica's mirrored variables answer, after all dispatched steps; raises an error of theirs."""
         self.wait()
-        refs = [self._actors.call(rank, method, *args)]
+        refs = [self._ask(rank, ReplicaRunner.mirror, method, *args)]
         names = [self._actors.names[rank]]
-        return self._wait(refs, self._timeouts.step_s, _describe(method, args), "Timeouts.step_s", names=names)[0]
+        doing = f"{method.__name__} of the variables"
+        found: _T = self._wait(refs, self._timeouts.step_s, doing, "Timeouts.step_s", names=names)[0]
+        return found
 
-    def call_all(self, method: str, *args: Any) -> list[Any]:
-        """The values of a method of every replica's runner, after all dispatched steps; raises an error of theirs."""
+    def ask_mirrors(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
+        """What every replica's mirrored variables answer, in rank order; waits and raises as `ask_mirror`."""
         self.wait()
-        refs = [self._actors.call(setup.rank, method, *args) for setup in self._setups]
-        return self._wait(refs, self._timeouts.step_s, _describe(method, args), "Timeouts.step_s")
+        refs = [self._ask(setup.rank, ReplicaRunner.mirror, method, *args) for setup in self._setups]
+        return self._wait(refs, self._timeouts.step_s, f"{method.__name__} of the variables", "Timeouts.step_s")
+
+    def _ask(self, rank: int, method: Callable[[ReplicaRunner, *_Args], object], *args: *_Args) -> Any:
+        """The reference of what a method of one replica's runner will return: its name is what travels."""
+        return self._actors.call(rank, method.__name__, *args)
 
     def _wait(
         self,
@@ -167,12 +177,12 @@ class ReplicaGroup:
     def _give_up(self) -> None:
         """Make every replica's collectives end now: a peer will not come."""
         self._failed = True
-        self._actors.control_all("abort")
+        self._actors.control_all(ReplicaRunner.abort.__name__)
 
     def close(self, *, gently: bool) -> None:
         """Stop the replicas; `gently` lets them leave their group first. Never raises because one is gone already."""
         if gently and self._dead is None and not self._failed:
-            refs = [self._actors.call(setup.rank, "close") for setup in self._setups]
+            refs = [self._ask(setup.rank, ReplicaRunner.close) for setup in self._setups]
             with contextlib.suppress(Exception):  # what does not stop gently is killed next
                 self._wait(refs, self._timeouts.close_s, "closing", "Timeouts.close_s")
         self._give_up_dispatched()
@@ -182,8 +192,3 @@ class ReplicaGroup:
 
 def _nothing() -> None:
     return None
-
-
-def _describe(method: str, args: Sequence[Any]) -> str:
-    """A call in words: the methods of mirrored variables all pass through one called "mirror"."""
-    return f"{args[0]} of the variables" if method == "mirror" else method

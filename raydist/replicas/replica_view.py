@@ -29,7 +29,9 @@ class ReplicaView(Strategy):
         return self._worker_devices
 
     def _refuse(self, what: str) -> NoReturn:
-        raise FailedPreconditionError(f"{what} is for the driver: this code runs inside of a replica, in strategy.run.")
+        raise FailedPreconditionError(
+            f"{what} is for the driver: this code runs inside of a replica, in strategy.run. Call it around the step."
+        )
 
     def _mark_created(self) -> contextlib.AbstractContextManager[None]:
         self._refuse("strategy.scope")

@@ -69,7 +69,8 @@ def _pack_leaf(leaf: Any, path: str) -> Any:
     except Exception as error:
         where = f" at {path!r}" if path else ""
         raise SpecError(
-            f"A step must return tensors, numbers or what can be pickled, got {type(leaf).__name__}{where}: {error}"
+            f"A step must return tensors, numbers or what can be pickled, got {type(leaf).__name__}{where}: {error}. "
+            "Return the numbers that you need of it."
         ) from error
 
 
@@ -97,7 +98,9 @@ class StepValues:
             structures = [result.structure for result in self._results if not result.absent]
             if any(structure != structures[0] for structure in structures):
                 shown = ", ".join(map(str, structures))
-                raise SpecError(f"A step must return one structure on all replicas, got {shown}.")
+                raise SpecError(
+                    f"A step must return one structure on all replicas, got {shown}. Return the same keys everywhere."
+                )
         return self._results
 
     def structure(self) -> Structure:

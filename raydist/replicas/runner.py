@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NoReturn, final
+from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, final
 
 import torch
 
@@ -17,17 +17,22 @@ from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.process_group import open_communicator
-from raydist.context.peers import Connected
-from raydist.context.replica_context import ReplicaContext, enter_replica
+from raydist.context.current import enter_replica
+from raydist.context.replica_context import ReplicaContext
 from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
+from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader, resolve_parts
 from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 # Values that a step reduces inside of a backward pass must not get between the gradients: each has its own group.
 _PURPOSES = ("gradients", "values")
@@ -77,7 +82,10 @@ class ReplicaRunner:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
         peers = self._peers
         if peers is None:
-            raise FailedPreconditionError("raydist bug: a replica must join its group before the first step.")
+            raise FailedPreconditionError(
+                f"raydist bug: replica {self._setup.rank} must join its group before the first step, it was sent step "
+                f"{header.step}."
+            )
         if self._failed_step is not None or header.generation != self._generation:
             self._refuse(header)
         try:
@@ -137,9 +145,9 @@ class ReplicaRunner:
             self._seed = seed
             torch.manual_seed((seed + self._setup.rank) % 2**63)
 
-    def mirror(self, method: str, *args: Any) -> Any:
-        """A method of this replica's half of the mirrored variables."""
-        return getattr(self._mirror, method)(*args)
+    def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        """What this replica's half of the mirrored variables answers."""
+        return answer(self._mirror, method, *args)
 
     def ping(self) -> None:
         """Answer, after every step dispatched before."""

@@ -1,14 +1,15 @@
-"""What travels with one dispatched step."""
+"""What travels with one dispatched step: made by the driver, one header a replica, and read by the replicas. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
-from raydist.values import Leaves, ReduceOp
+from raydist.mirroring.shipment import Shipment
+from raydist.values import Leaves, PerReplica, ReduceOp
 
-__all__ = ["PartSource", "ReplicaSetup", "StepHeader", "resolve_parts"]
+__all__ = ["PartSource", "ReplicaSetup", "StepHeader", "address_parts", "batch_rows", "resolve_parts"]
 
 
 @final
@@ -61,7 +62,7 @@ class StepHeader:
     Attributes:
         step: Number of the step, counted by the strategy.
         generation: Of the group; a replica refuses steps of another one.
-        shipment: The function, its plain arguments and what the driver changed (`pickling/pickler.py`).
+        shipment: The function, its plain arguments and what the driver changed.
         sources: Where the PerReplica arguments are, in the shipment's order.
         rows: Rows of the first distributed batch among the arguments on each replica; None without one.
         gradient_reduce_op: MEAN (by rows) or SUM.
@@ -71,12 +72,40 @@ class StepHeader:
 
     step: int
     generation: int
-    shipment: Any
+    shipment: Shipment
     sources: tuple[PartSource, ...] = ()
     rows: tuple[int, ...] | None = None
     gradient_reduce_op: ReduceOp = ReduceOp.MEAN
     stand_in: bool = True
     seed: int = 0
+
+    def addressed(self, sources: tuple[PartSource, ...]) -> StepHeader:
+        """The same step for one replica, which finds its parts there."""
+        return replace(self, sources=sources)
+
+
+def address_parts(
+    values: Sequence[PerReplica], rank: int, *, stand_in: bool
+) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
+    """Where replica `rank` finds its parts of `values`, and the object refs to send along, each once."""
+    refs: list[Any] = []
+    places: dict[Any, int] = {}
+    sources = []
+    for value in values:
+        part = value.part_on(rank, stand_in=stand_in)
+        if part.ref is None:
+            sources.append(PartSource(None, value=part.value))
+            continue
+        if part.ref not in places:
+            places[part.ref] = len(refs)
+            refs.append(part.ref)
+        sources.append(PartSource(places[part.ref], part.leaf_index))
+    return tuple(sources), tuple(refs)
+
+
+def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:
+    """Rows per replica of the first distributed batch among `values`; None without one."""
+    return next((value.rows for value in values if value.rows is not None), None)
 
 
 def resolve_parts(sources: Sequence[PartSource], objects: Sequence[Leaves]) -> list[Any]:

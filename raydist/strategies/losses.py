@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from raydist.context.replica_context import get_replica_context, in_cross_replica_context
+from raydist.context.current import in_cross_replica_context
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.strategies.default import get_replica_context, get_strategy
 
 __all__ = ["compute_average_loss"]
 
@@ -18,13 +19,24 @@ def compute_average_loss(
     """This replica's share of the global mean: the sum of its losses over the *global* number of rows.
 
     The shares of all replicas add up to the mean over the global batch. Use it with
-    `RunOptions(gradient_reduce_op=ReduceOp.SUM)`; a plain local mean needs neither.
+    `RunOptions(gradient_reduce_op=ReduceOp.SUM)`; a plain local mean needs neither. For step functions; waits for
+    nothing.
+
+    Shapes: (rows, ...) -> ().
 
     Args:
-        per_example_loss: (rows, ...), one or more values per row.
+        per_example_loss: (rows, ...), one or more values per row; those of one row are added.
         sample_weight: Multiplies the losses, broadcast from the left: (rows,) or a number.
-        global_batch_size: Rows of the global batch; None takes `ctx.global_num_rows`, and without a distributed batch
-            this replica's rows times the number of replicas.
+        global_batch_size: Rows of the global batch, >= 0; None takes `ctx.global_num_rows`, and without a distributed
+            batch this replica's rows times the number of replicas.
+
+    Returns:
+        A scalar of the losses' dtype; 0 for a global batch without rows. Differentiable.
+
+    Raises:
+        FailedPreconditionError: It was called in a scope, not in a step.
+        InvalidArgumentError: The losses are a single number, or `global_batch_size` is negative.
+        SpecError: `global_batch_size` is no int.
 
     Source: tf.nn.compute_average_loss.
 
@@ -32,11 +44,15 @@ def compute_average_loss(
     tensor(1.)
     """
     if in_cross_replica_context():
-        raise FailedPreconditionError("compute_average_loss belongs into the step function that strategy.run runs.")
+        raise FailedPreconditionError(
+            f"compute_average_loss must be called in the step function that strategy.run runs, this is the scope of a "
+            f"{type(get_strategy()).__name__}. Move the call into the step."
+        )
     losses = torch.as_tensor(per_example_loss)
     if losses.dim() == 0:
         raise InvalidArgumentError(
-            "per_example_loss must have one loss per row, got a single number (reduction='none')."
+            "per_example_loss must have one loss per row, got a single number (a shape of ()). Give the loss function "
+            "reduction='none'."
         )
     size = _global_size(global_batch_size, len(losses))
     if sample_weight is not None:

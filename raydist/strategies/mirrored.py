@@ -17,21 +17,29 @@ __all__ = ["MirroredStrategy"]
 
 @final
 class MirroredStrategy(SynchronousStrategy):
-    """One replica actor per device of one node, in lock step (tf.distribute.MirroredStrategy).
+    """One replica actor per device of one node, in lock step.
 
-    Ray is started on this machine if none runs, else joined. Replicas start when the scope is first entered.
+    Every replica holds a copy of each variable of the scope; gradients meet in an all-reduce while backward still runs.
+    Ray is started on this machine if none runs, else joined. Replicas start when the scope is first entered. Making the
+    strategy waits for nothing.
 
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
             with most of them, else one replica per CPU core.
-        cross_device_ops: None: gloo between CPUs, NCCL between GPUs.
-        timeouts: The limit of every wait.
-        resources_per_replica: Ray resources of one replica. Default: a GPU each on GPUs; on CPUs 1 CPU each on a
-            cluster that runs already, and a share of the cores on a Ray started here, so that any count fits.
+        cross_device_ops: None: gloo between CPUs, NCCL between GPUs. There is no other choice.
+        timeouts: The limit of every wait, in seconds.
+        resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs; on CPUs 1
+            CPU each on a cluster that runs already, and a share of the cores on a Ray started here, so that any count
+            fits.
 
     Raises:
         InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice.
         DeadlineExceededError: (at the scope) the cluster can't place the replicas within `timeouts.start_s`.
+
+    Source: tf.distribute.MirroredStrategy.
+
+    >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])  # nothing is started yet
+    >>> strategy.close()
 
     Example::
 
@@ -53,7 +61,8 @@ class MirroredStrategy(SynchronousStrategy):
     ) -> None:
         if cross_device_ops is not None:
             raise InvalidArgumentError(
-                f"cross_device_ops must be None (gloo between CPUs, NCCL between GPUs), got {cross_device_ops!r}."
+                f"cross_device_ops must be None (gloo between CPUs, NCCL between GPUs), "
+                f"got {cross_device_ops!r}. Leave it out."
             )
         if devices is not None:
             parse_devices(devices, gpus_on_node=0)  # bad names fail here, before anything is started

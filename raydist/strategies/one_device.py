@@ -9,9 +9,10 @@ from typing import Any, final
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from raydist.context.current import enter_replica
 from raydist.context.devices import parse_device
 from raydist.context.peers import Alone
-from raydist.context.replica_context import ReplicaContext, enter_replica
+from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset
@@ -25,12 +26,18 @@ __all__ = ["OneDeviceStrategy"]
 
 @final
 class OneDeviceStrategy(Strategy):
-    """Everything on one device, in this process (tf.distribute.OneDeviceStrategy).
+    """Everything on one device, in this process.
 
     Variables are plain modules on `device`, batches and results are plain tensors, `run` calls the function at once.
+    It starts nothing and needs no Ray.
 
     Args:
         device: "cpu", "cuda:0", "GPU:0" or a torch.device.
+
+    Raises:
+        InvalidArgumentError: `device` names no device.
+
+    Source: tf.distribute.OneDeviceStrategy.
 
     >>> strategy = OneDeviceStrategy("cpu")
     >>> strategy.run(lambda x: x + 1, args=(torch.tensor(1),))
@@ -68,7 +75,6 @@ class OneDeviceStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` here and now; see `Strategy.run`."""
         self._require_open("run a step")
         require_call(fn, args)
         peers = Alone(self._torch_device)
@@ -81,7 +87,14 @@ class OneDeviceStrategy(Strategy):
             return fn(*all_args, **all_kwargs)
 
     def make_replica_context(self) -> ReplicaContext:
-        """The context of the only replica."""
+        """The context of the only replica, as `rd.get_replica_context()` gives it in a step that has no batch.
+
+        Returns:
+            A new ReplicaContext of this strategy.
+
+        >>> OneDeviceStrategy("cpu").make_replica_context().replica_id_in_sync_group
+        0
+        """
         return ReplicaContext(self, Alone(self._torch_device))
 
     def _note_batch(self, batch: Any) -> None:

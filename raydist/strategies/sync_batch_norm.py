@@ -7,8 +7,10 @@ from typing import Any, Self, final
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raydist.context.replica_context import ReplicaContext, get_replica_context, in_cross_replica_context
+from raydist.context.current import in_cross_replica_context
+from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
+from raydist.strategies.default import get_replica_context
 from raydist.values import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
@@ -23,7 +25,18 @@ class SyncBatchNorm(_BatchNorm):
 
     Shapes: (rows, features, ...) -> the same.
 
-    Blocking: two small all-reduces in a training step's forward pass, two in its backward pass.
+    Blocking: two small all-reduces in a training step's forward pass, two in its backward pass (limit of each:
+    `Timeouts.collective_s`). All replicas must run it alike.
+
+    It takes what torch.nn.BatchNorm1d takes:
+        num_features: Length of dimension 1.
+        eps: Added to the variance, so that nothing is divided by zero.
+        momentum: Share of the present batch in the running statistics; None: the mean over all batches so far.
+        affine: Learn a weight and a bias per feature.
+        track_running_stats: Keep running statistics, which evaluation uses; without them it uses its batch's own.
+        device: Where parameters and buffers are made.
+        dtype: Of parameters and buffers.
+        bias: Of versions of torch that have it: learn the bias too. False is for one replica only.
 
     Source: torch.nn.SyncBatchNorm; tf.keras.layers.BatchNormalization(synchronized=True).
 
@@ -35,7 +48,19 @@ class SyncBatchNorm(_BatchNorm):
     def convert(cls, module: torch.nn.Module) -> torch.nn.Module:
         """Replace every BatchNorm layer in `module`; layers share their parameters and buffers with the replaced ones.
 
+        Call it under the scope, before an optimizer is made.
+
+        Args:
+            module: Changed in place, submodules of submodules included.
+
+        Returns:
+            `module`, or the new layer if it is itself a BatchNorm layer.
+
         Source: torch.nn.SyncBatchNorm.convert_sync_batchnorm.
+
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        >>> type(SyncBatchNorm.convert(model)[1]).__name__
+        'SyncBatchNorm'
         """
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             return cls._like(module)
@@ -55,10 +80,31 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name of the argument
         if input.dim() < 2:
-            raise InvalidArgumentError(f"SyncBatchNorm needs (rows, features, ...), got shape {tuple(input.shape)}.")
+            raise InvalidArgumentError(
+                f"SyncBatchNorm needs (rows, features, ...), got shape {tuple(input.shape)}. Add a dimension of rows."
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name of the argument
-        """Normalise, see the class."""
+        """Normalise by the mean and variance of all replicas' rows; in evaluation by the running statistics.
+
+        Blocks as the class says. Differentiable; replicas that stand in count nothing.
+
+        Shapes: (rows, features, ...) -> the same.
+
+        Args:
+            input: This replica's rows.
+
+        Returns:
+            A new tensor; in training the running statistics are brought forward as well.
+
+        Raises:
+            InvalidArgumentError: `input` has fewer than two dimensions.
+            CollectiveMismatchError: (on all replicas) another replica called another collective.
+
+        >>> layer = SyncBatchNorm(1, affine=False)
+        >>> layer(torch.tensor([[1.0], [3.0]])).flatten().round(decimals=3)
+        tensor([-1.,  1.])
+        """
         context = None if in_cross_replica_context() else get_replica_context()
         uses_batch = self.training or self.running_mean is None
         if context is None or context.num_replicas_in_sync == 1 or not uses_batch:

@@ -11,7 +11,7 @@ import uuid
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, TypeVarTuple, final
 
 import torch
 
@@ -19,15 +19,20 @@ from raydist.actors.passes.link import InputHost
 from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
+from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.shipment import Shipment
 from raydist.options import InputOptions, RunOptions, Timeouts
-from raydist.replicas.dispatch import StepPlan, address_parts, batch_rows
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.results import StepValues, StructureMemory, returns_nothing
+from raydist.replicas.step import StepHeader, address_parts, batch_rows
 from raydist.values import InputContext, PerReplica, ReduceOp
 
 __all__ = ["SynchronousStrategy"]
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 
 class SynchronousStrategy(Strategy):
@@ -104,22 +109,22 @@ class SynchronousStrategy(Strategy):
         require_call(fn, args)
         group = self._replicas()
         shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}), externals={"strategy": self})
-        plan = self._plan_step(shipment, options or RunOptions())
-        addressed = [
-            address_parts(shipment.per_replica, rank, stand_in=plan.stand_in) for rank in range(group.num_replicas)
+        header = self._next_header(shipment, options or RunOptions())
+        parts = [
+            address_parts(shipment.per_replica, rank, stand_in=header.stand_in) for rank in range(group.num_replicas)
         ]
-        headers = [plan.header(rank, sources) for rank, (sources, _) in enumerate(addressed)]
-        refs = group.dispatch(headers, [objects for _, objects in addressed])
+        headers = [header.addressed(sources) for sources, _ in parts]
+        refs = group.dispatch(headers, [objects for _, objects in parts])
         self._mirror.dispatched()
-        return self._result(fn, StepValues(refs, functools.partial(group.fetch, plan.step, plan.generation)))
+        return self._result(fn, StepValues(refs, functools.partial(group.fetch, header.step, header.generation)))
 
-    def _plan_step(self, shipment: Any, options: RunOptions) -> StepPlan:
+    def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
+        """The next step, the same for every replica but for where its parts are."""
         self._next_step += 1
-        return StepPlan(
+        return StepHeader(
             step=self._next_step - 1,
             generation=self._replicas().generation,
             shipment=shipment.without_parts(),
-            per_replica=shipment.per_replica,
             rows=batch_rows(shipment.per_replica),
             gradient_reduce_op=options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN,
             stand_in=options.empty_batch == "stand_in",
@@ -205,20 +210,13 @@ class SynchronousStrategy(Strategy):
 
 @final
 class _Link:
-    """How the driver half of the mirrored variables reaches the replicas (`mirror_link.ReplicaLink`)."""
+    """How the driver half of the mirrored variables reaches the replicas: a `ReplicaLink`."""
 
     def __init__(self, strategy: SynchronousStrategy) -> None:
         self._strategy = strategy
 
-    @property
-    def num_replicas(self) -> int:
-        return self._strategy.num_replicas_in_sync
+    def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        return self._strategy._replicas().ask_mirror(rank, method, *args)
 
-    def wait(self) -> None:
-        self._strategy._replicas().wait()
-
-    def call(self, rank: int, method: str, *args: Any) -> Any:
-        return self._strategy._replicas().call(rank, "mirror", method, *args)
-
-    def call_all(self, method: str, *args: Any) -> list[Any]:
-        return self._strategy._replicas().call_all("mirror", method, *args)
+    def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
+        return self._strategy._replicas().ask_mirrors(method, *args)

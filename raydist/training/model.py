@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from raydist.context.replica_context import get_strategy
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.metrics import Mean
+from raydist.strategies.default import get_strategy
 from raydist.training.callbacks import Callback, CallbackList, History
 from raydist.training.evaluation import Evaluation
 from raydist.training.fit import Fit, FitPlan

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from raydist.context.replica_context import get_replica_context
 from raydist.errors import SpecError
 from raydist.nest import flatten, map_structure
+from raydist.strategies.default import get_replica_context
 from raydist.training.elements import Example, apply_module, inputs_of, unpack
 from raydist.training.losses import LocalLoss, mean_loss, weighted_loss
 from raydist.training.trackers import Trackers

@@ -1,124 +1,16 @@
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import pytest
 import torch
 
-from raydist.collectives.local import LocalGroup
-from raydist.context.peers import Alone, Connected, weights_of
-from raydist.replicas.replica_view import ReplicaView
-from raydist.values import PerReplica, ReduceOp
-from tests.collectives.threads import run_ranks
-
-CPU = torch.device("cpu")
-
-
-class Reducer:
-    """Notes with which weights steps were opened."""
-
-    def __init__(self) -> None:
-        self.opened: list[tuple[float, bool]] = []
-
-    def attach(self, parameters: Any) -> None:
-        """Nothing to reduce here."""
-
-    @contextlib.contextmanager
-    def step(self, *, weight: float, op: ReduceOp, empty: bool) -> Iterator[None]:
-        self.opened.append((weight, empty))
-        yield
-
-
-class Mirror:
-    """One buffer, which holds the rank, and no metrics."""
-
-    def __init__(self, rank: int) -> None:
-        self.buffer = torch.tensor([float(rank)])
-
-    def parameters(self) -> list[Any]:
-        return []
-
-    def export_buffers(self) -> list[torch.Tensor]:
-        return [self.buffer.clone()]
-
-    def import_buffers(self, buffers: list[torch.Tensor]) -> None:
-        self.buffer = buffers[0]
-
-    def hold_metrics(self) -> dict[int, Any]:
-        return {}
-
-    def restore_metrics(self, held: dict[int, Any]) -> None:
-        """Nothing was held."""
-
-
-def on_replicas(world_size: int, body: Callable[[Connected, Reducer, Mirror], Any]) -> list[Any]:
-    def main(group: LocalGroup) -> Any:
-        reducer, mirror = Reducer(), Mirror(group.rank)
-        return body(Connected(group, reducer, CPU, mirror), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
-
-    return run_ranks(world_size, main)
-
-
-@pytest.mark.parametrize(
-    ("rows", "weights"),
-    [((3, 1), (0.75, 0.25)), ((2, 0), (1.0, 0.0)), ((0, 0), (0.5, 0.5)), (None, (0.5, 0.5))],
-)
-def test_weights_are_shares_of_rows(rows: tuple[int, ...] | None, weights: tuple[float, ...]) -> None:
-    assert weights_of(rows, 2) == weights
-
-
-def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2, 1), ReduceOp.MEAN, stand_in=True):
-            stood_in = peers.stands_in
-        return stood_in, reducer.opened, mirror.buffer.item()
-
-    assert on_replicas(3, body) == [
-        (True, [(0.0, True)], 1.0),
-        (False, [(2 / 3, False)], 1.0),
-        (False, [(1 / 3, False)], 2.0),
-    ]
-
-
-def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
-        with peers.run((0, 2), ReduceOp.MEAN, stand_in=False):
-            pass
-        return peers.stands_in, reducer.opened, mirror.buffer.item()
-
-    assert on_replicas(2, body) == [(False, [(0.0, True)], 0.0), (False, [(1.0, False)], 1.0)]
-
-
-def test_each_batch_of_a_loop_has_its_own_weights() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
-        with peers.run(None, ReduceOp.MEAN, stand_in=True):
-            peers.next_batch((2, 2))
-            peers.next_batch((3, 1))
-        return [weight for weight, _ in reducer.opened]
-
-    assert on_replicas(2, body) == [[0.5, 0.5, 0.75], [0.5, 0.5, 0.25]]
-
-
-def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
-    view = ReplicaView(("CPU:0", "CPU:1"))
-
-    def merge(strategy: ReplicaView, value: PerReplica, *, factor: PerReplica) -> Any:
-        pairs = zip(value.values, factor.values, strict=True)
-        return PerReplica([number * times for number, times in pairs]), sum(value.values)
-
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
-        return peers.merge_call(view, merge, (peers.rank + 1,), {"factor": 10})
-
-    assert on_replicas(2, body) == [(10, 3), (20, 3)]
+from raydist.context.peers import Alone
+from raydist.values import ReduceOp
 
 
 def test_alone_every_collective_is_the_identity() -> None:
-    alone = Alone(CPU)
+    alone = Alone(torch.device("cpu"))
     assert alone.all_reduce(ReduceOp.SUM, 3).item() == 3
     assert alone.all_reduce(ReduceOp.MEAN, 3).dtype == torch.float32
     assert alone.all_gather(torch.tensor([1, 2]), 0).tolist() == [1, 2]
-    assert alone.merge_call(ReplicaView(("CPU:0",)), lambda strategy, x: x + 1, (1,), {}) == 2
+    assert alone.merge_call(lambda x, *, by: x + by, (1,), {"by": 1}) == 2
     with alone.no_sync():
         assert alone.rows is None

@@ -6,16 +6,20 @@ import contextlib
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import torch
 from cloudpickle import cloudpickle
 from torch import nn
 
+from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.replica import MirrorReplica
 from raydist.mirroring.shipment import Shipment
 from raydist.values import PerReplica
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 
 class InProcessLink:
@@ -29,14 +33,12 @@ class InProcessLink:
     def num_replicas(self) -> int:
         return len(self.replicas)
 
-    def wait(self) -> None:
-        return None
+    def call(self, rank: int, method: Callable[[MirrorCalls, *Args], T], *args: *Args) -> T:
+        self.calls.append(method.__name__)
+        there, given = _copied((method, args))
+        return _copied(answer(self.replicas[rank], there, *given))
 
-    def call(self, rank: int, method: str, *args: Any) -> Any:
-        self.calls.append(method)
-        return _copied(getattr(self.replicas[rank], method)(*_copied(args)))
-
-    def call_all(self, method: str, *args: Any) -> list[Any]:
+    def call_all(self, method: Callable[[MirrorCalls, *Args], T], *args: *Args) -> list[T]:
         return [self.call(rank, method, *args) for rank in range(self.num_replicas)]
 
 
@@ -58,8 +60,9 @@ class _ClassTracker:
             cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID, cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS = driver
 
 
-def _copied(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))
+def _copied(value: T) -> T:
+    copy: T = pickle.loads(pickle.dumps(value))
+    return copy
 
 
 class Mirror:

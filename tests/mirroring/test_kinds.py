@@ -17,7 +17,7 @@ from raydist.mirroring.kinds import (
     kind_of,
     patch_object,
 )
-from raydist.pickling.attribute_table import changed, describe, seal
+from raydist.pickling.attribute_table import attribute_name, changed, seal
 
 DIGEST = content_digest(lambda obj: 1 if type(obj) is nn.Parameter and obj.dim() == 1 else None)
 
@@ -52,7 +52,7 @@ def test_everything_else_has_none(obj: Any) -> None:
 def names_of_changes(obj: Any, change: Any) -> list[str]:
     before = seal(capture_object(obj, DIGEST))
     change(obj)
-    return [describe(path) for path in changed(before, capture_object(obj, DIGEST))]
+    return [attribute_name(path) for path in changed(before, capture_object(obj, DIGEST))]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def table_of(*objects: Any) -> ReplicaTable:
 def test_tensors_are_reported_once() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     collector = TensorCollector(table_of(parameter, nn.Parameter(torch.ones(1))))
-    collector.settle(0)
+    collector.mark_known(0)
     assert list(collector.collect(averaged=False)) == [1]
     parameter.data += 1
     assert list(collector.collect(averaged=False)) == [0]
@@ -32,7 +32,7 @@ def test_tensors_are_reported_once() -> None:
 def test_values_that_come_back_are_no_news() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     collector = TensorCollector(table_of(parameter))
-    collector.settle(0)
+    collector.mark_known(0)
     with torch.no_grad():
         parameter.add_(1).sub_(1)
     assert collector.collect(averaged=False) == {}
@@ -55,7 +55,7 @@ def test_control_changes_and_what_the_last_step_did() -> None:
     layer: Any = nn.Linear(1, 1)
     layer.first = layer.second = 0
     collector = ControlCollector(table_of(layer), lambda obj: None)
-    collector.settle(0)
+    collector.mark_known(0)
     layer.first = 1
     collector.note_step_start()
     layer.second = 1
@@ -73,8 +73,8 @@ def test_flags_and_families() -> None:
     collector = ControlCollector(
         table, lambda obj: None if table.handle_of(obj) is None else ("object", table.handle_of(obj))
     )
-    collector.settle(1)
-    collector.settle_flag(0)
+    collector.mark_known(1)
+    collector.mark_flag_known(0)
     parameter.requires_grad_(False)
     optimizer.param_groups[0]["lr"] = 2.0
     assert collected(collector) == ({}, {0: False})

@@ -1,11 +1,49 @@
-"""Shipments."""
+"""Shipments, and state on its way."""
 
 from __future__ import annotations
 
 import pickle
 
-from raydist.mirroring.shipment import Shipment
+import pytest
+import torch
+from torch import nn
+
+from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
 from raydist.values import PerReplica
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(6.0).reshape(2, 3).t(), torch.tensor(2.5), torch.zeros(0, 2), torch.tensor([1.5]).bfloat16()]
+    + [torch.tensor([True, False]), torch.tensor([1 + 2j])],
+)
+def test_image_is_exact(tensor: torch.Tensor) -> None:
+    image = pickle.loads(pickle.dumps(TensorImage.of(tensor)))
+    assert torch.equal(image.tensor(), tensor)
+    assert image.tensor().dtype is tensor.dtype
+
+
+def test_image_gives_private_memory() -> None:
+    tensor = torch.zeros(2)
+    copy = TensorImage.of(tensor).tensor()
+    copy += 1
+    assert tensor.tolist() == [0.0, 0.0]
+
+
+def test_overwrite_in_place() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    address = parameter.data_ptr()
+    overwrite(parameter, torch.ones(2))
+    assert (parameter.tolist(), parameter.data_ptr()) == ([1.0, 1.0], address)
+    overwrite(parameter, torch.ones(3, dtype=torch.float64))
+    assert (parameter.dtype, parameter.shape) == (torch.float64, (3,))
+    assert parameter.requires_grad
+
+
+def test_writes_are_true_if_there_are_any() -> None:
+    assert not Writes()
+    assert Writes(requires_grad={1: False})
+    assert Writes(cleared_gradients=[1])
 
 
 def test_parts_stay_with_the_driver() -> None:

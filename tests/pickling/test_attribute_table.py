@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.pickling.attribute_table import Identity, Leaf, capture, changed, describe, patch, seal
+from raydist.pickling.attribute_table import Attribute, Identity, attribute_name, capture, changed, patch, seal
 
 values = st.recursive(
     st.none() | st.integers(0, 3) | st.text("ab", max_size=2) | st.tuples(st.integers(0, 1)),
@@ -47,7 +47,7 @@ def test_containers_keep_their_identity() -> None:
 def test_only_differences_are_named() -> None:
     before = capture({"a": 1, "b": {"c": [1, 2]}})
     changes = changed(before, capture({"a": 1, "b": {"c": [1, 3]}}))
-    assert [describe(path) for path in changes] == ["b['c'][1]"]
+    assert [attribute_name(path) for path in changes] == ["b['c'][1]"]
 
 
 def test_dict_that_becomes_ordered_keeps_its_items() -> None:
@@ -72,7 +72,7 @@ def test_container_inside_itself() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), ("a", b"a")])
 def test_equal_values_of_other_types_differ(one: object, other: object) -> None:
-    assert not Leaf(one).same(Leaf(other))
+    assert not Attribute(one).same(Attribute(other))
 
 
 class Thing:

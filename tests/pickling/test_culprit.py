@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from raydist.pickling.culprit import blame
+from raydist.pickling.culprit import find_culprit
 
 LOCK = threading.Lock()
 
@@ -49,14 +49,14 @@ def closure() -> Callable[[], object]:
     ],
 )
 def test_way(obj: Any, message: str) -> None:
-    assert blame(obj, can_pickle) == message
+    assert find_culprit(obj, can_pickle) == message
 
 
 def test_global() -> None:
-    assert blame(lambda: LOCK, lambda obj: obj is not LOCK) == "global 'LOCK' of <lambda>: _thread.lock"
+    assert find_culprit(lambda: LOCK, lambda obj: obj is not LOCK) == "global 'LOCK' of <lambda>: _thread.lock"
 
 
 def test_loop_ends() -> None:
     loop: list[Any] = [LOCK]
     loop.insert(0, loop)
-    assert blame(loop, can_pickle) == "[1]: _thread.lock"
+    assert find_culprit(loop, can_pickle) == "[1]: _thread.lock"

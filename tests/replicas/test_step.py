@@ -2,7 +2,25 @@ from __future__ import annotations
 
 import pickle
 
-from raydist.replicas.step import PartSource, StepHeader, resolve_parts
+from raydist.mirroring.shipment import Shipment
+from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, resolve_parts
+from raydist.values import Part, PerReplica, ReduceOp
+
+
+class Stored(PerReplica):
+    """A leaf whose parts lie in the store: `ref` names replica 0's object, `ref + 1` replica 1's."""
+
+    def __init__(self, ref: int, leaf_index: int, rows: tuple[int, ...] | None = None) -> None:
+        super().__init__(())
+        self.ref = ref
+        self.leaf_index = leaf_index
+        self.rows = rows
+
+    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+        return Part(
+            ref=self.ref + rank + (100 if stand_in and self.rows and not self.rows[rank] else 0),
+            leaf_index=self.leaf_index,
+        )
 
 
 class Batch:
@@ -17,6 +35,40 @@ class Batch:
         return [self._leaves[index]]
 
 
+def test_each_object_travels_once() -> None:
+    images, labels, other = Stored(10, 0), Stored(10, 1), Stored(20, 0)
+    sources, refs = address_parts([images, labels, PerReplica([5, 6]), other], 1, stand_in=True)
+    assert refs == (11, 21)
+    assert sources == (PartSource(0, 0), PartSource(0, 1), PartSource(None, value=6), PartSource(1, 0))
+
+
+def test_a_replica_without_rows_gets_the_stand_in() -> None:
+    batch = Stored(10, 0, rows=(2, 0))
+    assert address_parts([batch], 1, stand_in=True)[1] == (111,)
+    assert address_parts([batch], 1, stand_in=False)[1] == (11,)
+    assert address_parts([batch], 0, stand_in=True)[1] == (10,)
+
+
+def test_rows_are_those_of_the_first_batch() -> None:
+    assert batch_rows([PerReplica([1, 2]), Stored(1, 0, (2, 1)), Stored(2, 0, (3, 3))]) == (2, 1)
+    assert batch_rows([PerReplica([1, 2])]) is None
+
+
+def test_one_leaf_given_twice_is_one_value_beside_others() -> None:
+    sources = (PartSource(0, 0), PartSource(0, 0), PartSource(0, 1), PartSource(None, value="v"))
+    first, second, third, fourth = resolve_parts(sources, [Batch("a", "b")])
+    assert first is second
+    assert (third, fourth) == (["b"], "v")
+
+
+def test_every_replica_is_told_the_same_but_its_sources() -> None:
+    step = StepHeader(3, 1, Shipment(), rows=(2, 1), gradient_reduce_op=ReduceOp.SUM, stand_in=False, seed=7)
+    header = step.addressed((PartSource(0, 0),))
+    assert (header.step, header.generation, header.rows, header.stand_in) == (3, 1, (2, 1), False)
+    assert (header.gradient_reduce_op, header.seed) == (ReduceOp.SUM, 7)
+    assert header.sources == (PartSource(0, 0),)
+
+
 def test_parts_come_from_objects_by_leaf_and_from_the_header_by_value() -> None:
     sources = [PartSource(1, 0), PartSource(None, value=7), PartSource(0, 1)]
     assert resolve_parts(sources, [Batch("a", "b"), Batch("c")]) == [["c"], 7, ["b"]]
@@ -29,5 +81,7 @@ def test_one_leaf_given_twice_is_one_object() -> None:
 
 
 def test_a_header_travels() -> None:
-    header = StepHeader(step=3, generation=1, shipment=b"f", sources=(PartSource(0, 1),), rows=(2, 0))
+    header = StepHeader(
+        step=3, generation=1, shipment=Shipment(function=b"f"), sources=(PartSource(0, 1),), rows=(2, 0)
+    )
     assert pickle.loads(pickle.dumps(header)) == header

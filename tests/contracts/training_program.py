@@ -1,4 +1,4 @@
-"""One training program, run on a strategy and as a bare PyTorch loop over the same batches (invariant I2)."""
+"""One training program, run on a strategy and as a bare PyTorch loop over the same batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import raydist as rd
 
-__all__ = ["MODELS", "Program", "train_alone", "train_distributed"]
+__all__ = ["MODELS", "Program", "Trained", "train_alone", "train_distributed"]
 
 
 class Tied(nn.Module):
@@ -113,13 +113,13 @@ class Program:
             x, y = batch
             if index % program.accumulate == 0:
                 optimizer.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            loss.backward()
+            losses = functional.cross_entropy(model(x), y, reduction="none")
+            losses.mean().backward()
             if program.updates_after(index):
                 if program.clip:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 optimizer.step()
-            return loss
+            return losses.detach()
 
         return step
 
@@ -138,28 +138,43 @@ class Program:
         return -(-self.num_rows // self.batch_size)
 
 
-def train_alone(program: Program) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True)
+class Trained:
+    """What came of a program: parameters before and after, and the mean loss of every batch's rows."""
+
+    before: dict[str, torch.Tensor]
+    after: dict[str, torch.Tensor]
+    losses: list[float]
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def train_alone(program: Program) -> Trained:
     """The bare loop: nothing of raydist in it."""
     model, optimizer, scheduler = program.build()
+    before = _state(model)
     step = program.make_step(model, optimizer)
+    losses = []
     for index, batch in enumerate(program.batches()):
-        step(batch, index)
+        losses.append(step(batch, index).mean().item())
         if program.schedule and program.updates_after(index):
             scheduler.step()
-    return model.state_dict()
+    return Trained(before, _state(model), losses)
 
 
-def train_distributed(
-    program: Program, strategy: rd.Strategy
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The same under a strategy: (parameters before, parameters after)."""
+def train_distributed(program: Program, strategy: rd.Strategy) -> Trained:
+    """The same under a strategy."""
     with strategy.scope():
         model, optimizer, scheduler = program.build()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = _state(model)
     step = program.make_step(model, optimizer)
     dataset = rd.Dataset.from_tensor_slices(program.data()).batch(program.batch_size)
+    per_row = []
     for index, batch in enumerate(strategy.distribute_dataset(dataset)):
-        strategy.run(step, args=(batch, index))
+        per_row.append(strategy.run(step, args=(batch, index)))
         if program.schedule and program.updates_after(index):
             scheduler.step()
-    return before, {name: value.clone() for name, value in model.state_dict().items()}
+    losses = [strategy.reduce(rd.ReduceOp.MEAN, values, axis=0).item() for values in per_row]
+    return Trained(before, _state(model), losses)

@@ -10,12 +10,12 @@ import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import content_digest
-from raydist.mirroring.metrics import divide_states, merge_states, restore_states, state_names
-from raydist.mirroring.shipment import ReplicaLink
-from raydist.mirroring.state import Writes
-from raydist.pickling.attribute_table import Flat, attributes, capture, changed, seal
+from raydist.mirroring.metric_states import divide_states, merge_states, restore_states, state_names
+from raydist.mirroring.shipment import Writes
+from raydist.pickling.attribute_table import AttributeTable, attributes, capture, changed, seal
 
 __all__ = ["LazyStates"]
 
@@ -29,7 +29,7 @@ class LazyStates:
         self._table = table
         self._loads = loads
         self._digest = content_digest(table.handle_of)
-        self._known: dict[int, Flat] = {}
+        self._known: dict[int, AttributeTable] = {}
         self._optimizers: set[int] = set()
         self._metrics: set[int] = set()
         self._fresh: set[int] = set()
@@ -78,13 +78,13 @@ class LazyStates:
             self._fetch_metrics()
         else:
             self._fresh.add(handle)
-            state = self._loads(self._link.call(0, "collect_optimizer_state", handle))
+            state = self._loads(self._link.call(0, MirrorCalls.collect_optimizer_state, handle))
             _take_over(attributes(obj)["state"], state)
             self._known[handle] = self._capture(obj)
 
     def _fetch_metrics(self) -> None:
         self._fresh |= self._metrics
-        per_replica = [self._loads(states) for states in self._link.call_all("collect_metrics")]
+        per_replica = [self._loads(states) for states in self._link.call_all(MirrorCalls.collect_metrics)]
         for handle in self._metrics:
             metric = self._table.object_of(handle)
             if metric is not None:
@@ -116,7 +116,7 @@ class LazyStates:
             else:
                 writes.optimizer_states[handle] = dict(attributes(obj)["state"])
 
-    def settle(self) -> None:
+    def mark_sent(self) -> None:
         """What `collect` found is on its way."""
         for handle in self._written:
             obj = self._table.object_of(handle)
@@ -124,10 +124,10 @@ class LazyStates:
                 self._known[handle] = self._capture(obj)
         self._written.clear()
 
-    def _capture(self, obj: Any) -> Flat:
+    def _capture(self, obj: Any) -> AttributeTable:
         return seal(self._capture_open(obj))
 
-    def _capture_open(self, obj: Any) -> Flat:
+    def _capture_open(self, obj: Any) -> AttributeTable:
         if isinstance(obj, torch.optim.Optimizer):
             state = attributes(obj)["state"]
             # By handle: what is remembered must not keep parameters alive.

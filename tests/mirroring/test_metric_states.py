@@ -10,7 +10,7 @@ import torchmetrics
 from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
-from raydist.mirroring.metrics import state_names
+from raydist.mirroring.metric_states import state_names
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.context.reductions import gather, local_results, reduce
+from raydist.context.cross_replica import gather, local_results, reduce
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.values import PerReplica, ReduceOp
 

@@ -27,7 +27,10 @@ def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num
 def _reduce_leaf(op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
     tensors = [_as_tensor(part) for part in _parts(op, leaf, num_replicas)]
     if not tensors:
-        raise InvalidArgumentError("Nothing to reduce: no replica had rows, so that all results are absent.")
+        raise InvalidArgumentError(
+            "Nothing to reduce: no replica had rows, so that all results are absent. Skip empty batches, or run with "
+            'RunOptions(empty_batch="zero_rows").'
+        )
     if axis is None:
         return _reduce_elementwise(op, tensors)
     return _reduce_axes(op, tensors, (axis,) if isinstance(axis, int) else tuple(axis))
@@ -75,7 +78,9 @@ def _reduce_axes(op: ReduceOp, tensors: Sequence[torch.Tensor], axes: tuple[int,
     sums = [_accumulable(tensor).sum(axes) for tensor in tensors]
     shapes = [tuple(part.shape) for part in sums]
     if len(set(shapes)) > 1:
-        raise InvalidArgumentError(f"All dimensions but {axes} must agree over replicas, what remains is {shapes}.")
+        raise InvalidArgumentError(
+            f"All dimensions but {axes} must agree over replicas, what remains is {shapes}. Give more axes."
+        )
     total = torch.stack(sums).sum(0)
     if op is ReduceOp.SUM:
         return total
@@ -96,7 +101,10 @@ def gather(value: Any, axis: int) -> Any:
 def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor:
     tensors = [_as_tensor(part) for part in (leaf.values if isinstance(leaf, PerReplica) else (leaf,))]
     if not tensors:
-        raise InvalidArgumentError("Nothing to gather: no replica had rows, so that all results are absent.")
+        raise InvalidArgumentError(
+            "Nothing to gather: no replica had rows, so that all results are absent. Skip empty batches, or run with "
+            'RunOptions(empty_batch="zero_rows").'
+        )
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if any(not -tensor.ndim <= axis < tensor.ndim for tensor in tensors):
         raise InvalidArgumentError(

@@ -1,0 +1,163 @@
+"""What one of several replicas does together with the others: in lock step, through a communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.differentiable import all_gather, all_reduce, promote
+from raydist.collectives.gradients import GradientReducer
+from raydist.context.peers import Peers
+from raydist.mirroring.replica import MirrorReplica
+from raydist.nest import map_structure
+from raydist.values import PerReplica, ReduceOp
+
+__all__ = ["Connected"]
+
+
+@final
+class Connected(Peers):
+    """One of several replicas in lock step.
+
+    During a run it follows the batch at hand: its rows weigh gradients and collectives, and once a batch is done that
+    some replicas had no rows of, it brings their buffers in line.
+    """
+
+    def __init__(
+        self, communicator: Communicator, reducer: GradientReducer, device: torch.device, mirror: MirrorReplica
+    ) -> None:
+        self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
+        self.rows = None
+        self._communicator = communicator
+        self._reducer = reducer
+        self._mirror = mirror
+        self._reduce_op = ReduceOp.MEAN
+        self._stand_in = True
+        self._open_step = contextlib.ExitStack()
+        self._held_metrics: dict[int, dict[str, Any]] = {}
+
+    @contextlib.contextmanager
+    def run(self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool) -> Iterator[None]:
+        """Around one run of a step function; see `StepHeader` for the arguments."""
+        self._reduce_op, self._stand_in = reduce_op, stand_in
+        self._reducer.attach(self._mirror.parameters())
+        with contextlib.ExitStack() as self._open_step:
+            self._begin_batch(rows)
+            yield
+            self._align_stand_ins()
+
+    def next_batch(self, rows: tuple[int, ...]) -> None:
+        """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
+        self._align_stand_ins()
+        self._open_step.close()
+        self._begin_batch(rows)
+
+    @property
+    def stands_in(self) -> bool:
+        """This replica has no rows of the batch at hand and works on others': nothing it produces counts."""
+        return self._stand_in and self.rows is not None and self.rows[self.rank] == 0
+
+    def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
+        self.rows = rows
+        weight = weights_of(rows, self.world_size)[self.rank]
+        # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
+        empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
+        self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
+        self._held_metrics = self._mirror.hold_metrics() if self.stands_in else {}
+
+    def _align_stand_ins(self) -> None:
+        """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
+        if not self._stand_in or self.rows is None or all(self.rows) or not any(self.rows):
+            return
+        root = next(rank for rank, count in enumerate(self.rows) if count)
+        buffers = self._mirror.export_buffers()
+        for buffer in buffers:
+            self._communicator.broadcast(buffer, root).wait()
+        if self.stands_in:
+            self._mirror.import_buffers(buffers)
+            self._mirror.restore_metrics(self._held_metrics)
+
+    def _present(self) -> tuple[bool, ...]:
+        """Which replicas count: all but those that stand in."""
+        rows = self.rows if self._stand_in and self.rows is not None and any(self.rows) else (1,) * self.world_size
+        return tuple(count > 0 for count in rows)
+
+    def weights(self) -> tuple[float, ...] | None:
+        """Each replica's weight in the global objective; None where contributions are plainly added."""
+        if self._reduce_op is ReduceOp.MEAN:
+            return weights_of(self.rows, self.world_size)
+        present = self._present()
+        return None if all(present) else tuple(map(float, present))
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        tensor = promote(torch.as_tensor(value, device=self.device), op)
+        present = self._present()
+        if all(present):
+            return all_reduce(self._communicator, tensor, op, self.weights())
+        if self.stands_in:
+            tensor = _without_effect(tensor, op)
+        if op is not ReduceOp.MEAN:
+            return all_reduce(self._communicator, tensor, op, self.weights())
+        return all_reduce(self._communicator, tensor, ReduceOp.SUM, self.weights()) / sum(present)
+
+    def all_gather(self, value: Any, axis: int) -> Any:
+        tensor = torch.as_tensor(value, device=self.device)
+        if self.stands_in and -tensor.dim() <= axis < tensor.dim():
+            tensor = tensor.narrow(axis, 0, 0)
+        return all_gather(self._communicator, tensor, axis, self.weights())
+
+    def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        gathered = self._gather_objects((args, kwargs))
+        all_args, all_kwargs = map_structure(lambda *values: PerReplica(values), *gathered)
+        merged = fn(*all_args, **all_kwargs)
+        mine = self.rank
+        return map_structure(lambda leaf: leaf.values[mine] if isinstance(leaf, PerReplica) else leaf, merged)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return self._reducer.no_sync()
+
+    def _gather_objects(self, value: Any) -> list[Any]:
+        """Every replica's `value`, pickled; through the same checked path as tensors."""
+        payload = np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8).copy()
+        # Every replica's, those that stand in included: the function that is to be merged runs on all of them.
+        sizes = self._gather_all(torch.tensor([len(payload)])).tolist()
+        everything = self._gather_all(torch.from_numpy(payload)).cpu().numpy().tobytes()
+        ends = np.cumsum(sizes)
+        return [pickle.loads(everything[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+    def _gather_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        return all_gather(self._communicator, tensor.to(self.device), 0)
+
+
+def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """What changes nothing in a reduction, with the autograd edge of `tensor` (whose values may be NaN)."""
+    if op in (ReduceOp.SUM, ReduceOp.MEAN):
+        identity: Any = 0
+    elif op is ReduceOp.PRODUCT:
+        identity = 1
+    elif tensor.dtype is torch.bool:
+        identity = op is ReduceOp.MIN
+    else:
+        limits = torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
+        identity = limits.max if op is ReduceOp.MIN else limits.min
+    never = torch.zeros_like(tensor, dtype=torch.bool)
+    return torch.where(never, tensor, torch.full_like(tensor, identity))
+
+
+def weights_of(rows: tuple[int, ...] | None, world_size: int) -> tuple[float, ...]:
+    """Share of each replica in the global batch; equal shares without one.
+
+    >>> weights_of((3, 1), 2), weights_of(None, 2)
+    ((0.75, 0.25), (0.5, 0.5))
+    """
+    total = sum(rows) if rows else 0
+    if not rows or not total:
+        return (1.0 / world_size,) * world_size
+    return tuple(count / total for count in rows)
