@@ -1,4 +1,7 @@
-"""Waiting for actors: every wait has a limit, and of several errors the one that caused the others is raised."""
+"""Waiting for actors: every wait has a limit, and of several errors the one that caused the others is raised.
+
+A wait for one result can also stop when nobody wants it any more.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCan
 from raydist.actors.portable_errors import PortableError
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
-__all__ = ["RemoteFailure", "kill_actors", "root_cause", "wait_for_all"]
+__all__ = ["RemoteFailure", "kill_actors", "root_cause", "wait_for", "wait_for_all"]
 
 _GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
+_SLICE_S = 0.2  # how long a wait for one result goes on after it was cancelled
 
 
 @final
@@ -27,6 +31,23 @@ class RemoteFailure(Exception):
 
     def __str__(self) -> str:
         return self.portable.title
+
+
+def wait_for(ref: Any, limit_s: float, cancelled: Callable[[], bool]) -> bool:
+    """Whether `ref` is there (a result or an error) within `limit_s` seconds. Fetches nothing.
+
+    Raises:
+        CancelledError: `cancelled()` became true before.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        if cancelled():
+            raise CancelledError("This pool of input workers was closed while it worked.")
+        left = end - time.monotonic()
+        if ray.wait([ref], timeout=max(0.0, min(_SLICE_S, left)), fetch_local=False)[0]:
+            return True
+        if left <= 0:
+            return False
 
 
 def wait_for_all(

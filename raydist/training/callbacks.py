@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from raydist.training.model import Model
+    import os
 
-__all__ = ["BatchLogs", "Callback", "CallbackList", "History"]
+    from torch import nn
+
+    from raydist.context.strategy import Strategy
+
+__all__ = ["BatchLogs", "Callback", "CallbackList", "History", "TrainedModel"]
+
+
+class TrainedModel(Protocol):
+    """The model of a callback, as far as one needs it: :class:`raydist.Model`."""
+
+    stop_training: bool
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that trains it."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The module's parameters."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module here, on the driver."""
+
+    def evaluate(self, dataset: Any, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> dict[str, Any]:
+        """Loss and metrics over a dataset."""
+
+    def predict(self, dataset: Any, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> Any:
+        """The module's outputs for a dataset."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state of module and optimizer to a file."""
 
 
 class Callback:
@@ -25,10 +58,10 @@ class Callback:
     ...         self.model.stop_training = logs["loss"] < 0.1
     """
 
-    model: Model
+    model: TrainedModel
     params: dict[str, Any]
 
-    def set_model(self, model: Model) -> None:
+    def set_model(self, model: TrainedModel) -> None:
         """Called first; sets `self.model`."""
         self.model = model
 
@@ -86,7 +119,7 @@ class Callback:
 class CallbackList:
     """The callbacks of one fit, evaluate or predict, called in order."""
 
-    def __init__(self, callbacks: Sequence[Callback], model: Model, params: dict[str, Any]) -> None:
+    def __init__(self, callbacks: Sequence[Callback], model: TrainedModel, params: dict[str, Any]) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise InvalidArgumentError(

@@ -10,7 +10,7 @@ import ray
 
 from raydist.actors.passes.batch_queues import Place
 from raydist.actors.passes.production import Poll, Production
-from raydist.actors.passes.shared import hand_on
+from raydist.actors.passes.shared import share_piece
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.pools_of_passes import PoolShelf, SharedExecutor, choose_num_workers
@@ -78,7 +78,7 @@ class InputPipeline:
         make_executor = local_executor if pool is None else functools.partial(_on_pool, pool, job, len(ops))
         return Production(
             _step_source(job, ops, make_executor),
-            self._put if pool is None or not _on_one_node() else functools.partial(hand_on, pool.mapped, self._put),
+            self._put if pool is None or not _on_one_node() else functools.partial(share_piece, pool.mapped, self._put),
             num_replicas=job.num_replicas,
             capacity=job.capacity,
             zero_copy=job.input_options.zero_copy,

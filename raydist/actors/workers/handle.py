@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydist.actors.waiting import wait_for
+from raydist.actors.supervision import wait_for
 from raydist.actors.workers.worker import InputWorker
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block

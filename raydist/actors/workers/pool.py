@@ -16,10 +16,10 @@ from typing import Any, final
 import ray
 from ray.exceptions import RayActorError
 
-from raydist.actors.passes.shared import MappedResults
-from raydist.actors.waiting import wait_for
+from raydist.actors.supervision import wait_for
 from raydist.actors.workers.blame_element import Streak, isolate
 from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind, first_line
+from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask
 from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.actors.workers.worker import unpack_result
@@ -67,9 +67,9 @@ class ActorExecutor(Executor):
     ) -> None:
         self.window = num_workers * _BLOCKS_PER_WORKER
         self.closed = False
-        self.condemned = Streak()
         self.mapped = MappedResults()
         self.num_workers = num_workers
+        self._condemned = Streak()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
         self._kind = WorkerKind(dict(resources or {}), node_id, memory_bytes, self._timeouts.start_s)
@@ -124,6 +124,11 @@ class ActorExecutor(Executor):
                 self._retired.append(worker)
             del self._workers[num_workers:]
 
+    def received(self, ref: Any, result: StageResult) -> None:
+        """The result of a block has been fetched by its reference."""
+        self._condemned.end()
+        self.mapped.remember(ref, result)
+
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
         """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
         with self._lock:
@@ -152,7 +157,7 @@ class ActorExecutor(Executor):
             finally:
                 worker.kill()
 
-        return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
+        return isolate(task.spec, task.block, task.starts, run_rows, self._condemned)
 
     def _rows_on(
         self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]

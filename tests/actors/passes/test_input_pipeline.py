@@ -13,7 +13,7 @@ from raydist.actors.passes import input_pipeline
 from raydist.actors.passes.input_pipeline import InputPipeline
 from raydist.actors.passes.job import InputJob
 from raydist.actors.passes.production import Poll
-from raydist.actors.passes.shared import MappedResults
+from raydist.actors.workers.mapped_results import MappedResults
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import InputOptions, Timeouts
