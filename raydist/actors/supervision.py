@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCan
 from raydist.actors.portable_errors import PortableError
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
-__all__ = ["RemoteFailure", "kill_actors", "root_cause", "wait_for", "wait_for_all"]
+__all__ = ["RemoteFailure", "first_line", "kill_actors", "root_cause", "wait_for", "wait_for_all"]
 
 _GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
 _SLICE_S = 0.2  # how long a wait for one result goes on after it was cancelled
@@ -119,11 +119,11 @@ def _outcomes(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[Exc
         except GetTimeoutError:
             outcomes.append(None)
         except Exception as error:
-            outcomes.append(translate(error, name, doing))
+            outcomes.append(translate_ray_error(error, name, doing))
     return outcomes
 
 
-def translate(error: Exception, name: str, doing: str) -> Exception:
+def translate_ray_error(error: Exception, name: str, doing: str) -> Exception:
     """The error a user should see for what Ray raised about actor `name`."""
     if isinstance(error, RayTaskError):
         cause = error.cause
@@ -173,3 +173,9 @@ def kill_actors(actors: Sequence[Any]) -> None:
         return
     for actor in actors:
         ray.kill(actor, no_restart=True)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what Ray says, which tells what happened; the rest is about Ray."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

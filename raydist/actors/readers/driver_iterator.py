@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.actors.readers.step_reader import PlaceReader
+from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.nest import unflatten
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_queues import Place
+    from raydist.actors.passes.batch_queues import QueueEntry
     from raydist.actors.passes.job import InputJob
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.passes.piece import StepBatch
@@ -26,7 +26,7 @@ __all__ = ["BatchLeaf", "DistributedIterator", "PassOpener"]
 
 
 class PassOpener(Protocol):
-    """Starts passes over datasets: `actors.input_host.InputHost`."""
+    """Starts passes over datasets: `actors.passes.link.InputHost`."""
 
     def open(self, job: InputJob) -> PipelineLink:
         """Begin the pass that `job` describes."""
@@ -78,11 +78,11 @@ class DistributedIterator(BatchIterator):
         self._job = job
         self._drain = drain
         self._link: PipelineLink | None = None
-        self._reader: PlaceReader | None = None
+        self._reader: StepReader | None = None
         self._finalizer: weakref.finalize[[], DistributedIterator] | None = None
         self._state: State | None = job.state
         self._lent = False
-        self._last: Place | None = None
+        self._last: QueueEntry | None = None
         self._closed = False
 
     @property
@@ -92,15 +92,15 @@ class DistributedIterator(BatchIterator):
 
     def __next__(self) -> Any:
         """The next batch: a nest of :class:`BatchLeaf`. See `BatchIterator`."""
-        place = self._last or self._read()
-        self._state = place.state or self._state
-        if place.last:
-            self._finish(place)
-        if place.error is not None:
-            raise place.error.restore()
-        if place.batch is None:
+        entry = self._last or self._read()
+        self._state = entry.state or self._state
+        if entry.last:
+            self._finish(entry)
+        if entry.error is not None:
+            raise entry.error.restore()
+        if entry.batch is None:
             raise StopIteration
-        return self._nest(place.batch)
+        return self._nest(entry.batch)
 
     def _nest(self, batch: StepBatch) -> Any:
         link = self._require_link()
@@ -108,12 +108,12 @@ class DistributedIterator(BatchIterator):
             batch.structure, [BatchLeaf(batch, index, link) for index in range(batch.structure.num_leaves)]
         )
 
-    def _read(self) -> Place:
+    def _read(self) -> QueueEntry:
         self._open()
         self._take_back()
         if self._reader is None:
             raise FailedPreconditionError("raydist bug: an open iterator must have a reader.")
-        return self._reader.next_place()
+        return self._reader.next_entry()
 
     def _open(self) -> None:
         if self._closed:
@@ -129,12 +129,12 @@ class DistributedIterator(BatchIterator):
             raise FailedPreconditionError("raydist bug: a batch came from an iterator without a pass.")
         return self._link
 
-    def _reader_from(self, start: int) -> PlaceReader:
-        return PlaceReader(self._require_link(), rank=None, start=start, group=self._job.capacity - 1)
+    def _reader_from(self, start: int) -> StepReader:
+        return StepReader(self._require_link(), rank=None, start=start, group=self._job.capacity - 1)
 
-    def _finish(self, place: Place) -> None:
+    def _finish(self, entry: QueueEntry) -> None:
         """Stop the pass; pieces of earlier batches live on in the store."""
-        self._last = place
+        self._last = entry
         self._release()
 
     def _release(self) -> None:

@@ -11,12 +11,12 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydist.actors.supervision import wait_for
+from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.worker import InputWorker
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 
-__all__ = ["WorkerHandle", "WorkerKind", "first_line"]
+__all__ = ["WorkerHandle", "WorkerKind"]
 
 KEPT_STAGES = 64
 """Stages that a worker keeps; every pass of a `repeat` has its own."""
@@ -144,9 +144,3 @@ class WorkerHandle:
         """End the actor at once."""
         if ray.is_initialized():
             ray.kill(self._actor, no_restart=True)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what Ray says, which tells what happened; the rest is about Ray."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -16,9 +16,9 @@ from typing import Any, final
 import ray
 from ray.exceptions import RayActorError
 
-from raydist.actors.supervision import wait_for
+from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.blame_element import Streak, isolate
-from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind, first_line
+from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
 from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask
 from raydist.actors.workers.stage_pickles import StagePickles
@@ -33,7 +33,7 @@ from raydist.pipelines.metering.reading import StagePlace
 
 __all__ = ["ActorExecutor"]
 
-log = logging.getLogger("raydist")
+_log = logging.getLogger("raydist")
 
 _BLOCKS_PER_WORKER = 2  # one being worked on, one on its way
 
@@ -135,7 +135,7 @@ class ActorExecutor(Executor):
             if self.closed:
                 raise CancelledError("This pool of input workers was closed while it worked.")
             if worker in self._workers:
-                log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
+                _log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
                 self._workers[self._workers.index(worker)] = self._start_worker()
             return worker.block_at_work()
 

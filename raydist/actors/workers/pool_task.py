@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from raydist.actors.supervision import wait_for
-from raydist.actors.workers.handle import first_line
+from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.items import StageResult
