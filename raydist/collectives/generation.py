@@ -9,7 +9,7 @@ from typing import final
 
 import torch.distributed as dist
 
-from raydist.collectives.backends import Backend, RawGroup
+from raydist.collectives.backend import Backend, RawGroup
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.flights import Flight
