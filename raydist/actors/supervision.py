@@ -33,8 +33,8 @@ class RemoteFailure(Exception):
         return self.portable.title
 
 
-def wait_for(ref: Any, limit_s: float, cancelled: Callable[[], bool]) -> bool:
-    """Whether `ref` is there (a result or an error) within `limit_s` seconds. Fetches nothing.
+def wait_for(ref: Any, limit_s: float, cancelled: Callable[[], bool], *, actor: str) -> bool:
+    """Whether `ref`, which `actor` makes, is there (a result or an error) within `limit_s` seconds. Fetches nothing.
 
     Raises:
         CancelledError: `cancelled()` became true before.
@@ -42,7 +42,10 @@ def wait_for(ref: Any, limit_s: float, cancelled: Callable[[], bool]) -> bool:
     end = time.monotonic() + limit_s
     while True:
         if cancelled():
-            raise CancelledError("This pool of input workers was closed while it worked.")
+            raise CancelledError(
+                f"The pool or the iterator that waited for {actor} was closed, so its result is not wanted any more. "
+                "Take a new iterator to go on."
+            )
         left = end - time.monotonic()
         if ray.wait([ref], timeout=max(0.0, min(_SLICE_S, left)), fetch_local=False)[0]:
             return True

@@ -65,7 +65,9 @@ class Generation:
         self._check(operation)
         group = self._group
         if group is None:
-            raise FailedPreconditionError(f"{describe_operation(self.membership, operation)}: the group is closed.")
+            raise FailedPreconditionError(
+                f"{describe_operation(self.membership, operation)}: the group is closed. Open a new one."
+            )
         try:
             work = call(group)
         except (RuntimeError, ValueError) as error:

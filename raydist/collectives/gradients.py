@@ -102,7 +102,9 @@ class GradientReducer:
             FailedPreconditionError: A step is open already.
         """
         if self._weight is not None:
-            raise FailedPreconditionError("A gradient step is open already; steps of one reducer do not nest.")
+            raise FailedPreconditionError(
+                f"Steps of one reducer must not nest, but step {self._num_steps} is open. Leave its block first."
+            )
         if op not in (ReduceOp.MEAN, ReduceOp.SUM) or not weight >= 0:
             raise InvalidArgumentError(f"Gradients need op MEAN or SUM and weight >= 0, got {op!r} and {weight!r}.")
         scale = weight if op is ReduceOp.MEAN else 1.0
@@ -222,7 +224,9 @@ class GradientReducer:
 
     def _open_step(self) -> StepWeight:
         if self._weight is None:
-            raise FailedPreconditionError("raydist bug: a backward pass was synchronised outside of a step.")
+            raise FailedPreconditionError(
+                f"raydist bug: backward pass {self._num_passes} was synchronised outside of a step."
+            )
         return self._weight
 
     def _watch(self) -> list[int]:
@@ -240,7 +244,8 @@ class GradientReducer:
         elif self._weight is not None and not self._inside:
             raise FailedPreconditionError(
                 "Inside a step, gradients must come from `tensor.backward()` or `torch.autograd.backward(...)` called "
-                "on the thread that runs the step, or they would stay local. Use torch.autograd.grad for local ones."
+                f"on the thread that runs the step, or they would stay local, as that of parameter {index} of shape "
+                f"{tuple(self._parameters[index].shape)}. Use torch.autograd.grad for local ones."
             )
 
     def _set_gradients(self, gradients: dict[int, torch.Tensor | None]) -> None:

@@ -209,7 +209,7 @@ class LocalGroup(Communicator):
             if meeting.num_served == len(meeting.brought):
                 del self._room.meetings[key]
         if meeting.error is not None:
-            raise CollectiveMismatchError(meeting.error.message)
+            raise type(meeting.error)(f"{meeting.error.message}")
         results = meeting.results or []
         return results[min(self.rank, len(results) - 1)]
 

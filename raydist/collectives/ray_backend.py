@@ -212,7 +212,9 @@ def _tensor(values: list[Any]) -> torch.Tensor:
         return value
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
-    raise InvalidArgumentError(f"A collective needs a torch tensor or a numpy array, got {type(value).__name__}.")
+    raise InvalidArgumentError(
+        f"A collective needs a torch tensor or a numpy array, got {type(value).__name__}. Use torch.as_tensor(value)."
+    )
 
 
 def _op(options: Any) -> ReduceOp:

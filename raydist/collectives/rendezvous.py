@@ -53,7 +53,9 @@ class RendezvousStore:
     @property
     def port(self) -> int:
         if self._server is None:
-            raise FailedPreconditionError("A RendezvousStore must be started (`start()` or `with`) to have a port.")
+            raise FailedPreconditionError(
+                f"The RendezvousStore on {self.host} has no port before it is started. Use `start()` or `with`."
+            )
         return int(self._server.port)
 
     def membership(self, group: str, *, generation: int, rank: int, world_size: int) -> Membership:

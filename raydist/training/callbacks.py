@@ -136,7 +136,7 @@ class CallbackList:
 
     def batch_end(self, hook: str, batch: int, read: Callable[[], Mapping[str, Any]]) -> None:
         """Call a batch's end hook with logs that `read()` gives when they are looked at."""
-        logs = BatchLogs(read)
+        logs = BatchLogs(read, batch)
         self.call(hook, batch, logs)
         logs.seal()
 
@@ -150,7 +150,8 @@ class BatchLogs(Mapping[str, Any]):
     (0.5, {'loss': 0.5})
     """
 
-    def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, Any]], batch: int = 0) -> None:
+        self._batch = batch
         self._read: Callable[[], Mapping[str, Any]] | None = read
         self._values: Mapping[str, Any] | None = None
 
@@ -162,8 +163,8 @@ class BatchLogs(Mapping[str, Any]):
         if self._values is None:
             if self._read is None:
                 raise FailedPreconditionError(
-                    "The logs of a batch must be read in its hook, because later they belong to later batches. "
-                    "Copy them there: dict(logs)."
+                    f"The logs of batch {self._batch} must be read in its hook, because later they belong to later "
+                    "batches. Copy them there: dict(logs)."
                 )
             self._values = self._read()
         return self._values

@@ -235,7 +235,9 @@ class Model:
 
     def _trainee(self) -> Trainee:
         if self._compiled is None:
-            raise FailedPreconditionError("The model must be compiled first: model.compile(optimizer, loss).")
+            raise FailedPreconditionError(
+                f"This model of {type(self._module).__name__} must be compiled first: model.compile(optimizer, loss)."
+            )
         return Trainee(self._strategy, self._module, self._compiled)
 
 

@@ -124,7 +124,10 @@ def _find_class(name: str) -> type[nn.Module]:
             f"The module's class {name} must be importable: {error}. Pass the module: Model.load(path, module=...)."
         ) from None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise InvalidArgumentError(f"The file names {name} as the module's class, which is no torch.nn.Module.")
+        raise InvalidArgumentError(
+            f"The file names {name} as the module's class, which is no torch.nn.Module. "
+            "Pass the module: Model.load(path, module=...)."
+        )
     return found
 
 

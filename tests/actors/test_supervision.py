@@ -108,14 +108,14 @@ def never(ray_cluster: None) -> Any:
 
 @pytest.mark.ray
 def test_what_is_there_is_found_at_once_and_what_is_not_after_the_limit(never: Any) -> None:
-    assert wait_for(ray.put(1), 0.0, lambda: False)
+    assert wait_for(ray.put(1), 0.0, lambda: False, actor="a")
     begin = time.monotonic()
-    assert not wait_for(never, 0.3, lambda: False)
+    assert not wait_for(never, 0.3, lambda: False, actor="a")
     assert 0.3 <= time.monotonic() - begin < 5.0
 
 
 @pytest.mark.ray
 def test_who_is_not_wanted_any_more_stops_waiting(never: Any) -> None:
     answers = iter([False, True])
-    with pytest.raises(CancelledError, match="closed"):
-        wait_for(never, 60.0, lambda: next(answers))
+    with pytest.raises(CancelledError, match="waited for worker 3 was closed"):
+        wait_for(never, 60.0, lambda: next(answers), actor="worker 3")

@@ -103,7 +103,10 @@ class BatchQueues:
         if self._closed:
             return
         if entry.number != self.num_produced or self._ended:
-            raise FailedPreconditionError(f"raydist bug: entry {entry.number} offered as number {self.num_produced}.")
+            raise FailedPreconditionError(
+                f"raydist bug: entry {entry.number} must be number {self.num_produced}, and nothing may follow the "
+                "last."
+            )
         self._entries.append(entry)
         self._states.append((entry.number + 1, entry.state))
         self._ended = entry.last
@@ -122,10 +125,13 @@ class BatchQueues:
             FailedPreconditionError: `start` was acknowledged before.
         """
         if self._closed:
-            raise CancelledError("This iterator was closed (with its strategy, or by close()).")
+            raise CancelledError(
+                f"This iterator was closed (with its strategy, or by close()) and gives no batch {start}. Take a new "
+                "one."
+            )
         if start < self._first:
             raise FailedPreconditionError(
-                f"QueueEntry {start} of this iterator cannot be read again: all replicas were done with the first "
+                f"Batch {start} of this iterator cannot be read again: all replicas were done with the first "
                 f"{self._first}. Resume a new iterator from a saved state instead."
             )
         offset = start - self._first

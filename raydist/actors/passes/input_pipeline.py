@@ -111,7 +111,10 @@ class InputPipeline:
         try:
             return self._productions[key]
         except KeyError:
-            raise CancelledError("This iterator was closed (with its strategy, or by close()).") from None
+            raise CancelledError(
+                f"This iterator of input pipeline {self._name} was closed (with its strategy, or by close()). Take a "
+                "new one."
+            ) from None
 
     def poll(self, key: str, poll: Poll) -> tuple[QueueEntry, ...]:
         """See `Production.poll`. A pass that was closed answers with that error as its last entry."""

@@ -172,7 +172,10 @@ class PipelineLink:
                 "Iterate again, or load the last saved state into a new iterator."
             ) from error
         except RayError as error:
-            raise UnavailableError(f"The input pipeline {self.name} failed ({doing}): {first_line(error)}") from error
+            raise UnavailableError(
+                f"The input pipeline {self.name} failed ({doing}): {first_line(error)} Iterate again, or load the last "
+                "saved state into a new iterator."
+            ) from error
 
 
 def _cause_of(error: RayTaskError) -> Exception:

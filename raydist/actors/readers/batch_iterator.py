@@ -35,7 +35,9 @@ class BatchIterator(Iterator[Any]):
         try:
             return next(self)
         except StopIteration:
-            raise OutOfRangeError("The distributed dataset has no further batch. Take a new iterator.") from None
+            raise OutOfRangeError(
+                "The distributed dataset has no further batch. Take a new iterator: iter(dataset)."
+            ) from None
 
     @final
     def get_next_as_optional(self) -> Optional[Any]:

@@ -112,12 +112,15 @@ class DistributedIterator(BatchIterator):
         self._open()
         self._take_back()
         if self._reader is None:
-            raise FailedPreconditionError("raydist bug: an open iterator must have a reader.")
+            raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
         return self._reader.next_entry()
 
     def _open(self) -> None:
         if self._closed:
-            raise FailedPreconditionError("This iterator was closed and gives no more batches. Make a new one.")
+            raise FailedPreconditionError(
+                f"The iterator over {self._job.label} was closed and gives no more batches. Take a new one: "
+                "iter(dataset)."
+            )
         if self._link is None:
             self._link = self._opener.open(replace(self._job, state=self._state))
             self._finalizer = weakref.finalize(self, self._link.abandon)
@@ -126,7 +129,7 @@ class DistributedIterator(BatchIterator):
 
     def _require_link(self) -> PipelineLink:
         if self._link is None:
-            raise FailedPreconditionError("raydist bug: a batch came from an iterator without a pass.")
+            raise FailedPreconditionError(f"raydist bug: {self._job.label} must have been opened, got no pass.")
         return self._link
 
     def _reader_from(self, start: int) -> StepReader:

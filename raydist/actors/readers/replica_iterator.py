@@ -96,7 +96,8 @@ class ReplicaIterator(BatchIterator):
             raise StopIteration
         if self._ahead is None:
             raise FailedPreconditionError(
-                "A distributed iterator that was copied can be read inside strategy.run only: pass it in args."
+                "A distributed iterator that was copied can be read inside strategy.run only; this "
+                f"{type(self).__name__} is read outside of it. Pass it in args: strategy.run(step, args=(iterator,))."
             )
         entry, leaves = self._ahead.next_entry()
         self._state = entry.state or self._state
@@ -118,7 +119,10 @@ class ReplicaIterator(BatchIterator):
     def state_dict(self) -> State:
         """State after the last batch that this replica was handed, as `DistributedIterator.state_dict` gives it."""
         if self._state is None:
-            raise FailedPreconditionError("The state of an iterator in a replica is known while it is read there.")
+            raise FailedPreconditionError(
+                f"The state of an iterator in a replica is known while it is read there; replica {self._rank} has "
+                "not begun. Read it inside strategy.run, or ask the driver's iterator."
+            )
         return dict(self._state)
 
     def release(self) -> None:

@@ -108,7 +108,7 @@ class WorkerHandle:
         ready = self._ready
         if ready is None:
             return
-        if not wait_for(ready, self._kind.start_s, cancelled):
+        if not wait_for(ready, self._kind.start_s, cancelled, actor=self.name):
             raise DeadlineExceededError(
                 f"Input worker {self.name} must start within {self._kind.start_s:g} s (Timeouts.start_s), and has "
                 f"not. It asks for {dict(self._kind.resources) or 'no resources'}: the cluster may have nothing left."
@@ -117,7 +117,9 @@ class WorkerHandle:
             ray.get(ready)
         except RayError as error:
             if cancelled():
-                raise CancelledError("This pool of input workers was closed while it started.") from None
+                raise CancelledError(
+                    f"The pool of input worker {self.name} was closed while that started. Take a new iterator to go on."
+                ) from None
             raise UnavailableError(
                 f"Input worker {self.name} is gone while starting: {first_line(error)} Its process may have been "
                 "killed, or run out of memory. Iterate again, or load the last saved state.",

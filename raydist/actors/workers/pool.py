@@ -86,7 +86,10 @@ class ActorExecutor(Executor):
         """Give a block to the least loaded worker: it, the reference to the result, and how long that may take."""
         with self._lock:
             if self.closed:
-                raise CancelledError("This pool of input workers is closed and takes no more work.")
+                raise CancelledError(
+                    f"The pool of input workers {self._name} is closed and takes no more work, such as a block of "
+                    f"stage {spec.name}. Take a new iterator to go on."
+                )
             self._fill()
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
@@ -115,7 +118,10 @@ class ActorExecutor(Executor):
     def resize(self, num_workers: int) -> None:
         """Have `num_workers` actors, >= 1, from the next block on. Who goes first finishes what it has."""
         if num_workers < 1:
-            raise InvalidArgumentError(f"A pool must have at least one input worker, got {num_workers}.")
+            raise InvalidArgumentError(
+                f"A pool must have at least one input worker, got {num_workers}. num_input_workers=0 runs without a "
+                "pool."
+            )
         with self._lock:
             self.num_workers = num_workers
             self.window = num_workers * _BLOCKS_PER_WORKER
@@ -133,7 +139,10 @@ class ActorExecutor(Executor):
         """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
         with self._lock:
             if self.closed:
-                raise CancelledError("This pool of input workers was closed while it worked.")
+                raise CancelledError(
+                    f"The pool of input worker {worker.name} was closed while that worked. Take a new iterator to go "
+                    "on."
+                )
             if worker in self._workers:
                 _log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
                 self._workers[self._workers.index(worker)] = self._start_worker()
@@ -172,7 +181,7 @@ class ActorExecutor(Executor):
         ]
         results: list[StageResult] = []
         for ref in refs:
-            if not wait_for(ref, self._timeouts.element_s, cancelled):
+            if not wait_for(ref, self._timeouts.element_s, cancelled, actor=worker.name):
                 raise DeadlineExceededError(
                     f"Input worker {worker.name} must finish element {task.starts[0] + first + len(results)} of the "
                     f"input of stage {task.spec.name} within {self._timeouts.element_s:g} s (Timeouts.element_s), and "

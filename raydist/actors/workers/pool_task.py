@@ -94,18 +94,18 @@ class PoolTask(Pending):
                 ) from error
 
     def _receive(self) -> StageResult:
-        if not wait_for(self._ref, self._limit_s, self._is_cancelled):
+        if not wait_for(self._ref, self._limit_s, self._is_cancelled, actor=self._worker.name):
             self._pool.give_up(self._worker)
-            raise DeadlineExceededError(self._late())
+            raise self._late()
         result = unpack_result(ray.get(self._ref, timeout=self._limit_s))
         self._pool.received(self._ref, result)
         return result
 
-    def _late(self) -> str:
+    def _late(self) -> DeadlineExceededError:
         labels = ", ".join(kernel.label for kernel in self.spec.kernels)
         first, last = self.starts[0], self.starts[0] + self.block.num_rows - 1
         which = f"element {first}" if first == last else f"one of the elements {first} to {last}"
-        return (
+        return DeadlineExceededError(
             f"Input worker {self._worker.name} must finish a block of stage {self.spec.name} within "
             f"{self._limit_s:g} s (Timeouts.element_s, for each block in its queue), and has not: {labels} may be "
             f"stuck at {which} of its input. The worker was killed. If the function is only slow, raise the limit."

@@ -61,7 +61,9 @@ class SharedExecutor(Executor):
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         if self._closed:
-            raise CancelledError("This iterator is closed and takes no more work.")
+            raise CancelledError(
+                f"This iterator is closed and takes no more work, such as a block of stage {spec.name}. Take a new one."
+            )
         task = self._pool.submit(spec, block, starts)
         self._tasks.add(task)
         self.window, self.num_workers = self._pool.window, self._pool.num_workers  # it may have been resized
