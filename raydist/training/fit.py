@@ -18,7 +18,8 @@ from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callbacks import CallbackList, TrainedModel
+    from raydist.training.callback_list import CallbackList
+    from raydist.training.callbacks import TrainedModel
     from raydist.training.reporter import Reporter
 
 __all__ = ["Fit", "FitPlan"]

@@ -63,11 +63,23 @@ class DistributedIterator(BatchIterator):
     Nothing runs before the first batch is asked for. The pass ends with the data, with :meth:`close`, or when the
     iterator is collected.
 
+    Made by `iter()` of a :class:`DistributedDataset`. Read it from one thread. On one device `iter()` gives a
+    :class:`DatasetIterator`, which has the same methods: it stands in the examples here.
+
     Args:
         opener: Starts the pass.
         job: The pass.
         find_spec: Gives the nest of TensorSpec of one replica's part.
         drain: Waits until every dispatched step is done: the replicas may be reading this iterator.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> iterator = iter(strategy.distribute_dataset(rd.Dataset.range(6).batch(2)))
+    >>> [strategy.run(lambda x: x.sum().item(), args=(next(iterator),)) for _ in range(2)]
+    [1, 5]
+    >>> strategy.run(lambda batches: next(batches), args=(iterator,))  # several steps in one call: read it in there
+    tensor([4, 5])
+
+    Source: tf.distribute.DistributedIterator.
     """
 
     def __init__(
@@ -87,11 +99,35 @@ class DistributedIterator(BatchIterator):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one replica's part of a batch."""
+        """Nest of TensorSpec of one replica's part of a batch: see `DistributedDataset.element_spec`.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
+        >>> iterator.element_spec
+        TensorSpec(shape=(None,), dtype=int64)
+
+        Source: tf.distribute.DistributedIterator.element_spec.
+        """
         return self._find_spec()
 
     def __next__(self) -> Any:
-        """The next batch: a nest of :class:`BatchLeaf`. See `BatchIterator`."""
+        """The next batch. Waits up to `Timeouts.input_s`.
+
+        Returns:
+            A nest as the dataset's elements are, each leaf a :class:`PerReplica`. It holds references: rows stay in the
+            object store until a replica, or `values` of a leaf, asks for them.
+
+        Raises:
+            StopIteration: The data has ended.
+            Exception: The error of the batch at this place, with its type; iteration goes on after it.
+            DeadlineExceededError: The batch did not come in time.
+            FailedPreconditionError: The iterator was closed.
+            UnavailableError: The input pipeline or one of its workers is gone; names it.
+
+        >>> next(iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2))))
+        tensor([0, 1])
+
+        Source: tf.distribute.DistributedIterator.
+        """
         entry = self._last or self._read()
         self._state = entry.state or self._state
         if entry.last:
@@ -176,6 +212,21 @@ class DistributedIterator(BatchIterator):
 
         The consumer is what puts the batches into the object store, as far ahead of the replicas as it may. Waits up to
         `Timeouts.start_s` for an answer. A pass that was closed, or whose end the replicas read, tells nothing.
+
+        Returns:
+            The numbers since the start of the pass; `str()` of them is a table.
+
+        Raises:
+            UnavailableError: The input pipeline is gone.
+            DeadlineExceededError: It does not answer.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
+        >>> batch = next(iterator)
+        >>> [(stage.name, stage.elements) for stage in iterator.stats().stages][0]
+        ('range-0', 2)
+        >>> iterator.close()
+
+        Source: tf.data.experimental.StatsAggregator; the shape of the summary is grain's execution summary.
         """
         if self._last is not None:
             return self._last.stats or PipelineStats()
@@ -188,7 +239,24 @@ class DistributedIterator(BatchIterator):
         return stats
 
     def state_dict(self) -> State:
-        """State after the last batch handed out, here or in the replicas: JSON-able, for any number of replicas."""
+        """State after the last batch handed out, here or in the replicas.
+
+        Waits for dispatched steps, which may read batches, and up to `Timeouts.start_s` for the pipeline.
+
+        Returns:
+            A JSON-able dict. It fits any number of replicas and input workers.
+
+        Raises:
+            FailedPreconditionError: The iterator was closed before it gave a batch.
+            UnavailableError: The input pipeline is gone.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2)))
+        >>> batch = next(iterator)
+        >>> import json
+        >>> text = json.dumps(iterator.state_dict())
+
+        Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
+        """
         self._take_back()
         if self._state is None:
             self._open()
@@ -196,7 +264,23 @@ class DistributedIterator(BatchIterator):
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
-        """Go on after the batch at which `state` was taken, on any number of replicas and input workers."""
+        """Go on after the batch at which `state` was taken, on any number of replicas and input workers.
+
+        What this iterator did before is given up. Waits for dispatched steps that read it; the pass itself begins, and
+        errors of a state that does not fit are raised, with the next batch.
+
+        Args:
+            state: From `state_dict` of an iterator over the same dataset.
+
+        >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2))
+        >>> first, second = iter(view), iter(view)
+        >>> batch = next(first)
+        >>> second.load_state_dict(first.state_dict())
+        >>> next(second)
+        tensor([2, 3])
+
+        Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
+        """
         if self._lent:
             self._drain()
         self._release()
@@ -204,6 +288,13 @@ class DistributedIterator(BatchIterator):
         self._state = dict(state)
 
     def close(self) -> None:
-        """End the pass and stop what produces it. May be called twice."""
+        """End the pass and stop what produces it. Does not wait. May be called twice; a later `next` raises.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2)))
+        >>> batch = next(iterator)
+        >>> iterator.close()
+
+        Source: raydist's own; a tf.data iterator ends when it is collected.
+        """
         self._closed = self._last is None
         self._release()
