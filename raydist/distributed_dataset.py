@@ -81,6 +81,10 @@ class DistributedDataset(ABC):
     leaf of a batch is a :class:`PerReplica` of their parts, on one device a plain tensor. `InputOptions.split` says how
     a global batch of b rows is cut for N replicas: by default into parts of ceil(b / N) rows, later ones shorter.
 
+    Args:
+        datasets: What it is made from: one dataset of global batches, or one of elements per input pipeline.
+        options: How it is distributed.
+
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> view = strategy.distribute_dataset(rd.Dataset.range(4).batch(2))  # 2 rows over all replicas
     >>> [strategy.run(lambda x: x + 1, args=(batch,)).tolist() for batch in view]

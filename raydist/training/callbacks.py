@@ -246,6 +246,13 @@ class Callback:
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_test_batch_begin.
+
+        >>> class First(rd.Callback):
+        ...     def on_test_batch_begin(self, batch, logs):
+        ...         if batch == 0:
+        ...             print("the first batch is on its way")
+        >>> First().on_test_batch_begin(0, {})
+        the first batch is on its way
         """
 
     def on_test_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
@@ -256,6 +263,13 @@ class Callback:
             logs: "loss" and metrics, means over the pass so far; read as in :meth:`on_train_batch_end`.
 
         Source: keras.callbacks.Callback.on_test_batch_end.
+
+        >>> class Watch(rd.Callback):
+        ...     def on_test_batch_end(self, batch, logs):
+        ...         if batch % 100 == 99:
+        ...             print(batch, logs["loss"])
+        >>> Watch().on_test_batch_end(99, {"loss": 0.25})
+        99 0.25
         """
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
@@ -265,6 +279,13 @@ class Callback:
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_predict_begin.
+
+        >>> import torch
+        >>> class Announce(rd.Callback):
+        ...     def on_predict_begin(self, logs):
+        ...         print("predicting with", self.model.module)
+        >>> outputs = rd.Model(torch.nn.Identity()).predict(rd.Dataset.range(2).batch(2), [Announce()], verbose=False)
+        predicting with Identity()
         """
 
     def on_predict_end(self, logs: dict[str, Any]) -> None:
@@ -274,6 +295,12 @@ class Callback:
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_predict_end.
+
+        >>> class Done(rd.Callback):
+        ...     def on_predict_end(self, logs):
+        ...         print("all outputs are there")
+        >>> Done().on_predict_end({})
+        all outputs are there
         """
 
     def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
@@ -284,6 +311,14 @@ class Callback:
             logs: Empty.
 
         Source: keras.callbacks.Callback.on_predict_batch_begin.
+
+        >>> import torch
+        >>> class Number(rd.Callback):
+        ...     def on_predict_batch_begin(self, batch, logs):
+        ...         print("batch", batch)
+        >>> outputs = rd.Model(torch.nn.Identity()).predict(rd.Dataset.range(3).batch(2), [Number()], verbose=False)
+        batch 0
+        batch 1
         """
 
     def on_predict_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:

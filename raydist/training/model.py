@@ -87,6 +87,8 @@ class Model:
         >>> import torch
         >>> rd.Model(torch.nn.Linear(2, 1)).module
         Linear(in_features=2, out_features=1, bias=True)
+
+        Source: raydist's own; a keras.Model is its own module.
         """
         return self._module
 
