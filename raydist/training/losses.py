@@ -54,7 +54,7 @@ def weighted_loss(loss: Any, sample_weight: torch.Tensor) -> LocalLoss:
     value = _as_tensor(loss)
     if not value.ndim:
         raise InvalidArgumentError(
-            f"With sample weights the loss must give one value per row, got shape {tuple(value.shape)}, a scalar. "
+            f"With sample weights the loss must give one value per row, got a scalar of shape {tuple(value.shape)}. "
             'Use reduction="none", for example torch.nn.CrossEntropyLoss(reduction="none").'
         )
     num_rows = sample_weight.shape[0]

@@ -104,11 +104,11 @@ def test_old_acknowledgements_change_nothing() -> None:
     assert queues.position_of(0) == Position(3, {"after": 3})
 
 
-def test_a_place_that_all_are_done_with_cannot_be_read_again() -> None:
+def test_an_entry_that_all_are_done_with_cannot_be_read_again() -> None:
     queues = BatchQueues(num_replicas=1, capacity=2, start={})
     queues.offer(step(0, 1))
     queues.acknowledge(0, 1)
-    with pytest.raises(FailedPreconditionError, match="QueueEntry 0"):
+    with pytest.raises(FailedPreconditionError, match="Batch 0"):
         queues.take(0, 0, 1)
 
 
