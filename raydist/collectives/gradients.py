@@ -103,7 +103,7 @@ class GradientReducer:
         """
         if self._weight is not None:
             raise FailedPreconditionError(
-                f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave its block first."
+                f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
             )
         if op not in (ReduceOp.MEAN, ReduceOp.SUM) or not weight >= 0:
             raise InvalidArgumentError(f"Gradients need op MEAN or SUM and weight >= 0, got {op!r} and {weight!r}.")
