@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 if TYPE_CHECKING:
     import os
 
+    import torch
     from torch import nn
 
     from raydist.context.strategy import Strategy
@@ -16,7 +17,7 @@ __all__ = ["Callback", "History", "TrainedModel"]
 
 
 class TrainedModel(Protocol):
-    """The model of a callback, as far as one needs it: :class:`raydist.Model`."""
+    """What a callback sees of its model, a :class:`raydist.Model`: a protocol, because models know callbacks."""
 
     stop_training: bool
 
@@ -33,6 +34,27 @@ class TrainedModel(Protocol):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module here, on the driver."""
+
+    def compile(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any, Any], torch.Tensor],
+        metrics: Any = (),
+        steps_per_execution: int = 1,
+    ) -> None:
+        """Say how to train."""
+
+    def fit(
+        self,
+        dataset: Any,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+    ) -> History:
+        """Train for some epochs."""
 
     def evaluate(self, dataset: Any, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> dict[str, Any]:
         """Loss and metrics over a dataset."""
