@@ -25,7 +25,7 @@ _STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the ma
 _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
-log = logging.getLogger("raydist")
+_log = logging.getLogger("raydist")
 
 
 @final

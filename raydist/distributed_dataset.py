@@ -75,15 +75,22 @@ class ResumableIterator(Protocol):
 
 
 class DistributedDataset(ABC):
-    """A dataset as a strategy hands it out (tf.distribute.DistributedDataset). It has no transformations.
+    """A dataset as a strategy hands it out. It has no transformations; every `iter()` is a new epoch of it.
 
-    Every `iter()` is a new epoch of this object.
+    Made by `Strategy.distribute_dataset` and `Strategy.distribute_datasets_from_function`. On several replicas each
+    leaf of a batch is a :class:`PerReplica` of their parts, on one device a plain tensor. `InputOptions.split` says how
+    a global batch of b rows is cut for N replicas: by default into parts of ceil(b / N) rows, later ones shorter.
 
-    Example::
+    Args:
+        datasets: What it is made from: one dataset of global batches, or one of elements per input pipeline.
+        options: How it is distributed.
 
-        view = strategy.distribute_dataset(dataset.batch(64))   # 64 rows over all replicas
-        for images, labels in view:                             # PerReplica each
-            loss = strategy.run(train_step, args=((images, labels),))
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> view = strategy.distribute_dataset(rd.Dataset.range(4).batch(2))  # 2 rows over all replicas
+    >>> [strategy.run(lambda x: x + 1, args=(batch,)).tolist() for batch in view]
+    [[1, 2], [3, 4]]
+
+    Source: tf.distribute.DistributedDataset.
     """
 
     def __init__(self, datasets: Sequence[Dataset], options: InputOptions) -> None:
@@ -94,16 +101,41 @@ class DistributedDataset(ABC):
 
     @property
     def options(self) -> InputOptions:
-        """How it is distributed."""
+        """How it is distributed.
+
+        >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2))
+        >>> view.options == rd.InputOptions()
+        True
+
+        Source: the `options` of tf.distribute.Strategy.experimental_distribute_dataset.
+        """
         return self._options
 
     @property
     @abstractmethod
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one replica's part of a batch."""
+        """Nest of TensorSpec of one replica's part of a batch; None stands for a length that is not always the same.
+
+        It may run a user's function on one element to learn what it returns, as `Dataset.element_spec` does.
+
+        >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2, drop_remainder=True))
+        >>> view.element_spec
+        TensorSpec(shape=(2,), dtype=int64)
+
+        Source: tf.distribute.DistributedDataset.element_spec.
+        """
 
     def cardinality(self) -> int:
-        """That of the dataset it was made from (of the first one, where there are several)."""
+        """Number of batches: that of the dataset it was made from (of the first one, where there are several).
+
+        Returns:
+            The number, or `rd.INFINITE_CARDINALITY` or `rd.UNKNOWN_CARDINALITY`, which are negative.
+
+        >>> rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(5).batch(2)).cardinality()
+        3
+
+        Source: tf.data.Dataset.cardinality.
+        """
         return self._datasets[0].cardinality()
 
     def _next_epoch(self) -> int:
@@ -117,7 +149,20 @@ class DistributedDataset(ABC):
         return self._drawn_seed if options.seed is None else options.seed
 
     @abstractmethod
-    def __iter__(self) -> ResumableIterator: ...
+    def __iter__(self) -> ResumableIterator:
+        """A new epoch. Returns at once: nothing runs before the first batch is asked for.
+
+        Returns:
+            A :class:`DistributedIterator`; on one device a :class:`DatasetIterator`, which has the same methods.
+
+        Source: tf.distribute.DistributedDataset.
+
+        >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2))
+        >>> iterator = iter(view)
+        >>> next(iterator).tolist(), iterator.get_next().tolist()
+        ([0, 1], [2, 3])
+        >>> iterator.close()
+        """
 
 
 @final

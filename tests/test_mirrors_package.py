@@ -13,6 +13,7 @@ PACKAGE = ROOT / "raydist"
 TESTED_ELSEWHERE: dict[str, str] = {
     "actors/workers/pool_task.py": "tests/actors/workers/test_pool.py",
     "actors/workers/handle.py": "tests/actors/workers/test_pool.py",
+    "collectives/backend.py": "tests/collectives/test_contract.py",
     "collectives/base.py": "tests/contracts/communicator.py",
     "pipelines/engine/optional_prefetch.py": "tests/pipelines/autotune/test_tuned_prefetch.py",
     "pipelines/engine/random_access.py": "tests/pipelines/sources/test_indexed.py",

@@ -33,7 +33,10 @@ _RAY_TENSORS = "ray.data.arrow_tensor"  # what the names of Ray's extension type
 def ray_data_op(dataset: Any) -> DatasetOp:
     """From the argument of `from_ray`. Its rows are read in a thread, so that waiting for Ray has a limit."""
     if not isinstance(dataset, RayDataset):
-        raise SpecError(f"from_ray needs a ray.data.Dataset, got {dataset!r:.100} ({type(dataset).__name__}).")
+        raise SpecError(
+            f"from_ray needs a ray.data.Dataset, got {dataset!r:.100} ({type(dataset).__name__}). "
+            "Make one with ray.data.from_items or ray.data.read_parquet."
+        )
     return PrefetchOp(RayDataOp(dataset), _ROWS_AHEAD)
 
 
@@ -63,7 +66,10 @@ class RayDataOp(DatasetOp):
     def _rows(self) -> RowSchema:
         schema = self.dataset.schema()
         if schema is None:
-            raise FailedPreconditionError("The element_spec of from_ray is that of the dataset's rows: it has none.")
+            raise FailedPreconditionError(
+                f"The element_spec of from_ray is that of the dataset's rows, and {self.dataset!r:.100} has no "
+                "schema: it is empty, or Ray cannot tell. Check what it reads and filters."
+            )
         if not isinstance(schema.base_schema, pa.Schema):
             raise SpecError(
                 f"from_ray needs rows that Arrow can hold, got a dataset of {type(schema.base_schema).__name__}. Map "

@@ -1,4 +1,7 @@
-"""Waiting for actors: every wait has a limit, and of several errors the one that caused the others is raised."""
+"""Waiting for actors: every wait has a limit, and of several errors the one that caused the others is raised.
+
+A wait for one result can also stop when nobody wants it any more.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCan
 from raydist.actors.portable_errors import PortableError
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
-__all__ = ["RemoteFailure", "kill_actors", "root_cause", "wait_for_all"]
+__all__ = ["RemoteFailure", "first_line", "kill_actors", "root_cause", "wait_for", "wait_for_all"]
 
 _GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
+_SLICE_S = 0.2  # how long a wait for one result goes on after it was cancelled
 
 
 @final
@@ -27,6 +31,26 @@ class RemoteFailure(Exception):
 
     def __str__(self) -> str:
         return self.portable.title
+
+
+def wait_for(ref: Any, limit_s: float, cancelled: Callable[[], bool], *, actor: str) -> bool:
+    """Whether `ref`, which `actor` makes, is there (a result or an error) within `limit_s` seconds. Fetches nothing.
+
+    Raises:
+        CancelledError: `cancelled()` became true before.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        if cancelled():
+            raise CancelledError(
+                f"The pool or the iterator that waited for {actor} was closed, so its result is not wanted any more. "
+                "Take a new iterator to go on."
+            )
+        left = end - time.monotonic()
+        if ray.wait([ref], timeout=max(0.0, min(_SLICE_S, left)), fetch_local=False)[0]:
+            return True
+        if left <= 0:
+            return False
 
 
 def wait_for_all(
@@ -98,11 +122,11 @@ def _outcomes(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[Exc
         except GetTimeoutError:
             outcomes.append(None)
         except Exception as error:
-            outcomes.append(translate(error, name, doing))
+            outcomes.append(translate_ray_error(error, name, doing))
     return outcomes
 
 
-def translate(error: Exception, name: str, doing: str) -> Exception:
+def translate_ray_error(error: Exception, name: str, doing: str) -> Exception:
     """The error a user should see for what Ray raised about actor `name`."""
     if isinstance(error, RayTaskError):
         cause = error.cause
@@ -152,3 +176,9 @@ def kill_actors(actors: Sequence[Any]) -> None:
         return
     for actor in actors:
         ray.kill(actor, no_restart=True)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what Ray says, which tells what happened; the rest is about Ray."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -43,7 +43,7 @@ class LocalAccumulation:
 
     def add(self, index: int, gradient: torch.Tensor | None, new: torch.Tensor, scale: float) -> torch.Tensor:
         """Count a new local gradient, and return what `.grad` shows now (`gradient` is what it showed before)."""
-        base, contribution = self.settle(index, gradient)
+        base, contribution = self.parts_of(index, gradient)
         if contribution is None and base is not None:
             base = base.clone()
         weighted = new.detach().to_dense() * scale if new.is_sparse else new.detach() * scale
@@ -52,7 +52,7 @@ class LocalAccumulation:
         self._records[index] = _Record(base, total, shown, shown._version)
         return shown
 
-    def settle(self, index: int, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def parts_of(self, index: int, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The global and the local part of what `.grad` holds.
 
         Raises:

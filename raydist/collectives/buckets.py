@@ -14,7 +14,7 @@ from typing import final
 
 import torch
 
-__all__ = ["Bucket", "BucketLayout", "ParameterSpec", "Slot", "plan_buckets"]
+__all__ = ["Bucket", "BucketLayout", "ParameterSpec", "BucketSlot", "plan_buckets"]
 
 
 @final
@@ -41,7 +41,7 @@ class ParameterSpec:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Slot:
+class BucketSlot:
     """A parameter's place in its bucket: elements `offset` .. `offset + spec.numel`."""
 
     spec: ParameterSpec
@@ -59,7 +59,7 @@ class Bucket:
 
     dtype: torch.dtype
     device: torch.device
-    slots: tuple[Slot, ...]
+    slots: tuple[BucketSlot, ...]
 
     @cached_property
     def numel(self) -> int:
@@ -134,6 +134,6 @@ def _bucket(specs: Sequence[ParameterSpec]) -> Bucket:
     slots = []
     offset = 0
     for spec in specs:
-        slots.append(Slot(spec, offset))
+        slots.append(BucketSlot(spec, offset))
         offset += spec.numel
     return Bucket(specs[0].dtype, specs[0].device, tuple(slots))

@@ -9,12 +9,12 @@ from typing import final
 
 import torch.distributed as dist
 
-from raydist.collectives.backends import Backend, RawGroup
+from raydist.collectives.backend import Backend, RawGroup
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.flights import Flight
-from raydist.collectives.rendezvous import connect
-from raydist.collectives.translation import describe, translate
+from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.translation import describe_operation, translate_torch_error
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
 
 __all__ = ["Generation"]
@@ -41,18 +41,18 @@ class Generation:
     def start(self) -> None:
         """Meet the other members; raises after `timeout_s` if one is missing, at once after `abort`."""
         operation = "rendezvous"
-        store = connect(self.membership, self._timeout_s)
+        store = connect_store(self.membership, self._timeout_s)
         self._bulletin = Bulletin(store, self.membership)
         missing = self._bulletin.arrive(self._timeout_s, lambda: self._check(operation))
         if missing:
             raise DeadlineExceededError(
-                f"{describe(self.membership, operation)} timed out after {self._timeout_s} s: "
+                f"{describe_operation(self.membership, operation)} timed out after {self._timeout_s} s: "
                 f"{_ranks(missing)} did not arrive. Raise the limit if they were only slow to start."
             )
         try:
             self._group = self._backend.create(store, self.membership, self._timeout_s)
         except RuntimeError as error:
-            raise self._fail(translate(error, self.membership, operation), operation) from error
+            raise self._fail(translate_torch_error(error, self.membership, operation), operation) from error
 
     def submit(
         self,
@@ -65,11 +65,13 @@ class Generation:
         self._check(operation)
         group = self._group
         if group is None:
-            raise FailedPreconditionError(f"{describe(self.membership, operation)}: the group is closed.")
+            raise FailedPreconditionError(
+                f"{describe_operation(self.membership, operation)}: the group is closed. Open a new one."
+            )
         try:
             work = call(group)
         except (RuntimeError, ValueError) as error:
-            raise translate(error, self.membership, operation) from error
+            raise translate_torch_error(error, self.membership, operation) from error
         flight = self._backend.point_to_point(work) if point_to_point else self._backend.collective(work)
         self._flights = [other for other in self._flights if not other.landed()]
         self._flights.append(flight)
@@ -108,13 +110,13 @@ class Generation:
         try:
             return flight.wait_slice(max(seconds, 0.0))
         except RuntimeError as error:
-            raise self._fail(translate(error, self.membership, operation), operation) from error
+            raise self._fail(translate_torch_error(error, self.membership, operation), operation) from error
 
     def _check(self, operation: str) -> None:
         failure = self._failure
         if failure is not None:
             raise type(failure)(
-                f"{describe(self.membership, operation)} was given up: {failure.message} "
+                f"{describe_operation(self.membership, operation)} was given up: {failure.message} "
                 "Reconfigure the group to go on."
             )
 
@@ -143,7 +145,7 @@ class Generation:
         return type(error)(f"{error.message} No sign of {_ranks(missing)}.") if missing else error
 
     def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
-        message = f"{describe(self.membership, operation)} timed out after {limit_s} s."
+        message = f"{describe_operation(self.membership, operation)} timed out after {limit_s} s."
         if not fatal:
             return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
         advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."

@@ -1,8 +1,8 @@
 """Gradients of one replica that are global when `backward()` returns.
 
 While a step is open, every synchronised backward pass of its thread goes like this: what `.grad` held is set aside,
-hooks hand each new gradient to a `Reduction` as it appears, and at the true end of the pass the reduced gradients are
-added to what was set aside. So only new gradients are weighted and sent, however often a step calls `backward()`.
+hooks hand each new gradient to a `BucketExchange` as it appears, and at the true end of the pass the reduced gradients
+are added to what was set aside. So only new gradients are weighted and sent, however often a step calls `backward()`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 from raydist.collectives.accumulation import LocalAccumulation, accumulate
 from raydist.collectives.agreement import Agreement
+from raydist.collectives.backward_pass import BackwardPass, StepWeight
 from raydist.collectives.base import Communicator
+from raydist.collectives.bucket_exchange import BucketExchange, allocate
 from raydist.collectives.buckets import BucketLayout, ParameterSpec, plan_buckets
 from raydist.collectives.interception import intercept_backward
-from raydist.collectives.reduction import Reduction, allocate
-from raydist.collectives.synchronised import StepWeight, SynchronisedPass
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 
@@ -67,7 +67,7 @@ class GradientReducer:
         self._twice_differentiable = False
         self._local = False
         self._inside = False
-        self._pass: SynchronisedPass | None = None
+        self._pass: BackwardPass | None = None
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Take charge of these parameters; those it has already are passed over.
@@ -102,7 +102,9 @@ class GradientReducer:
             FailedPreconditionError: A step is open already.
         """
         if self._weight is not None:
-            raise FailedPreconditionError("A gradient step is open already; steps of one reducer do not nest.")
+            raise FailedPreconditionError(
+                f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
+            )
         if op not in (ReduceOp.MEAN, ReduceOp.SUM) or not weight >= 0:
             raise InvalidArgumentError(f"Gradients need op MEAN or SUM and weight >= 0, got {op!r} and {weight!r}.")
         scale = weight if op is ReduceOp.MEAN else 1.0
@@ -164,23 +166,23 @@ class GradientReducer:
     def _synchronise(
         self, before: dict[int, torch.Tensor | None], run: Callable[[], None], *, create_graph: bool
     ) -> None:
-        settled = {index: self._accumulation.settle(index, grad) for index, grad in before.items()}
-        self._pass = SynchronisedPass(
-            self._communicator, self._open_reduction(tuple(before)), self._open_step(), create_graph=create_graph
+        parts = {index: self._accumulation.parts_of(index, grad) for index, grad in before.items()}
+        self._pass = BackwardPass(
+            self._communicator, self._open_exchange(tuple(before)), self._open_step(), create_graph=create_graph
         )
-        for index, (_, contribution) in settled.items():
+        for index, (_, contribution) in parts.items():
             if contribution is not None:
-                self._pass.reduction.preload(index, contribution)
+                self._pass.exchange.preload(index, contribution)
         run()
         new = self._pass.finish()
         self._set_gradients(
             {
                 index: accumulate(earlier, new[index]) if index in new else earlier
-                for index, (earlier, _) in settled.items()
+                for index, (earlier, _) in parts.items()
             }
         )
-        self._accumulation.forget(settled)
-        self._appears_twice.update(self._pass.reduction.late)
+        self._accumulation.forget(parts)
+        self._appears_twice.update(self._pass.exchange.late)
         self._twice_differentiable |= create_graph
 
     def _keep_local(self, before: dict[int, torch.Tensor | None]) -> None:
@@ -192,7 +194,7 @@ class GradientReducer:
             else:
                 self._parameters[index].grad = self._accumulation.add(index, gradient, new, weight.scale)
 
-    def _open_reduction(self, trained: tuple[int, ...]) -> Reduction:
+    def _open_exchange(self, trained: tuple[int, ...]) -> BucketExchange:
         if trained != self._laid_out:
             specs = [self._spec(index) for index in trained]
             self._layout = plan_buckets(
@@ -203,7 +205,7 @@ class GradientReducer:
         self._buffers = self._buffers or allocate(self._layout)
         # Collectives inside a second derivative run at places of their own: then no bucket may leave before the end.
         held = trained if self._twice_differentiable else self._appears_twice
-        return Reduction(self._communicator, self._layout, self._buffers, held=held, agreement=self._agree())
+        return BucketExchange(self._communicator, self._layout, self._buffers, held=held, agreement=self._agree())
 
     def _agree(self) -> Agreement | None:
         self._num_passes += 1
@@ -222,7 +224,9 @@ class GradientReducer:
 
     def _open_step(self) -> StepWeight:
         if self._weight is None:
-            raise FailedPreconditionError("raydist bug: a backward pass was synchronised outside of a step.")
+            raise FailedPreconditionError(
+                f"raydist bug: backward pass {self._num_passes} was synchronised outside of a step."
+            )
         return self._weight
 
     def _watch(self) -> list[int]:
@@ -240,7 +244,8 @@ class GradientReducer:
         elif self._weight is not None and not self._inside:
             raise FailedPreconditionError(
                 "Inside a step, gradients must come from `tensor.backward()` or `torch.autograd.backward(...)` called "
-                "on the thread that runs the step, or they would stay local. Use torch.autograd.grad for local ones."
+                f"on the thread that runs the step, or they would stay local, as that of parameter {index} of shape "
+                f"{tuple(self._parameters[index].shape)}. Use torch.autograd.grad for local ones."
             )
 
     def _set_gradients(self, gradients: dict[int, torch.Tensor | None]) -> None:

@@ -14,7 +14,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
-from raydist.collectives.translation import describe
+from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import check_reducible
 from raydist.errors import (
     CancelledError,
@@ -209,7 +209,7 @@ class LocalGroup(Communicator):
             if meeting.num_served == len(meeting.brought):
                 del self._room.meetings[key]
         if meeting.error is not None:
-            raise CollectiveMismatchError(meeting.error.message)
+            raise type(meeting.error)(f"{meeting.error.message}")
         results = meeting.results or []
         return results[min(self.rank, len(results) - 1)]
 
@@ -241,7 +241,7 @@ class LocalGroup(Communicator):
     def _check(self, operation: str) -> None:
         failure = self._room.failure
         if failure is not None:
-            raise type(failure)(f"{describe(self.membership, operation)} was given up: {failure.message}")
+            raise type(failure)(f"{describe_operation(self.membership, operation)} was given up: {failure.message}")
 
     def _await(self, done: Callable[[], bool], operation: str, limit_s: float, *, fatal: bool) -> None:
         """Wait for `done`; the room's lock is held by the caller."""
@@ -252,7 +252,9 @@ class LocalGroup(Communicator):
             if left > 0:
                 self._room.changed.wait(left)
                 continue
-            error = DeadlineExceededError(f"{describe(self.membership, operation)} timed out after {limit_s} s.")
+            error = DeadlineExceededError(
+                f"{describe_operation(self.membership, operation)} timed out after {limit_s} s."
+            )
             if fatal:
                 self._room.fail(error)
             raise error

@@ -1,4 +1,4 @@
-"""A communicator over torch.distributed process groups: gloo on the CPU, NCCL on CUDA devices."""
+"""A communicator over the process groups of torch.distributed, whatever backend carries the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from raydist.collectives.backends import RawGroup, backend_for
+from raydist.collectives.backend import Backend, RawGroup
+from raydist.collectives.backend_table import AUTO, backend_for
 from raydist.collectives.base import Communicator, Membership, Work
 from raydist.collectives.flights import Flight, LandedFlight
 from raydist.collectives.generation import Generation
@@ -35,17 +36,21 @@ _OPS = {
 }
 
 
-def open_communicator(membership: Membership, *, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
+def open_communicator(
+    membership: Membership, *, device: torch.device, timeout_s: float, backend: str = AUTO
+) -> ProcessGroupCommunicator:
     """Join a group and return this rank's end of it.
 
     Blocking: until every member has joined, at most `timeout_s` seconds.
 
     Args:
         membership: This rank's place and the address of the group's rendezvous store.
-        device: Where the tensors are: "cpu" takes gloo, "cuda:k" NCCL.
+        device: Where the tensors are.
         timeout_s: The limit of every wait of this communicator, joining included.
+        backend: Name of what carries the data, the same on every rank; "auto": gloo for "cpu", NCCL for "cuda:k".
 
     Raises:
+        InvalidArgumentError: There is no such backend, or it does not serve the device.
         DeadlineExceededError: A member did not arrive; the message says which.
 
     >>> from raydist.collectives.rendezvous import RendezvousStore
@@ -58,7 +63,7 @@ def open_communicator(membership: Membership, *, device: torch.device, timeout_s
     >>> tensor.tolist()
     [1.0, 1.0]
     """
-    communicator = ProcessGroupCommunicator(membership, device, timeout_s)
+    communicator = ProcessGroupCommunicator(membership, device, timeout_s, backend_for(device, backend))
     try:
         communicator.start()
     except BaseException:
@@ -89,12 +94,12 @@ class ProcessGroupWork(Work):
 class ProcessGroupCommunicator(Communicator):
     """See :func:`open_communicator`. Not for use by several threads at once, `abort` aside."""
 
-    def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, membership: Membership, device: torch.device, timeout_s: float, backend: Backend) -> None:
         self.membership = membership
         self.device = device
         self.timeout_s = timeout_s
-        self._backend = backend_for(device)
-        self._generation = Generation(membership, self._backend, timeout_s)
+        self._backend = backend
+        self._generation = Generation(membership, backend, timeout_s)
 
     def start(self) -> None:
         """Join the group. Blocking: until every member has, at most `timeout_s`."""

@@ -22,6 +22,7 @@ from ray.util.collective import types
 from ray.util.collective.backend_registry import _global_registry, register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
+from raydist.collectives.backend_table import AUTO
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.collectives.process_group import open_communicator
@@ -50,6 +51,7 @@ class _Terms:
     membership: Membership | None = None
     device: torch.device = torch.device("cpu")
     timeout_s: float = _DEFAULT_TIMEOUT_S
+    backend: str = AUTO
 
 
 _TERMS: ContextVar[_Terms | None] = ContextVar("raydist_group_terms", default=None)
@@ -61,11 +63,19 @@ def register() -> None:
         register_collective_backend(BACKEND, RaydistGroup)
 
 
-def create_group(membership: Membership, *, device: torch.device, timeout_s: float) -> Communicator:
+def create_group(
+    membership: Membership, *, device: torch.device, timeout_s: float, backend: str = AUTO
+) -> Communicator:
     """Join a Ray collective group named `membership.group` from inside an actor, and return its communicator.
 
     `ray.util.collective.allreduce(tensor, membership.group)` and its sisters work on the group from then on, until
     :func:`destroy_group`. The communicator is not checked: use it for agreed sequences, Ray's functions for the rest.
+
+    Args:
+        membership: This rank's place.
+        device: Where the tensors are.
+        timeout_s: Limit of joining and of every collective.
+        backend: What carries the data, as for `open_communicator`.
 
     Blocking: until every member has joined, at most `timeout_s` seconds, which is also the limit of every collective.
 
@@ -73,7 +83,7 @@ def create_group(membership: Membership, *, device: torch.device, timeout_s: flo
         DeadlineExceededError: A member did not arrive; the message says which.
     """
     register()
-    token = _TERMS.set(_Terms(membership, device, timeout_s))
+    token = _TERMS.set(_Terms(membership, device, timeout_s, backend))
     try:
         collective.init_collective_group(
             membership.world_size, membership.rank, backend=types.Backend(BACKEND), group_name=membership.group
@@ -91,9 +101,9 @@ def destroy_group(name: str) -> None:
 
 
 @contextlib.contextmanager
-def group_limits(*, device: torch.device, timeout_s: float) -> Iterator[None]:
-    """Limits and device of the groups that Ray's own functions create inside the block."""
-    token = _TERMS.set(_Terms(None, device, timeout_s))
+def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO) -> Iterator[None]:
+    """Limits, device and backend of the groups that Ray's own functions create inside the block."""
+    token = _TERMS.set(_Terms(None, device, timeout_s, backend))
     try:
         yield
     finally:
@@ -116,7 +126,9 @@ class RaydistGroup(BaseGroup):
         terms = _TERMS.get() or _Terms()
         self._store: RendezvousStore | None = None
         membership = terms.membership or self._rendezvous(terms.timeout_s)
-        self.communicator: Communicator = open_communicator(membership, device=terms.device, timeout_s=terms.timeout_s)
+        self.communicator: Communicator = open_communicator(
+            membership, device=terms.device, timeout_s=terms.timeout_s, backend=terms.backend
+        )
         self._checked = CheckedCommunicator(self.communicator, terms.device)
         if self._store is not None:
             internal_kv._internal_kv_del(self._key())
@@ -200,7 +212,9 @@ def _tensor(values: list[Any]) -> torch.Tensor:
         return value
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
-    raise InvalidArgumentError(f"A collective needs a torch tensor or a numpy array, got {type(value).__name__}.")
+    raise InvalidArgumentError(
+        f"A collective needs a torch tensor or a numpy array, got {type(value).__name__}. Use torch.as_tensor(value)."
+    )
 
 
 def _op(options: Any) -> ReduceOp:

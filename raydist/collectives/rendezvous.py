@@ -18,10 +18,10 @@ from typing import final
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.translation import describe, translate
+from raydist.collectives.translation import describe_operation, translate_torch_error
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 
-__all__ = ["RendezvousStore", "connect", "local_address"]
+__all__ = ["RendezvousStore", "connect_store", "local_address"]
 
 
 @final
@@ -53,7 +53,9 @@ class RendezvousStore:
     @property
     def port(self) -> int:
         if self._server is None:
-            raise FailedPreconditionError("A RendezvousStore must be started (`start()` or `with`) to have a port.")
+            raise FailedPreconditionError(
+                f"The RendezvousStore on {self.host} has no port before it is started. Use `start()` or `with`."
+            )
         return int(self._server.port)
 
     def membership(self, group: str, *, generation: int, rank: int, world_size: int) -> Membership:
@@ -73,7 +75,7 @@ class RendezvousStore:
         self.close()
 
 
-def connect(membership: Membership, timeout_s: float) -> Store:
+def connect_store(membership: Membership, timeout_s: float) -> Store:
     """The client half: the keys of one generation of one group.
 
     Blocking: until the server accepts, at most `timeout_s` seconds.
@@ -91,7 +93,7 @@ def connect(membership: Membership, timeout_s: float) -> Store:
             timeout=timedelta(seconds=timeout_s),
         )
     except RuntimeError as error:
-        raise translate(error, membership, "rendezvous") from error
+        raise translate_torch_error(error, membership, "rendezvous") from error
     return PrefixStore(f"{membership.group}/{membership.generation}", store)
 
 
@@ -104,8 +106,8 @@ def _await_listener(membership: Membership, timeout_s: float) -> None:
             return
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(
-                f"{describe(membership, 'rendezvous')} failed: nothing answered at {address[0]}:{address[1]} for "
-                f"{timeout_s} s. Check that the owner of the group lives and that this machine can reach it."
+                f"{describe_operation(membership, 'rendezvous')} failed: nothing answered at {address[0]}:{address[1]} "
+                f"for {timeout_s} s. Check that the owner of the group lives and that this machine can reach it."
             )
         time.sleep(0.05)
 

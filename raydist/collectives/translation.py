@@ -16,7 +16,7 @@ from raydist.errors import (
     UnavailableError,
 )
 
-__all__ = ["describe", "is_slice_over", "translate"]
+__all__ = ["describe_operation", "is_slice_over", "translate_torch_error"]
 
 # In order: the first pattern that occurs decides. "timeout caused pair closure" is gloo's echo of an earlier time-out.
 _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
@@ -33,7 +33,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
 )
 
 
-def describe(membership: Membership, operation: str) -> str:
+def describe_operation(membership: Membership, operation: str) -> str:
     """Who was doing what, for every message: `all_reduce by rank 1 of 4 (group 'g', generation 0)`."""
     return (
         f"{operation} by rank {membership.rank} of {membership.world_size} "
@@ -46,10 +46,10 @@ def is_slice_over(error: RuntimeError) -> bool:
     return "Operation timed out!" in str(error)
 
 
-def translate(error: BaseException, membership: Membership, operation: str) -> RaydistError:
+def translate_torch_error(error: BaseException, membership: Membership, operation: str) -> RaydistError:
     """The error of the user's vocabulary for an error of torch.distributed."""
     if isinstance(error, RaydistError):
         return error
     text = str(error).strip().split("\n")[0]
     kind = next((kind for pattern, kind in _PATTERNS if pattern.search(text)), UnavailableError)
-    return kind(f"{describe(membership, operation)} failed: {text}")
+    return kind(f"{describe_operation(membership, operation)} failed: {text}")

@@ -61,7 +61,7 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
         raise InvalidArgumentError(f"MEAN needs a floating-point tensor, got {dtype}. Convert it, or use SUM.")
     if op is ReduceOp.SUM and dtype is torch.bool:
         raise InvalidArgumentError(
-            "A sum of truth values does not fit torch.bool. Convert to torch.int64, or use MAX (any) or MIN (all)."
+            f"A SUM of truth values does not fit {dtype}. Convert to torch.int64, or use MAX (any) or MIN (all)."
         )
     if op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT) and dtype.is_complex:
         raise InvalidArgumentError(f"{op.value} needs real values, got {dtype}. Gather them and reduce locally.")

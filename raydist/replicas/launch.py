@@ -54,8 +54,12 @@ def plan_one_node(
     *,
     resources: Mapping[str, float] | None,
     timeouts: Timeouts,
+    backend: str = "auto",
 ) -> LaunchPlan:
-    """One replica per device, all on `node`'s kind of machine, its cores shared between them."""
+    """One replica per device, all on `node`'s kind of machine, its cores shared between them.
+
+    `backend` names the collective backend that connects them.
+    """
     on_gpu = devices[0].kind == "GPU"
     wanted = dict(resources) if resources else ({"GPU": 1.0} if on_gpu else cluster.cpu_replica_resources())
     threads = max(1, node.num_cpus // len(devices))
@@ -70,6 +74,7 @@ def plan_one_node(
             num_threads=threads,
             collective_timeout_s=timeouts.collective_s,
             bucket_bytes=_BUCKET_BYTES,
+            backend=backend,
         )
         for rank in range(len(devices))
     )

@@ -76,7 +76,9 @@ class ReplicaRunner:
 
     def _open(self, membership: Membership, purpose: str) -> Communicator:
         timeout_s = self._setup.collective_timeout_s
-        return self._join_group(_for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s)
+        return self._join_group(
+            _for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s, backend=self._setup.backend
+        )
 
     def step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""

@@ -26,6 +26,7 @@ class ReplicaSetup:
         num_threads: Threads for torch's operators.
         collective_timeout_s: How long a collective may wait for the slowest replica.
         bucket_bytes: Size of one gradient bucket.
+        backend: Name of the collective backend; "auto" for the device's default.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ReplicaSetup:
     num_threads: int
     collective_timeout_s: float
     bucket_bytes: int
+    backend: str = "auto"
 
 
 @final

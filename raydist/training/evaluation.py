@@ -11,7 +11,7 @@ from raydist.training.steps import Trainee, evaluation_step
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callbacks import CallbackList
+    from raydist.training.callback_list import CallbackList
     from raydist.training.reporter import Reporter
 
 __all__ = ["Evaluation"]

@@ -18,8 +18,8 @@ from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callbacks import CallbackList
-    from raydist.training.model import Model
+    from raydist.training.callback_list import CallbackList
+    from raydist.training.callbacks import TrainedModel
     from raydist.training.reporter import Reporter
 
 __all__ = ["Fit", "FitPlan"]
@@ -68,7 +68,7 @@ class Fit:
         trainee: Trainee,
         plan: FitPlan,
         *,
-        model: Model,
+        model: TrainedModel,
         callbacks: CallbackList,
         reporter: Reporter,
         validate: Callable[[str], dict[str, Any]] | None,

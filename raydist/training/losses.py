@@ -54,13 +54,16 @@ def weighted_loss(loss: Any, sample_weight: torch.Tensor) -> LocalLoss:
     value = _as_tensor(loss)
     if not value.ndim:
         raise InvalidArgumentError(
-            "With sample weights the loss must give one value per row, got a scalar. "
+            f"With sample weights the loss must give one value per row, got a scalar of shape {tuple(value.shape)}. "
             'Use reduction="none", for example torch.nn.CrossEntropyLoss(reduction="none").'
         )
     num_rows = sample_weight.shape[0]
     _require_per_row(value, num_rows)
     if sample_weight.numel() != num_rows:
-        raise SpecError(f"sample_weight must hold one number per row, got shape {tuple(sample_weight.shape)}.")
+        raise SpecError(
+            f"sample_weight must hold one number per row, got shape {tuple(sample_weight.shape)}. Average it over "
+            "other axes."
+        )
     weights = sample_weight.reshape(num_rows).to(value)
     total = weights.sum()
     per_row = value.reshape(num_rows, -1).mean(dim=1)

@@ -13,7 +13,8 @@ from torch import nn
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.metrics import Mean
 from raydist.strategies.default import get_strategy
-from raydist.training.callbacks import Callback, CallbackList, History
+from raydist.training.callback_list import CallbackList
+from raydist.training.callbacks import Callback, History
 from raydist.training.evaluation import Evaluation
 from raydist.training.fit import Fit, FitPlan
 from raydist.training.model_state import pack, rebuild, restore_module, restore_optimizer
@@ -62,6 +63,12 @@ class Model:
     (3, torch.Size([8, 1]))
 
     Source: keras.Model.
+
+    Attributes:
+        stop_training: Set it in a callback to end `fit` after the current execution.
+
+    Raises:
+        InvalidArgumentError: `module` is no torch.nn.Module instance.
     """
 
     def __init__(self, module: nn.Module, *, config: Mapping[str, Any] | None = None) -> None:
@@ -72,24 +79,63 @@ class Model:
         self._strategy = get_strategy()
         self._compiled: Compiled | None = None
         self.stop_training = False
-        """Set it in a callback to end `fit` after the current execution."""
 
     @property
     def module(self) -> nn.Module:
-        """The trained module."""
+        """The trained module.
+
+        >>> import torch
+        >>> rd.Model(torch.nn.Linear(2, 1)).module
+        Linear(in_features=2, out_features=1, bias=True)
+
+        Source: raydist's own; a keras.Model is its own module.
+        """
         return self._module
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that was current when the model was made."""
+        """The strategy that was current when the model was made.
+
+        >>> import torch
+        >>> with rd.OneDeviceStrategy("cpu").scope():
+        ...     model = rd.Model(torch.nn.Linear(2, 1))
+        >>> model.strategy.num_replicas_in_sync
+        1
+
+        Source: keras.Model.distribute_strategy.
+        """
         return self._strategy
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The module's parameters, for optimizers."""
+        """The module's parameters, for optimizers.
+
+        Returns:
+            What `module.parameters()` gives.
+
+        >>> import torch
+        >>> [tuple(parameter.shape) for parameter in rd.Model(torch.nn.Linear(2, 1)).parameters()]
+        [(1, 2), (1,)]
+
+        Source: torch.nn.Module.parameters.
+        """
         return self._module.parameters()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module here, on the driver."""
+        """Call the module here, on the driver. Waits for dispatched steps, whose updates it sees.
+
+        Args:
+            *args: Passed on to the module.
+            **kwargs: Passed on to the module.
+
+        Returns:
+            What the module returns.
+
+        >>> import torch
+        >>> rd.Model(torch.nn.Flatten())(torch.zeros(3, 2, 2)).shape
+        torch.Size([3, 4])
+
+        Source: keras.Model.call.
+        """
         return self._module(*args, **kwargs)
 
     def compile(
@@ -113,6 +159,15 @@ class Model:
 
         Raises:
             InvalidArgumentError: An argument is of the wrong kind, or the optimizer's parameters are not the module's.
+
+        Blocking: no; nothing is sent to the replicas yet.
+
+        >>> import torch
+        >>> with rd.OneDeviceStrategy("cpu").scope():
+        ...     model = rd.Model(torch.nn.Linear(2, 1))
+        ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss(), steps_per_execution=10)
+
+        Source: keras.Model.compile.
         """
         _require_optimizer(optimizer, self._module, loss)
         if not callable(loss):
@@ -133,13 +188,13 @@ class Model:
         *,
         verbose: bool = True,
     ) -> History:
-        """Train.
+        """Train for some epochs.
 
         Args:
             dataset: Batched by the global batch size. Each epoch iterates it anew.
-            epochs: Number of epochs.
-            steps_per_epoch: Batches per epoch. The iterator then goes on from epoch to epoch; when it ends early, there
-                is one warning and training stops.
+            epochs: Number of epochs, >= 1.
+            steps_per_epoch: Batches per epoch, >= 1; None: all there are. With a number the iterator goes on from epoch
+                to epoch; when it ends early, there is one warning and training stops.
             validation_data: Evaluated after each epoch; its results get "val_" in front of their names.
             callbacks: Called at the joints of the training, in this order.
             verbose: Show progress: a bar in a terminal, one changing line in a notebook, plain lines in a log.
@@ -148,10 +203,24 @@ class Model:
             The history of the logs: `.history["loss"]` has one value per epoch.
 
         Raises:
-            InvalidArgumentError: A dataset has no batch, or never ends.
+            FailedPreconditionError: `compile` was not called.
+            InvalidArgumentError: A dataset has no batch or never ends, or a number is < 1.
             SpecError: Elements are not (x, y) or (x, y, sample_weight).
+            UnavailableError: A replica or the input pipeline is gone; names it.
 
-        Blocking: returns when all steps are done. A user function's error is raised here.
+        Blocking: returns when all steps are done. A user function's error is raised here, with its type.
+
+        >>> import numpy as np, torch
+        >>> x = np.arange(8, dtype=np.float32)[:, None]
+        >>> data = rd.Dataset.from_tensor_slices((x, 2 * x)).batch(4)
+        >>> with rd.OneDeviceStrategy("cpu").scope():
+        ...     model = rd.Model(torch.nn.Linear(1, 1))
+        ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.01), torch.nn.MSELoss())
+        >>> history = model.fit(data, epochs=2, validation_data=data, verbose=False)
+        >>> sorted(history.history)
+        ['loss', 'val_loss']
+
+        Source: keras.Model.fit.
         """
         trainee = self._trainee()
         plan = FitPlan(distributed(self._strategy, dataset), epochs, steps_per_epoch)
@@ -170,8 +239,28 @@ class Model:
     def evaluate(self, dataset: Data, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> dict[str, Any]:
         """Loss and metrics over `dataset`, with the module in evaluation mode. Waits for the result.
 
+        Args:
+            dataset: Batched by the global batch size; elements as for :meth:`fit`.
+            callbacks: Their `on_test_...` hooks are called.
+            verbose: Show progress, as in :meth:`fit`.
+
         Returns:
-            Name -> value: "loss", and each metric.
+            Name -> value: "loss", and each metric. A float where it is a single number, else a CPU tensor.
+
+        Raises:
+            FailedPreconditionError: `compile` was not called.
+            InvalidArgumentError: The dataset has no batch or never ends.
+            SpecError: Elements are not (x, y) or (x, y, sample_weight).
+
+        >>> import numpy as np, torch
+        >>> x = np.arange(8, dtype=np.float32)[:, None]
+        >>> with rd.OneDeviceStrategy("cpu").scope():
+        ...     model = rd.Model(torch.nn.Linear(1, 1))
+        ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.01), torch.nn.MSELoss())
+        >>> list(model.evaluate(rd.Dataset.from_tensor_slices((x, x)).batch(3), verbose=False))
+        ['loss']
+
+        Source: keras.Model.evaluate.
         """
         data = distributed(self._strategy, dataset)
         hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_batches(data)})
@@ -187,11 +276,24 @@ class Model:
         Elements may be x alone, or tuples whose first part is x. The module runs in evaluation mode, one batch per call
         to the replicas.
 
+        Args:
+            dataset: Batched by the global batch size.
+            callbacks: Their `on_predict_...` hooks are called.
+            verbose: Show progress, as in :meth:`fit`.
+
         Returns:
             A CPU tensor of all rows, or a nest of them as the module returns it (lists as tuples).
 
         Raises:
+            InvalidArgumentError: The dataset has no batch or never ends.
             SpecError: An output has not one entry per row, or rows of different batches differ in shape.
+
+        >>> import torch
+        >>> rd.Model(torch.nn.Flatten()).predict(rd.Dataset.range(4).batch(2).batch(2), verbose=False)
+        tensor([[0, 1],
+                [2, 3]])
+
+        Source: keras.Model.predict.
         """
         data = distributed(self._strategy, dataset)
         hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_batches(data)})
@@ -202,6 +304,23 @@ class Model:
         """Save module and optimizer state as one safetensors file, replacing `path` at once or not at all.
 
         Nothing is pickled. Waits for dispatched steps.
+
+        Args:
+            path: The file; its folder is made if there is none.
+
+        Raises:
+            InvalidArgumentError: `config`, or a value in `module.state_dict()` that is no tensor, is not JSON-able.
+            OSError: The file cannot be written.
+
+        >>> import tempfile, torch
+        >>> model = rd.Model(torch.nn.Linear(2, 1), config={"in_features": 2, "out_features": 1})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/model.safetensors")
+        ...     again = rd.Model.load(f"{folder}/model.safetensors")
+        >>> torch.equal(again.module.weight, model.module.weight)
+        True
+
+        Source: keras.Model.save.
         """
         optimizer = None if self._compiled is None else self._compiled.optimizer
         write_model_file(path, *pack(self._module, optimizer, self._config))
@@ -221,10 +340,22 @@ class Model:
                 saved `config`, so load only files that you trust to name a class.
             optimizer: An optimizer over `module`'s parameters to load into, in place.
 
+        Returns:
+            The model; call :meth:`compile` to train it further.
+
         Raises:
             NotFoundError: There is no such file.
             DataLossError: The file is damaged.
             InvalidArgumentError: State and module (or optimizer) do not fit, or the module can not be built.
+
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rd.Model(torch.nn.Linear(2, 1)).save(f"{folder}/model.safetensors")
+        ...     model = rd.Model.load(f"{folder}/model.safetensors", module=torch.nn.Linear(2, 1))
+        >>> model.module
+        Linear(in_features=2, out_features=1, bias=True)
+
+        Source: keras.models.load_model.
         """
         tensors, manifest = read_model_file(path)
         target = rebuild(manifest) if module is None else module
@@ -235,7 +366,9 @@ class Model:
 
     def _trainee(self) -> Trainee:
         if self._compiled is None:
-            raise FailedPreconditionError("The model must be compiled first: model.compile(optimizer, loss).")
+            raise FailedPreconditionError(
+                f"This model of {type(self._module).__name__} must be compiled first: model.compile(optimizer, loss)."
+            )
         return Trainee(self._strategy, self._module, self._compiled)
 
 

@@ -11,24 +11,24 @@ import torch
 from torch import nn
 
 from raydist.errors import InvalidArgumentError
-from raydist.training.saving import Manifest, digests, snapshot
+from raydist.training.saving import ModelManifest, digests, snapshot
 
 __all__ = ["pack", "rebuild", "restore_module", "restore_optimizer"]
 
-MODULE = "module."
-OPTIMIZER = "optimizer."
+MODULE_PREFIX = "module."
+OPTIMIZER_PREFIX = "optimizer."
 
 
 def pack(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, config: Mapping[str, Any] | None
-) -> tuple[dict[str, torch.Tensor], Manifest]:
+) -> tuple[dict[str, torch.Tensor], ModelManifest]:
     """Everything that `Model.save` writes. Waits for dispatched steps."""
     state = snapshot(module.state_dict())
-    tensors = {MODULE + name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {MODULE_PREFIX + name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     extra = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
     plain = None if optimizer is None else _pack_optimizer(optimizer, tensors)
     kind = type(module)
-    manifest = Manifest(
+    manifest = ModelManifest(
         module_class=f"{kind.__module__}:{kind.__qualname__}",
         config=None if config is None else dict(config),
         extra=extra,
@@ -45,7 +45,7 @@ def _pack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.T
     for index, entries in state["state"].items():
         for name, value in snapshot(entries).items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{OPTIMIZER}{index}.{name}"] = value
+                tensors[f"{OPTIMIZER_PREFIX}{index}.{name}"] = value
             else:
                 values.setdefault(str(index), {})[name] = value
     return {"class": type(optimizer).__name__, "values": values, "groups": _plain_groups(state["param_groups"])}
@@ -59,9 +59,11 @@ def _plain_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def restore_module(module: nn.Module, tensors: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
+def restore_module(module: nn.Module, tensors: Mapping[str, torch.Tensor], manifest: ModelManifest) -> None:
     """Load the module's state in place."""
-    state = {name.removeprefix(MODULE): value for name, value in tensors.items() if name.startswith(MODULE)}
+    state = {
+        name.removeprefix(MODULE_PREFIX): value for name, value in tensors.items() if name.startswith(MODULE_PREFIX)
+    }
     try:
         module.load_state_dict({**state, **manifest.extra})
     except RuntimeError as error:
@@ -72,7 +74,7 @@ def restore_module(module: nn.Module, tensors: Mapping[str, torch.Tensor], manif
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], manifest: Manifest
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], manifest: ModelManifest
 ) -> None:
     """Load the optimizer's state in place, settings such as the learning rate included."""
     saved = manifest.optimizer
@@ -84,8 +86,8 @@ def restore_optimizer(
         )
     state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in saved["values"].items()}
     for key, value in tensors.items():
-        if key.startswith(OPTIMIZER):
-            index, _, name = key.removeprefix(OPTIMIZER).partition(".")
+        if key.startswith(OPTIMIZER_PREFIX):
+            index, _, name = key.removeprefix(OPTIMIZER_PREFIX).partition(".")
             state.setdefault(int(index), {})[name] = value
     try:
         optimizer.load_state_dict({"state": state, "param_groups": saved["groups"]})
@@ -95,7 +97,7 @@ def restore_optimizer(
         ) from None
 
 
-def rebuild(manifest: Manifest) -> nn.Module:
+def rebuild(manifest: ModelManifest) -> nn.Module:
     """A fresh module of the saved class: imported by its name and called with the saved config.
 
     Only a subclass of `torch.nn.Module` is ever called.
@@ -122,7 +124,10 @@ def _find_class(name: str) -> type[nn.Module]:
             f"The module's class {name} must be importable: {error}. Pass the module: Model.load(path, module=...)."
         ) from None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise InvalidArgumentError(f"The file names {name} as the module's class, which is no torch.nn.Module.")
+        raise InvalidArgumentError(
+            f"The file names {name} as the module's class, which is no torch.nn.Module. "
+            "Pass the module: Model.load(path, module=...)."
+        )
     return found
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from raydist.context.strategy import Strategy
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callbacks import CallbackList
+    from raydist.training.callback_list import CallbackList
     from raydist.training.reporter import Reporter
 
 __all__ = ["Prediction"]

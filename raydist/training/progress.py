@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-__all__ = ["Meter", "Report", "duration"]
+__all__ = ["ProgressMeter", "Report", "duration"]
 
 RATE_WINDOW_S = 10.0
 """The rate is that of the last seconds, so that the time left follows when a run gets slower or faster."""
@@ -74,7 +74,7 @@ class Report:
 
 
 @final
-class Meter:
+class ProgressMeter:
     """Measures one pass. Give it steps and rows as they are *completed*; asks for nothing by itself."""
 
     def __init__(self, label: str, total: int | None, now: float) -> None:

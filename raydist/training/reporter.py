@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
-from raydist.training.progress import Meter, Report
+from raydist.training.progress import ProgressMeter, Report
 from raydist.training.views import View
 
 __all__ = ["Reporter"]
@@ -28,7 +28,7 @@ class Reporter:
     def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
         self._view = view
         self._clock = clock
-        self._meter = Meter("", None, clock())
+        self._meter = ProgressMeter("", None, clock())
         self._interval_s = view.interval_s
         self._due = 0.0
         self._final: Report | None = None
@@ -36,7 +36,7 @@ class Reporter:
     def start(self, label: str, total: int | None) -> None:
         """A pass of `total` batches begins."""
         now = self._clock()
-        self._meter = Meter(label, total, now)
+        self._meter = ProgressMeter(label, total, now)
         self._interval_s = self._view.interval_s
         self._due = now + self._interval_s
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError
 
-__all__ = ["Manifest", "read_model_file", "snapshot", "write_model_file"]
+__all__ = ["ModelManifest", "read_model_file", "snapshot", "write_model_file"]
 
 FORMAT_VERSION = 1
 MANIFEST_KEY = "raydist.model"
@@ -30,7 +30,7 @@ DIGEST_KEY = "raydist.sha256"  # of the manifest's text
 
 @final
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ModelManifest:
     """What a model file says besides its tensors.
 
     Attributes:
@@ -77,7 +77,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(flat)
 
 
-def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tensor], manifest: Manifest) -> None:
+def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tensor], manifest: ModelManifest) -> None:
     """Write the file under a temporary name and rename it: a reader finds the old file or the new one, never a part."""
     target = Path(path)
     text = _as_json(manifest)
@@ -99,7 +99,7 @@ def _flush_to_disk(path: str) -> None:
         os.fsync(file.fileno())
 
 
-def _as_json(manifest: Manifest) -> str:
+def _as_json(manifest: ModelManifest) -> str:
     try:
         return json.dumps(asdict(manifest))
     except (TypeError, ValueError) as error:
@@ -109,7 +109,7 @@ def _as_json(manifest: Manifest) -> str:
         ) from None
 
 
-def read_model_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], Manifest]:
+def read_model_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], ModelManifest]:
     """The tensors (on the CPU) and the manifest of a file.
 
     Raises:
@@ -132,7 +132,7 @@ def read_model_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tenso
     return tensors, manifest
 
 
-def _parse(header: Mapping[str, str], path: str) -> Manifest:
+def _parse(header: Mapping[str, str], path: str) -> ModelManifest:
     if MANIFEST_KEY not in header:
         raise DataLossError(
             f"{path!r} has no raydist manifest: it was not written by Model.save. "
@@ -144,14 +144,14 @@ def _parse(header: Mapping[str, str], path: str) -> Manifest:
         raise DataLossError(f"The manifest of {path!r} is damaged. Use a copy of the file.", path=path)
     found = json.loads(text)
     if found["version"] == FORMAT_VERSION:
-        return Manifest(**{field.name: found[field.name] for field in fields(Manifest)})
+        return ModelManifest(**{field.name: found[field.name] for field in fields(ModelManifest)})
     raise InvalidArgumentError(
         f"{path!r} has format version {found['version']}, this raydist reads version {FORMAT_VERSION}. "
         "Load it with the version of raydist that wrote it."
     )
 
 
-def _verify(tensors: Mapping[str, torch.Tensor], manifest: Manifest, path: str) -> None:
+def _verify(tensors: Mapping[str, torch.Tensor], manifest: ModelManifest, path: str) -> None:
     found = digests(tensors)
     damaged = sorted(name for name in {*found, *manifest.sha256} if found.get(name) != manifest.sha256.get(name))
     if damaged:

@@ -119,7 +119,10 @@ def _require_metric(name: str, metric: Any) -> None:
             "Wrap a function in a torchmetrics.Metric subclass."
         )
     if name == "loss":
-        raise InvalidArgumentError('A metric can not be named "loss": logs use this name for the loss itself.')
+        raise InvalidArgumentError(
+            f'A metric can not be named "loss", as a {type(metric).__name__} is: logs use this name for the loss '
+            "itself. Give it another key."
+        )
 
 
 def _free_name(name: str, taken: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from raydist.actors.portable_errors import pack_error
-from raydist.actors.supervision import RemoteFailure, kill_actors, root_cause, wait_for_all
+from raydist.actors.supervision import RemoteFailure, kill_actors, root_cause, wait_for, wait_for_all
 from raydist.errors import CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError
 
 
@@ -98,3 +98,24 @@ def test_who_does_not_answer_is_named(workers: list[Any]) -> None:
         DeadlineExceededError, match=r"within 0.5 s, but worker 1 did not answer.*raise Timeouts.step_s"
     ):
         wait([workers[0].answer.remote(1), workers[1].stuck.remote(60)], timeout_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def never(ray_cluster: None) -> Any:
+    """A reference to what will not come."""
+    return ray.remote(num_cpus=0)(lambda: time.sleep(600)).remote()
+
+
+@pytest.mark.ray
+def test_what_is_there_is_found_at_once_and_what_is_not_after_the_limit(never: Any) -> None:
+    assert wait_for(ray.put(1), 0.0, lambda: False, actor="a")
+    begin = time.monotonic()
+    assert not wait_for(never, 0.3, lambda: False, actor="a")
+    assert 0.3 <= time.monotonic() - begin < 5.0
+
+
+@pytest.mark.ray
+def test_who_is_not_wanted_any_more_stops_waiting(never: Any) -> None:
+    answers = iter([False, True])
+    with pytest.raises(CancelledError, match="waited for worker 3 was closed"):
+        wait_for(never, 60.0, lambda: next(answers), actor="worker 3")

@@ -25,9 +25,12 @@ from tests.contracts.communicator import Body, Team
 START_S = 50.0
 
 
-def rank_main(requests: Connection, timeout_s: float) -> None:
+def rank_main(requests: Connection, timeout_s: float, backend: str, device: str) -> None:
     """A rank's process: joins where it is told, runs what it is given, ends with the connection."""
     torch.set_num_threads(1)
+    if device != "cpu":
+        torch.set_default_device(device)
+        torch.cuda.set_device(device)
     communicator: Communicator | None = None
     requests.send("ready")
     while True:
@@ -40,7 +43,9 @@ def rank_main(requests: Connection, timeout_s: float) -> None:
                 requests.send(request(communicator))
                 continue
             if communicator is None:
-                communicator = open_communicator(request, device=torch.device("cpu"), timeout_s=timeout_s)
+                communicator = open_communicator(
+                    request, device=torch.device(device), timeout_s=timeout_s, backend=backend
+                )
             else:
                 communicator.reconfigure(request)
             requests.send(None)
@@ -52,11 +57,13 @@ def rank_main(requests: Connection, timeout_s: float) -> None:
 
 
 class ProcessTeam(Team):
-    """A team of processes with gloo between them."""
+    """A team of processes with a backend between them; on "cuda" each has a device of its own."""
 
-    def __init__(self, world_size: int, timeout_s: float) -> None:
+    def __init__(self, world_size: int, timeout_s: float, *, backend: str = "auto", device: str = "cpu") -> None:
         self.world_size = world_size
         self.timeout_s = timeout_s
+        self._backend = backend
+        self._device = device
         self._group = f"team-{uuid.uuid4().hex[:8]}"
         self._generation = -1
         self._store = RendezvousStore()
@@ -98,7 +105,7 @@ class ProcessTeam(Team):
     def reform(self) -> None:
         self._generation += 1
         newcomers = [rank for rank in range(self.world_size) if rank not in self._ranks]
-        self._ranks |= {rank: self._start() for rank in newcomers}
+        self._ranks |= {rank: self._start(rank) for rank in newcomers}
         assert [self._receive(rank) for rank in newcomers] == ["ready"] * len(newcomers)
         for rank, (_, requests) in self._ranks.items():
             requests.send(
@@ -106,9 +113,11 @@ class ProcessTeam(Team):
             )
         assert [self._receive(rank) for rank in range(self.world_size)] == [None] * self.world_size
 
-    def _start(self) -> tuple[BaseProcess, Connection]:
+    def _start(self, rank: int) -> tuple[BaseProcess, Connection]:
         mine, theirs = self._context.Pipe()
-        process = self._context.Process(target=rank_main, args=(theirs, self.timeout_s), daemon=True)
+        device = self._device if self._device == "cpu" else f"{self._device}:{rank}"
+        args = (theirs, self.timeout_s, self._backend, device)
+        process = self._context.Process(target=rank_main, args=args, daemon=True)
         process.start()
         theirs.close()
         return process, mine

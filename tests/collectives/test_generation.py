@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from raydist.collectives.backends import Backend, RawGroup
+from raydist.collectives.backend import Backend, RawGroup
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import Flight
 from raydist.collectives.generation import Generation

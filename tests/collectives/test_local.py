@@ -6,12 +6,7 @@ import torch
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
-from tests.collectives.threads import ThreadTeam, run_ranks
-from tests.contracts.communicator import check_communicator
-
-
-def test_contract() -> None:
-    check_communicator(ThreadTeam(3, timeout_s=2.0))
+from tests.collectives.threads import run_ranks
 
 
 def test_reductions_are_in_rank_order() -> None:

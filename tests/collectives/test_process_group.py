@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -25,31 +24,6 @@ pytestmark = pytest.mark.timeout(180)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def team() -> Iterator[ProcessTeam]:
-    with ProcessTeam(3, timeout_s=2.0) as team:
-        yield team
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        contract.check_reductions,
-        contract.check_moves,
-        contract.check_tensor_kinds,
-        contract.check_asynchronous,
-        contract.check_refusals,
-        contract.check_short_limit,
-        contract.check_hard_limit,
-        contract.check_abort,
-        contract.check_death,
-    ],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
-def test_contract(team: ProcessTeam, check: Callable[[contract.Team], None]) -> None:
-    check(team)
-
-
 def stop_myself(communicator: Communicator) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -60,26 +34,26 @@ def timed_failure_later(communicator: Communicator) -> tuple[float, RaydistError
     return contract.timed_failure(communicator)
 
 
-def test_a_stopped_peer_is_a_deadline_that_names_it(team: ProcessTeam) -> None:
-    team.reform()
-    resumed = team.begin({0: stop_myself})
-    failures = team.begin({1: contract.timed_failure, 2: timed_failure_later})()
-    team.resume(0)
+def test_a_stopped_peer_is_a_deadline_that_names_it(gloo_team: ProcessTeam) -> None:
+    gloo_team.reform()
+    resumed = gloo_team.begin({0: stop_myself})
+    failures = gloo_team.begin({1: contract.timed_failure, 2: timed_failure_later})()
+    gloo_team.resume(0)
     assert resumed() == {0: None}
     for seconds, error in failures.values():
         assert isinstance(error, DeadlineExceededError)
         assert "No sign of rank 0" in str(error)
-        assert seconds < team.timeout_s + 2.0
-    team.reform()
-    contract.check_asynchronous(team)
+        assert seconds < gloo_team.timeout_s + 2.0
+    gloo_team.reform()
+    contract.check_asynchronous(gloo_team)
 
 
 def default_group_exists(communicator: Communicator) -> bool:
     return torch.distributed.is_initialized()
 
 
-def test_the_process_wide_group_is_not_touched(team: ProcessTeam) -> None:
-    assert team.run(default_group_exists) == [False] * team.world_size
+def test_the_process_wide_group_is_not_touched(gloo_team: ProcessTeam) -> None:
+    assert gloo_team.run(default_group_exists) == [False] * gloo_team.world_size
 
 
 def test_a_member_that_does_not_arrive_is_named() -> None:
@@ -102,6 +76,8 @@ def test_a_device_without_backend() -> None:
         membership = store.membership("g", generation=0, rank=0, world_size=1)
         with pytest.raises(InvalidArgumentError, match="meta"):
             open_communicator(membership, device=torch.device("meta"), timeout_s=1.0)
+        with pytest.raises(InvalidArgumentError, match="'mpi'"):
+            open_communicator(membership, device=CPU, timeout_s=1.0, backend="mpi")
 
 
 def test_two_groups_in_one_process_and_closing_twice() -> None:

@@ -4,14 +4,14 @@ import socket
 
 import pytest
 
-from raydist.collectives.rendezvous import RendezvousStore, connect, local_address
+from raydist.collectives.rendezvous import RendezvousStore, connect_store, local_address
 from raydist.errors import FailedPreconditionError
 
 
 def test_generations_and_groups_do_not_see_each_other() -> None:
     with RendezvousStore() as store:
         ends = [
-            connect(store.membership(group, generation=generation, rank=0, world_size=1), 5.0)
+            connect_store(store.membership(group, generation=generation, rank=0, world_size=1), 5.0)
             for group, generation in (("a", 0), ("a", 1), ("b", 0))
         ]
         ends[0].set("key", "value")

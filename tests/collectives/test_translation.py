@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raydist.collectives.base import Membership
-from raydist.collectives.translation import describe, is_slice_over, translate
+from raydist.collectives.translation import describe_operation, is_slice_over, translate_torch_error
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, RaydistError, UnavailableError
 
 MEMBERSHIP = Membership("g", generation=3, rank=1, world_size=4)
@@ -25,14 +25,16 @@ MEMBERSHIP = Membership("g", generation=3, rank=1, world_size=4)
     ],
 )
 def test_known_messages(text: str, kind: type[RaydistError]) -> None:
-    error = translate(RuntimeError(f"{text}\nException raised from somewhere"), MEMBERSHIP, "all_reduce(SUM)")
+    error = translate_torch_error(
+        RuntimeError(f"{text}\nException raised from somewhere"), MEMBERSHIP, "all_reduce(SUM)"
+    )
     assert type(error) is kind
     assert str(error) == f"all_reduce(SUM) by rank 1 of 4 (group 'g', generation 3) failed: {text}"
 
 
 def test_own_errors_pass() -> None:
     error = CancelledError("x")
-    assert translate(error, MEMBERSHIP, "barrier") is error
+    assert translate_torch_error(error, MEMBERSHIP, "barrier") is error
 
 
 def test_the_end_of_a_slice_is_no_failure() -> None:
@@ -41,4 +43,4 @@ def test_the_end_of_a_slice_is_no_failure() -> None:
 
 
 def test_describe() -> None:
-    assert describe(MEMBERSHIP, "barrier") == "barrier by rank 1 of 4 (group 'g', generation 3)"
+    assert describe_operation(MEMBERSHIP, "barrier") == "barrier by rank 1 of 4 (group 'g', generation 3)"

@@ -1,7 +1,7 @@
 """What every communicator must do: collectives against numpy, limits, aborts, deaths and new generations.
 
-An implementation gives a :class:`Team` whose ranks run functions of this module. `check_communicator(team)` runs
-everything; the single checks may be called one by one, in any order.
+An implementation gives a :class:`Team` whose ranks run functions of this module. `CHECKS` are all checks; they may be
+called one by one, in any order. Tensors are made on torch's default device, which a team sets to its ranks' own.
 """
 
 from __future__ import annotations
@@ -73,19 +73,6 @@ class Team(ABC):
         return [results[rank] for rank in range(self.world_size)]
 
 
-def check_communicator(team: Team) -> None:
-    """Everything, in an order that leaves the team usable."""
-    check_reductions(team)
-    check_moves(team)
-    check_tensor_kinds(team)
-    check_asynchronous(team)
-    check_refusals(team)
-    check_short_limit(team)
-    check_hard_limit(team)
-    check_abort(team)
-    check_death(team)
-
-
 def brought(rank: int, dtype: torch.dtype) -> torch.Tensor:
     """What a rank brings: small numbers whose sums and products every dtype holds exactly."""
     return (torch.arange(6).reshape(2, 3) % 3 + rank % 3).to(dtype)
@@ -93,7 +80,7 @@ def brought(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     wide = torch.complex128 if tensor.dtype.is_complex else torch.float64
-    return tensor.to(wide).numpy()
+    return tensor.to(wide).cpu().numpy()
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -329,3 +316,17 @@ def check_death(team: Team) -> None:
         assert seconds < team.timeout_s * 0.9
     team.reform()
     check_reductions(team)
+
+
+CHECKS: tuple[Callable[[Team], None], ...] = (
+    check_reductions,
+    check_moves,
+    check_tensor_kinds,
+    check_asynchronous,
+    check_refusals,
+    check_short_limit,
+    check_hard_limit,
+    check_abort,
+    check_death,
+)
+"""Everything; each leaves the team usable."""

@@ -42,6 +42,13 @@ def test_each_gpu_replica_sees_its_gpu_as_the_first() -> None:
     assert made.setups[0].worker_devices == ("GPU:0", "GPU:1")
 
 
+def test_every_replica_is_told_the_collective_backend() -> None:
+    cluster, devices = Cluster(False, (NODE,)), parse_devices(2, gpus_on_node=0)
+    made = plan_one_node("m", devices, cluster, NODE, resources=None, timeouts=Timeouts(), backend="gloo")
+    assert [setup.backend for setup in made.setups] == ["gloo", "gloo"]
+    assert plan(2).setups[0].backend == "auto"
+
+
 def test_the_store_is_on_loopback_only_on_one_machine() -> None:
     assert plan(2).store_host == "127.0.0.1"
     assert plan(2, nodes=(OTHER, NODE)).store_host == "10.0.0.2"

@@ -3,34 +3,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 import raydist as rd
-from raydist.training.callbacks import BatchLogs
 from tests.training.toys import Recorder, compiled, regression, small_net
-
-
-def test_batch_logs_are_read_once_and_only_if_looked_at() -> None:
-    reads: list[int] = []
-
-    def read() -> dict[str, float]:
-        reads.append(1)
-        return {"loss": 0.5}
-
-    logs = BatchLogs(read)
-    assert logs or {}
-    assert not reads
-    assert (logs["loss"], dict(logs), len(logs), logs.get("accuracy")) == (0.5, {"loss": 0.5}, 1, None)
-    assert len(reads) == 1
-    logs.seal()
-    assert logs["loss"] == 0.5
-
-
-def test_unread_batch_logs_can_not_be_read_after_their_hook() -> None:
-    logs = BatchLogs(lambda: {"loss": 0.5})
-    logs.seal()
-    with pytest.raises(rd.FailedPreconditionError, match=r"must be read in its hook.*dict\(logs\)"):
-        logs["loss"]
 
 
 def test_callbacks_know_model_and_params() -> None:
@@ -69,8 +43,3 @@ def test_evaluate_and_predict_call_their_hooks_in_order() -> None:
         *("test_begin", "test_batch_begin 0", "test_batch_end 0", "test_end"),
         *("predict_begin", "predict_batch_begin 0", "predict_batch_end 0", "predict_end"),
     ]
-
-
-def test_a_class_is_no_callback() -> None:
-    with pytest.raises(rd.InvalidArgumentError, match="instances of raydist.Callback.*Was a class passed"):
-        compiled(small_net()).fit(regression(4, 4), callbacks=[Recorder], verbose=False)  # type: ignore[list-item]

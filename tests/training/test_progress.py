@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.training.progress import Meter, Report, duration
+from raydist.training.progress import ProgressMeter, Report, duration
 
 
 def test_rate_and_time_left_follow_the_last_seconds() -> None:
-    meter = Meter("Epoch 1/1", 100, now=0.0)
+    meter = ProgressMeter("Epoch 1/1", 100, now=0.0)
     slow = meter.report(10.0, 10, 1000, {})
     assert (slow.rate, slow.left_s) == (100.0, 90.0)
     fast = meter.report(20.0, 60, 6000, {})
@@ -15,20 +15,20 @@ def test_rate_and_time_left_follow_the_last_seconds() -> None:
 
 
 def test_the_last_report_has_the_rate_of_the_whole_pass() -> None:
-    meter = Meter("Epoch 1/1", None, now=5.0)
+    meter = ProgressMeter("Epoch 1/1", None, now=5.0)
     meter.report(10.0, 1, 10, {})
     last = meter.finished(25.0, 4, 400)
     assert (last.rate, last.elapsed_s, last.left_s, last.total, last.done) == (20.0, 20.0, None, 4, True)
 
 
 def test_without_a_total_or_a_step_the_time_left_is_not_known() -> None:
-    assert Meter("", None, 0.0).report(1.0, 5, 50, {}).left_s is None
-    assert Meter("", 10, 0.0).report(1.0, 0, 0, {}).left_s is None
-    assert Meter("", 10, 0.0).report(0.0, 1, 1, {}).rate is None
+    assert ProgressMeter("", None, 0.0).report(1.0, 5, 50, {}).left_s is None
+    assert ProgressMeter("", 10, 0.0).report(1.0, 0, 0, {}).left_s is None
+    assert ProgressMeter("", 10, 0.0).report(0.0, 1, 1, {}).rate is None
 
 
 def test_more_steps_than_expected_leave_no_negative_time() -> None:
-    assert Meter("", 3, 0.0).report(1.0, 5, 5, {}).left_s == 0.0
+    assert ProgressMeter("", 3, 0.0).report(1.0, 5, 5, {}).left_s == 0.0
 
 
 def test_a_line_says_all() -> None:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import raydist as rd
-from raydist.training.saving import Manifest, digests, read_model_file, snapshot, write_model_file
+from raydist.training.saving import ModelManifest, digests, read_model_file, snapshot, write_model_file
 
 TENSORS = {
     "module.a": torch.arange(100, dtype=torch.float64).reshape(10, 10),
@@ -17,7 +17,7 @@ TENSORS = {
 }
 
 
-def manifest(**changes: object) -> Manifest:
+def manifest(**changes: object) -> ModelManifest:
     fields: dict[str, object] = {
         "module_class": "m:N",
         "config": {"width": 2},
@@ -25,7 +25,7 @@ def manifest(**changes: object) -> Manifest:
         "optimizer": None,
         "sha256": digests(TENSORS),
     }
-    return Manifest(**(fields | changes))  # type: ignore[arg-type]  # one dict for fields of several types
+    return ModelManifest(**(fields | changes))  # type: ignore[arg-type]  # one dict for fields of several types
 
 
 def written(path: Path) -> Path:

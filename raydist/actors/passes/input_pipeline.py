@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import ray
 
-from raydist.actors.passes.batch_queues import Place
+from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.production import Poll, Production
-from raydist.actors.passes.shared import hand_on
+from raydist.actors.passes.shared import share_piece
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.workers.growing_executor import GrowingExecutor
-from raydist.actors.workers.pools_of_passes import PoolShelf, SharedExecutor, choose_num_workers
+from raydist.actors.workers.pools_of_passes import PassPools, SharedExecutor, choose_num_workers
 from raydist.errors import CancelledError, RaydistError
 from raydist.pipelines.engine.machine import num_cores
 from raydist.pipelines.run.executors import local_executor
@@ -54,8 +54,8 @@ class InputPipeline:
         self._node_id = node_id
         self._productions: dict[str, Production] = {}
         self._abandoned: set[str] = set()
-        self._pools: dict[str, ActorExecutor] = {}
-        self._shelf = PoolShelf()
+        self._pool_of_pass: dict[str, ActorExecutor] = {}
+        self._pools = PassPools()
 
     def open(self, key: str, job: InputJob) -> None:
         """Begin a pass. What goes wrong in opening it (a missing file, say) is raised here."""
@@ -69,7 +69,7 @@ class InputPipeline:
             raise
         self._productions[key] = production
         if pool is not None:
-            self._pools[key] = pool
+            self._pool_of_pass[key] = pool
         production.start()
 
     def _make_production(
@@ -78,7 +78,7 @@ class InputPipeline:
         make_executor = local_executor if pool is None else functools.partial(_on_pool, pool, job, len(ops))
         return Production(
             _step_source(job, ops, make_executor),
-            self._put if pool is None or not _on_one_node() else functools.partial(hand_on, pool.mapped, self._put),
+            self._put if pool is None or not _on_one_node() else functools.partial(share_piece, pool.mapped, self._put),
             num_replicas=job.num_replicas,
             capacity=job.capacity,
             zero_copy=job.input_options.zero_copy,
@@ -94,7 +94,7 @@ class InputPipeline:
             return None
         resources = job.input_options.resources_per_input_worker
         node_id = None if resources else self._node_id
-        return self._shelf.borrow(
+        return self._pools.borrow(
             num_workers,
             name=self._name,
             resources=resources,
@@ -105,20 +105,23 @@ class InputPipeline:
 
     def _give_back(self, pool: ActorExecutor | None) -> None:
         if pool is not None:
-            self._shelf.give_back(pool, patience_s=_PATIENCE_S)
+            self._pools.give_back(pool, patience_s=_PATIENCE_S)
 
     def _production(self, key: str) -> Production:
         try:
             return self._productions[key]
         except KeyError:
-            raise CancelledError("This iterator was closed (with its strategy, or by close()).") from None
+            raise CancelledError(
+                f"This iterator of input pipeline {self._name} was closed (with its strategy, or by close()). Take a "
+                "new one."
+            ) from None
 
-    def poll(self, key: str, poll: Poll) -> tuple[Place, ...]:
-        """See `Production.poll`. A pass that was closed answers with that error as its last place."""
+    def poll(self, key: str, poll: Poll) -> tuple[QueueEntry, ...]:
+        """See `Production.poll`. A pass that was closed answers with that error as its last entry."""
         try:
             return self._production(key).poll(poll)
         except RaydistError as error:  # as a value: Ray would log a failure that nobody waits for any more
-            return (Place(poll.start, {}, error=pack_error(error), last=True),)
+            return (QueueEntry(poll.start, {}, error=pack_error(error), last=True),)
 
     def lend(self, key: str, done: int) -> None:
         """See `Production.lend`."""
@@ -160,12 +163,12 @@ class InputPipeline:
         if production is None:
             return True
         production.close()
-        pool = self._pools.get(key)
+        pool = self._pool_of_pass.get(key)
         if pool is not None and not production.join(_PATIENCE_S):
             pool.close()  # wakes a thread that waits for a stuck worker
         ended = production.join(timeout_s)
         self._productions.pop(key, None)
-        self._pools.pop(key, None)
+        self._pool_of_pass.pop(key, None)
         self._abandoned.discard(key)
         return ended
 

@@ -15,10 +15,11 @@ from raydist.actors.passes.input_pipeline import InputPipeline
 from raydist.actors.passes.piece import BatchPiece, Ref
 from raydist.actors.passes.production import Poll
 from raydist.actors.passes.shared import SharedPiece
+from raydist.actors.supervision import first_line
 from raydist.errors import DeadlineExceededError, UnavailableError
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_queues import Place, Position
+    from raydist.actors.passes.batch_queues import Position, QueueEntry
     from raydist.actors.passes.job import InputJob
     from raydist.options import Timeouts
 
@@ -119,12 +120,12 @@ class PipelineLink:
         """Whether :meth:`receive` would answer at once, within `timeout_s`."""
         return bool(ray.wait([asked], timeout=timeout_s)[0])
 
-    def receive(self, asked: Any) -> tuple[Place, ...]:
+    def receive(self, asked: Any) -> tuple[QueueEntry, ...]:
         """The answer to a poll: empty when there is nothing yet."""
         # The poll itself waits poll_s in the actor; so much longer means that the actor does not answer at all.
         limit_s = self.timeouts.poll_s + self.timeouts.start_s
-        places: tuple[Place, ...] = self._answer(asked, limit_s, "poll")
-        return places
+        entries: tuple[QueueEntry, ...] = self._answer(asked, limit_s, "poll")
+        return entries
 
     def fetch(self, ref: Ref) -> BatchPiece:
         """A piece, mapped out of the object store; a small one came along."""
@@ -167,18 +168,16 @@ class PipelineLink:
             raise _cause_of(error) from None
         except (RayActorError, OwnerDiedError) as error:
             raise UnavailableError(
-                f"The input pipeline {self.name} is gone, and with it the batches it had made: {_first_line(error)} "
+                f"The input pipeline {self.name} is gone, and with it the batches it had made: {first_line(error)} "
                 "Iterate again, or load the last saved state into a new iterator."
             ) from error
         except RayError as error:
-            raise UnavailableError(f"The input pipeline {self.name} failed ({doing}): {_first_line(error)}") from error
+            raise UnavailableError(
+                f"The input pipeline {self.name} failed ({doing}): {first_line(error)} Iterate again, or load the last "
+                "saved state into a new iterator."
+            ) from error
 
 
 def _cause_of(error: RayTaskError) -> Exception:
     cause = error.cause
     return cause if isinstance(cause, Exception) and not isinstance(cause, RayError) else error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchPiece", "PackedText", "Ref", "StepBatch", "pack_piece", "store_step"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
+_Array = np.ndarray[Any, np.dtype[Any]]
 Ref = Any  # a ray.ObjectRef of a BatchPiece, a SharedPiece, or a small BatchPiece itself; None for none
 
 _INLINE_BYTES = 16 << 10  # a smaller piece travels with its step: to store one costs 0.8 ms, whatever its size
@@ -38,7 +38,7 @@ class PackedText:
     values: pa.Array
     shape: tuple[int, ...]
 
-    def unpack(self) -> Array:
+    def unpack(self) -> _Array:
         """The array of Python objects."""
         return np.asarray(self.values.to_numpy(zero_copy_only=False), dtype=object).reshape(self.shape)
 
@@ -55,7 +55,7 @@ class BatchPiece:
         absent: False: a piece is input, and input is always there, if only with zero rows.
     """
 
-    columns: tuple[Array | PackedText, ...]
+    columns: tuple[_Array | PackedText, ...]
     num_rows: int
     zero_copy: bool = False
     absent: bool = False
@@ -65,7 +65,7 @@ class BatchPiece:
         """Bytes of its buffers."""
         return sum(column.values.nbytes if isinstance(column, PackedText) else column.nbytes for column in self.columns)
 
-    def array(self, index: int) -> Array:
+    def array(self, index: int) -> _Array:
         """Leaf `index`: for numbers read-only and without a copy."""
         column = self.columns[index]
         return column.unpack() if isinstance(column, PackedText) else column
@@ -93,7 +93,7 @@ def pack_piece(columns: Columns, num_rows: int, *, zero_copy: bool) -> BatchPiec
     return BatchPiece(tuple(_pack_column(column) for column in columns), num_rows, zero_copy)
 
 
-def _pack_column(column: Array) -> Array | PackedText:
+def _pack_column(column: _Array) -> _Array | PackedText:
     if column.dtype != object:
         return column
     entries = column.reshape(-1).tolist()

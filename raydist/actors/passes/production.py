@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.actors.passes.batch_queues import BatchQueues, Place, Position
+from raydist.actors.passes.batch_queues import BatchQueues, Position, QueueEntry
 from raydist.actors.passes.piece import store_step
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
@@ -31,10 +31,10 @@ class Poll:
 
     Attributes:
         rank: The replica that asks; None: the driver, for all of them.
-        start: Number of the first place wanted.
-        done: The reader is done with the places before this number.
+        start: Number of the first entry wanted.
+        done: The reader is done with the entries before this number.
         most: Places wanted at most.
-        wait_s: How long the answer may be waited for; an answer without places is none yet.
+        wait_s: How long the answer may be waited for; an answer without entries is none yet.
     """
 
     rank: int | None
@@ -46,7 +46,7 @@ class Poll:
 
 @final
 class Production:
-    """Runs a step source in a thread of its own, at most `capacity` places ahead of the slowest reader.
+    """Runs a step source in a thread of its own, at most `capacity` entries ahead of the slowest reader.
 
     `put` stores a piece and returns its reference; `on_end` is called once, by the thread, when the source is closed.
     Methods may be called from any thread.
@@ -82,13 +82,13 @@ class Production:
         number = 0
         try:
             while self._await_credit():
-                place = self._make_place(number)
-                if place.last:
+                entry = self._make_entry(number)
+                if entry.last:
                     self._end()  # before a reader knows: what it opens next finds everything given back
-                self._offer(place)
+                self._offer(entry)
                 number += 1
         except Exception as error:  # not of an element: the object store is full, say. No batch may be passed over
-            self._offer(Place(number, {}, error=pack_error(error), last=True))
+            self._offer(QueueEntry(number, {}, error=pack_error(error), last=True))
         finally:
             self._end()
 
@@ -98,9 +98,9 @@ class Production:
             self._source.close()
             self._on_end()
 
-    def _offer(self, place: Place) -> None:
+    def _offer(self, entry: QueueEntry) -> None:
         with self._changed:
-            self._queues.offer(place)
+            self._queues.offer(entry)
             self._changed.notify_all()
 
     def _await_credit(self) -> bool:
@@ -108,20 +108,20 @@ class Production:
             self._changed.wait_for(lambda: self._queues.wants_more or self._queues.finished)
             return not self._queues.finished
 
-    def _make_place(self, number: int) -> Place:
+    def _make_entry(self, number: int) -> QueueEntry:
         step = self._source.step
         try:
             cuts = self._source.next_step()
         except StopIteration:
-            return Place(number, self._source.state_dict(), last=True, stats=self._source.stats())
+            return QueueEntry(number, self._source.state_dict(), last=True, stats=self._source.stats())
         except Exception as error:
             packed = pack_error(error, f"In {self._label}, step {step}.")
-            return Place(number, self._source.state_dict(), error=packed, last=isinstance(error, _FATAL))
+            return QueueEntry(number, self._source.state_dict(), error=packed, last=isinstance(error, _FATAL))
         batch = store_step(cuts, step=step, structure=self._source.structure, put=self._put, zero_copy=self._zero_copy)
-        return Place(number, self._source.state_dict(), batch=batch)
+        return QueueEntry(number, self._source.state_dict(), batch=batch)
 
-    def poll(self, poll: Poll) -> tuple[Place, ...]:
-        """The next places for a reader. Waits up to `wait_s` for the first one."""
+    def poll(self, poll: Poll) -> tuple[QueueEntry, ...]:
+        """The next entries for a reader. Waits up to `wait_s` for the first one."""
         with self._changed:
             self._acknowledge(poll.rank, poll.done)
             self._changed.wait_for(lambda: self._queues.ready(poll.start), timeout=poll.wait_s)
@@ -132,13 +132,13 @@ class Production:
         self._changed.notify_all()
 
     def lend(self, done: int) -> None:
-        """The driver, done with the places before `done`, leaves the reading to the replicas: each will `release`."""
+        """The driver, done with the entries before `done`, leaves the reading to the replicas: each will `release`."""
         with self._changed:
             self._acknowledge(None, done)
             self._loans = [loans + 1 for loans in self._loans]
 
     def release(self, rank: int, done: int) -> None:
-        """Replica `rank` stops reading for now, done with the places before `done`."""
+        """Replica `rank` stops reading for now, done with the entries before `done`."""
         with self._changed:
             self._acknowledge(rank, done)
             self._loans[rank] = max(0, self._loans[rank] - 1)

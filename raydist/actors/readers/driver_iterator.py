@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.actors.readers.step_reader import PlaceReader
+from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.nest import unflatten
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_queues import Place
+    from raydist.actors.passes.batch_queues import QueueEntry
     from raydist.actors.passes.job import InputJob
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.passes.piece import StepBatch
@@ -26,7 +26,7 @@ __all__ = ["BatchLeaf", "DistributedIterator", "PassOpener"]
 
 
 class PassOpener(Protocol):
-    """Starts passes over datasets: `actors.input_host.InputHost`."""
+    """Starts passes over datasets: `actors.passes.link.InputHost`."""
 
     def open(self, job: InputJob) -> PipelineLink:
         """Begin the pass that `job` describes."""
@@ -63,11 +63,23 @@ class DistributedIterator(BatchIterator):
     Nothing runs before the first batch is asked for. The pass ends with the data, with :meth:`close`, or when the
     iterator is collected.
 
+    Made by `iter()` of a :class:`DistributedDataset`. Read it from one thread. On one device `iter()` gives a
+    :class:`DatasetIterator`, which has the same methods: it stands in the examples here.
+
     Args:
         opener: Starts the pass.
         job: The pass.
         find_spec: Gives the nest of TensorSpec of one replica's part.
         drain: Waits until every dispatched step is done: the replicas may be reading this iterator.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> iterator = iter(strategy.distribute_dataset(rd.Dataset.range(6).batch(2)))
+    >>> [strategy.run(lambda x: x.sum().item(), args=(next(iterator),)) for _ in range(2)]
+    [1, 5]
+    >>> strategy.run(lambda batches: next(batches), args=(iterator,))  # several steps in one call: read it in there
+    tensor([4, 5])
+
+    Source: tf.distribute.DistributedIterator.
     """
 
     def __init__(
@@ -78,29 +90,53 @@ class DistributedIterator(BatchIterator):
         self._job = job
         self._drain = drain
         self._link: PipelineLink | None = None
-        self._reader: PlaceReader | None = None
+        self._reader: StepReader | None = None
         self._finalizer: weakref.finalize[[], DistributedIterator] | None = None
         self._state: State | None = job.state
         self._lent = False
-        self._last: Place | None = None
+        self._last: QueueEntry | None = None
         self._closed = False
 
     @property
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one replica's part of a batch."""
+        """Nest of TensorSpec of one replica's part of a batch: see `DistributedDataset.element_spec`.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
+        >>> iterator.element_spec
+        TensorSpec(shape=(None,), dtype=int64)
+
+        Source: tf.distribute.DistributedIterator.element_spec.
+        """
         return self._find_spec()
 
     def __next__(self) -> Any:
-        """The next batch: a nest of :class:`BatchLeaf`. See `BatchIterator`."""
-        place = self._last or self._read()
-        self._state = place.state or self._state
-        if place.last:
-            self._finish(place)
-        if place.error is not None:
-            raise place.error.restore()
-        if place.batch is None:
+        """The next batch. Waits up to `Timeouts.input_s`.
+
+        Returns:
+            A nest as the dataset's elements are, each leaf a :class:`PerReplica`. It holds references: rows stay in the
+            object store until a replica, or `values` of a leaf, asks for them.
+
+        Raises:
+            StopIteration: The data has ended.
+            Exception: The error of the batch at this place, with its type; iteration goes on after it.
+            DeadlineExceededError: The batch did not come in time.
+            FailedPreconditionError: The iterator was closed.
+            UnavailableError: The input pipeline or one of its workers is gone; names it.
+
+        >>> next(iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2))))
+        tensor([0, 1])
+
+        Source: tf.distribute.DistributedIterator.
+        """
+        entry = self._last or self._read()
+        self._state = entry.state or self._state
+        if entry.last:
+            self._finish(entry)
+        if entry.error is not None:
+            raise entry.error.restore()
+        if entry.batch is None:
             raise StopIteration
-        return self._nest(place.batch)
+        return self._nest(entry.batch)
 
     def _nest(self, batch: StepBatch) -> Any:
         link = self._require_link()
@@ -108,16 +144,19 @@ class DistributedIterator(BatchIterator):
             batch.structure, [BatchLeaf(batch, index, link) for index in range(batch.structure.num_leaves)]
         )
 
-    def _read(self) -> Place:
+    def _read(self) -> QueueEntry:
         self._open()
         self._take_back()
         if self._reader is None:
-            raise FailedPreconditionError("raydist bug: an open iterator must have a reader.")
-        return self._reader.next_place()
+            raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
+        return self._reader.next_entry()
 
     def _open(self) -> None:
         if self._closed:
-            raise FailedPreconditionError("This iterator was closed and gives no more batches. Make a new one.")
+            raise FailedPreconditionError(
+                f"The iterator over {self._job.label} was closed and gives no more batches. Take a new one: "
+                "iter(dataset)."
+            )
         if self._link is None:
             self._link = self._opener.open(replace(self._job, state=self._state))
             self._finalizer = weakref.finalize(self, self._link.abandon)
@@ -126,15 +165,15 @@ class DistributedIterator(BatchIterator):
 
     def _require_link(self) -> PipelineLink:
         if self._link is None:
-            raise FailedPreconditionError("raydist bug: a batch came from an iterator without a pass.")
+            raise FailedPreconditionError(f"raydist bug: {self._job.label} must have been opened, got no pass.")
         return self._link
 
-    def _reader_from(self, start: int) -> PlaceReader:
-        return PlaceReader(self._require_link(), rank=None, start=start, group=self._job.capacity - 1)
+    def _reader_from(self, start: int) -> StepReader:
+        return StepReader(self._require_link(), rank=None, start=start, group=self._job.capacity - 1)
 
-    def _finish(self, place: Place) -> None:
+    def _finish(self, entry: QueueEntry) -> None:
         """Stop the pass; pieces of earlier batches live on in the store."""
-        self._last = place
+        self._last = entry
         self._release()
 
     def _release(self) -> None:
@@ -173,6 +212,21 @@ class DistributedIterator(BatchIterator):
 
         The consumer is what puts the batches into the object store, as far ahead of the replicas as it may. Waits up to
         `Timeouts.start_s` for an answer. A pass that was closed, or whose end the replicas read, tells nothing.
+
+        Returns:
+            The numbers since the start of the pass; `str()` of them is a table.
+
+        Raises:
+            UnavailableError: The input pipeline is gone.
+            DeadlineExceededError: It does not answer.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
+        >>> batch = next(iterator)
+        >>> [(stage.name, stage.elements) for stage in iterator.stats().stages][0]
+        ('range-0', 2)
+        >>> iterator.close()
+
+        Source: tf.data.experimental.StatsAggregator; the shape of the summary is grain's execution summary.
         """
         if self._last is not None:
             return self._last.stats or PipelineStats()
@@ -185,7 +239,24 @@ class DistributedIterator(BatchIterator):
         return stats
 
     def state_dict(self) -> State:
-        """State after the last batch handed out, here or in the replicas: JSON-able, for any number of replicas."""
+        """State after the last batch handed out, here or in the replicas.
+
+        Waits for dispatched steps, which may read batches, and up to `Timeouts.start_s` for the pipeline.
+
+        Returns:
+            A JSON-able dict. It fits any number of replicas and input workers.
+
+        Raises:
+            FailedPreconditionError: The iterator was closed before it gave a batch.
+            UnavailableError: The input pipeline is gone.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2)))
+        >>> batch = next(iterator)
+        >>> import json
+        >>> text = json.dumps(iterator.state_dict())
+
+        Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
+        """
         self._take_back()
         if self._state is None:
             self._open()
@@ -193,7 +264,23 @@ class DistributedIterator(BatchIterator):
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
-        """Go on after the batch at which `state` was taken, on any number of replicas and input workers."""
+        """Go on after the batch at which `state` was taken, on any number of replicas and input workers.
+
+        What this iterator did before is given up. Waits for dispatched steps that read it; the pass itself begins, and
+        errors of a state that does not fit are raised, with the next batch.
+
+        Args:
+            state: From `state_dict` of an iterator over the same dataset.
+
+        >>> view = rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2))
+        >>> first, second = iter(view), iter(view)
+        >>> batch = next(first)
+        >>> second.load_state_dict(first.state_dict())
+        >>> next(second)
+        tensor([2, 3])
+
+        Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
+        """
         if self._lent:
             self._drain()
         self._release()
@@ -201,6 +288,13 @@ class DistributedIterator(BatchIterator):
         self._state = dict(state)
 
     def close(self) -> None:
-        """End the pass and stop what produces it. May be called twice."""
+        """End the pass and stop what produces it. Does not wait. May be called twice; a later `next` raises.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(4).batch(2)))
+        >>> batch = next(iterator)
+        >>> iterator.close()
+
+        Source: raydist's own; a tf.data iterator ends when it is collected.
+        """
         self._closed = self._last is None
         self._release()

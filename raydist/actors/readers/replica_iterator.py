@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
-from raydist.actors.readers.fetch_ahead import PieceAhead
-from raydist.actors.readers.step_reader import PlaceReader
+from raydist.actors.readers.fetch_ahead import FetchAhead
+from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import FailedPreconditionError
 from raydist.nest import unflatten
 
@@ -43,7 +43,7 @@ class ReplicaIterator(BatchIterator):
     def __init__(self, link: PipelineLink | None, group: int) -> None:
         self._link = link
         self._group = group
-        self._ahead: PieceAhead | None = None
+        self._ahead: FetchAhead | None = None
         self._ended = link is None
         self._state: State | None = None
         self._bind(0, _keep, _ignore, "stand_in")
@@ -79,8 +79,8 @@ class ReplicaIterator(BatchIterator):
         if self._link is not None:
             start: Position = self._link.call("position_of", rank)
             self._state = start.state
-            reader = PlaceReader(self._link, rank=rank, start=start.number, group=self._group)
-            self._ahead = PieceAhead(reader, self._leaves)
+            reader = StepReader(self._link, rank=rank, start=start.number, group=self._group)
+            self._ahead = FetchAhead(reader, self._leaves)
 
     def __next__(self) -> Any:
         batch, leaves = self._next_batch()
@@ -96,16 +96,17 @@ class ReplicaIterator(BatchIterator):
             raise StopIteration
         if self._ahead is None:
             raise FailedPreconditionError(
-                "A distributed iterator that was copied can be read inside strategy.run only: pass it in args."
+                "A distributed iterator that was copied can be read inside strategy.run only; this "
+                f"{type(self).__name__} is read outside of it. Pass it in args: strategy.run(step, args=(iterator,))."
             )
-        place, leaves = self._ahead.next_place()
-        self._state = place.state or self._state
-        if place.error is not None:
-            raise place.error.restore()
-        if place.batch is None:
+        entry, leaves = self._ahead.next_entry()
+        self._state = entry.state or self._state
+        if entry.error is not None:
+            raise entry.error.restore()
+        if entry.batch is None:
             self._ended = True
             raise StopIteration
-        return place.batch, leaves
+        return entry.batch, leaves
 
     def _piece(self, batch: StepBatch) -> BatchPiece:
         ref = batch.refs[self._rank]
@@ -118,7 +119,10 @@ class ReplicaIterator(BatchIterator):
     def state_dict(self) -> State:
         """State after the last batch that this replica was handed, as `DistributedIterator.state_dict` gives it."""
         if self._state is None:
-            raise FailedPreconditionError("The state of an iterator in a replica is known while it is read there.")
+            raise FailedPreconditionError(
+                f"The state of an iterator in a replica is known while it is read there; replica {self._rank} has "
+                "not begun. Read it inside strategy.run, or ask the driver's iterator."
+            )
         return dict(self._state)
 
     def release(self) -> None:

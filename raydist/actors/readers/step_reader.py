@@ -1,4 +1,4 @@
-"""A reader of places: long polls in groups, with the next question on its way while the last answer is used."""
+"""A reader of entries: long polls in groups, with the next question on its way while the last answer is used."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from raydist.actors.passes.production import Poll
 from raydist.errors import DeadlineExceededError
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_queues import Place
+    from raydist.actors.passes.batch_queues import QueueEntry
     from raydist.actors.passes.link import PipelineLink
 
-__all__ = ["PlaceReader"]
+__all__ = ["StepReader"]
 
 _SLICE_S = 0.05  # how long a thread that looks ahead goes on after it was stopped
 
 
 @final
-class PlaceReader:
-    """Reads the places of one pass in order: those of one replica, or of all (the driver).
+class StepReader:
+    """Reads the entries of one pass in order: those of one replica, or of all (the driver).
 
     Args:
         link: The pass.
         rank: The replica; None for the driver.
-        start: Number of the first place.
+        start: Number of the first entry.
         group: Places wanted in one answer.
     """
 
@@ -36,36 +36,36 @@ class PlaceReader:
         self._group = max(1, group)
         self._next = start
         self._done = start
-        self._buffer: deque[Place] = deque()
+        self._buffer: deque[QueueEntry] = deque()
         self._asked: Any = None
 
     @property
     def position(self) -> int:
-        """Number of the next place; the one before it is in use."""
+        """Number of the next entry; the one before it is in use."""
         return self._next
 
-    def next_place(self) -> Place:
-        """The next place; the one before it is done with. Waits up to `Timeouts.input_s`.
+    def next_entry(self) -> QueueEntry:
+        """The next entry; the one before it is done with. Waits up to `Timeouts.input_s`.
 
-        The last place is given again and again.
+        The last entry is given again and again.
         """
-        place = self.take()
+        entry = self.take()
         self.look_ahead()
-        return place
+        return entry
 
-    def take(self) -> Place:
-        """`next_place`, without asking for more yet."""
+    def take(self) -> QueueEntry:
+        """`next_entry`, without asking for more yet."""
         self._done = self._next
         if not self._buffer:
             self._fill()
-        place = self._buffer[0]
-        if not place.last:
+        entry = self._buffer[0]
+        if not entry.last:
             self._buffer.popleft()
             self._next += 1
-        return place
+        return entry
 
-    def await_place(self, stopped: Callable[[], bool]) -> Place | None:
-        """The next place, once it is there; it is not taken. None when `stopped()`, or when it was not asked for."""
+    def await_entry(self, stopped: Callable[[], bool]) -> QueueEntry | None:
+        """The next entry, once it is there; it is not taken. None when `stopped()`, or when it was not asked for."""
         while not self._buffer and self._asked is not None:
             if stopped():
                 return None
@@ -86,7 +86,7 @@ class PlaceReader:
 
     @property
     def limit_s(self) -> float:
-        """How long the next place may take."""
+        """How long the next entry may take."""
         return self._link.timeouts.input_s
 
     def late(self) -> DeadlineExceededError:
@@ -100,8 +100,8 @@ class PlaceReader:
     def look_ahead(self) -> None:
         """Ask for more while there is something left to work on.
 
-        A question that the producer has no credit for would only be answered empty-handed: `_done` trails the place in
-        use by one, so at most `group` places beyond it can exist.
+        A question that the producer has no credit for would only be answered empty-handed: `_done` trails the entry in
+        use by one, so at most `group` entries beyond it can exist.
         """
         if self._asked is None and len(self._buffer) <= self._group // 2 and not self._holds_last():
             self._asked = self._ask()

@@ -11,7 +11,7 @@ from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.run.executors import local_executor
 
 if TYPE_CHECKING:
-    from raydist.actors.workers.pools_of_iterators import KeptPools
+    from raydist.actors.workers.pools_of_iterators import IteratorPools
 
 __all__ = ["Executors", "open_executor"]
 
@@ -30,7 +30,7 @@ class Executors:
 
     def __init__(self) -> None:
         self._tuners: list[Tuner] = []
-        self._pools: KeptPools | None = None
+        self._pools: IteratorPools | None = None
 
     def open(self, options: Options) -> Executor:
         """A pool of `num_input_workers` actors, or this process. The caller closes it."""
@@ -38,10 +38,10 @@ class Executors:
             return local_executor(options, self._tuners)
         if self._pools is None:
             from raydist.actors.workers.pools_of_iterators import (
-                KeptPools,  # loads Ray, which most iterators never need
+                IteratorPools,  # loads Ray, which most iterators never need
             )
 
-            self._pools = KeptPools()
+            self._pools = IteratorPools()
             # Not at exit: workers end with the process that started them.
             weakref.finalize(self, self._pools.close).atexit = False
         return self._pools.open(options)

@@ -11,12 +11,12 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydist.actors.waiting import wait_for
+from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.worker import InputWorker
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 
-__all__ = ["WorkerHandle", "WorkerKind", "first_line"]
+__all__ = ["WorkerHandle", "WorkerKind"]
 
 KEPT_STAGES = 64
 """Stages that a worker keeps; every pass of a `repeat` has its own."""
@@ -108,7 +108,7 @@ class WorkerHandle:
         ready = self._ready
         if ready is None:
             return
-        if not wait_for(ready, self._kind.start_s, cancelled):
+        if not wait_for(ready, self._kind.start_s, cancelled, actor=self.name):
             raise DeadlineExceededError(
                 f"Input worker {self.name} must start within {self._kind.start_s:g} s (Timeouts.start_s), and has "
                 f"not. It asks for {dict(self._kind.resources) or 'no resources'}: the cluster may have nothing left."
@@ -117,7 +117,9 @@ class WorkerHandle:
             ray.get(ready)
         except RayError as error:
             if cancelled():
-                raise CancelledError("This pool of input workers was closed while it started.") from None
+                raise CancelledError(
+                    f"The pool of input worker {self.name} was closed while that started. Take a new iterator to go on."
+                ) from None
             raise UnavailableError(
                 f"Input worker {self.name} is gone while starting: {first_line(error)} Its process may have been "
                 "killed, or run out of memory. Iterate again, or load the last saved state.",
@@ -144,9 +146,3 @@ class WorkerHandle:
         """End the actor at once."""
         if ray.is_initialized():
             ray.kill(self._actor, no_restart=True)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what Ray says, which tells what happened; the rest is about Ray."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -16,10 +16,10 @@ from typing import Any, final
 import ray
 from ray.exceptions import RayActorError
 
-from raydist.actors.passes.shared import MappedResults
-from raydist.actors.waiting import wait_for
+from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.blame_element import Streak, isolate
-from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind, first_line
+from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
+from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask
 from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.actors.workers.worker import unpack_result
@@ -33,7 +33,7 @@ from raydist.pipelines.metering.reading import StagePlace
 
 __all__ = ["ActorExecutor"]
 
-log = logging.getLogger("raydist")
+_log = logging.getLogger("raydist")
 
 _BLOCKS_PER_WORKER = 2  # one being worked on, one on its way
 
@@ -67,9 +67,9 @@ class ActorExecutor(Executor):
     ) -> None:
         self.window = num_workers * _BLOCKS_PER_WORKER
         self.closed = False
-        self.condemned = Streak()
         self.mapped = MappedResults()
         self.num_workers = num_workers
+        self._condemned = Streak()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
         self._kind = WorkerKind(dict(resources or {}), node_id, memory_bytes, self._timeouts.start_s)
@@ -86,7 +86,10 @@ class ActorExecutor(Executor):
         """Give a block to the least loaded worker: it, the reference to the result, and how long that may take."""
         with self._lock:
             if self.closed:
-                raise CancelledError("This pool of input workers is closed and takes no more work.")
+                raise CancelledError(
+                    f"The pool of input workers {self._name} is closed and takes no more work, such as a block of "
+                    f"stage {spec.name}. Take a new iterator to go on."
+                )
             self._fill()
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
@@ -115,7 +118,10 @@ class ActorExecutor(Executor):
     def resize(self, num_workers: int) -> None:
         """Have `num_workers` actors, >= 1, from the next block on. Who goes first finishes what it has."""
         if num_workers < 1:
-            raise InvalidArgumentError(f"A pool must have at least one input worker, got {num_workers}.")
+            raise InvalidArgumentError(
+                f"A pool must have at least one input worker, got {num_workers}. num_input_workers=0 runs without a "
+                "pool."
+            )
         with self._lock:
             self.num_workers = num_workers
             self.window = num_workers * _BLOCKS_PER_WORKER
@@ -124,13 +130,21 @@ class ActorExecutor(Executor):
                 self._retired.append(worker)
             del self._workers[num_workers:]
 
+    def received(self, ref: Any, result: StageResult) -> None:
+        """The result of a block has been fetched by its reference."""
+        self._condemned.end()
+        self.mapped.remember(ref, result)
+
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
         """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
         with self._lock:
             if self.closed:
-                raise CancelledError("This pool of input workers was closed while it worked.")
+                raise CancelledError(
+                    f"The pool of input worker {worker.name} was closed while that worked. Take a new iterator to go "
+                    "on."
+                )
             if worker in self._workers:
-                log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
+                _log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
                 self._workers[self._workers.index(worker)] = self._start_worker()
             return worker.block_at_work()
 
@@ -152,7 +166,7 @@ class ActorExecutor(Executor):
             finally:
                 worker.kill()
 
-        return isolate(task.spec, task.block, task.starts, run_rows, self.condemned)
+        return isolate(task.spec, task.block, task.starts, run_rows, self._condemned)
 
     def _rows_on(
         self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
@@ -167,7 +181,7 @@ class ActorExecutor(Executor):
         ]
         results: list[StageResult] = []
         for ref in refs:
-            if not wait_for(ref, self._timeouts.element_s, cancelled):
+            if not wait_for(ref, self._timeouts.element_s, cancelled, actor=worker.name):
                 raise DeadlineExceededError(
                     f"Input worker {worker.name} must finish element {task.starts[0] + first + len(results)} of the "
                     f"input of stage {task.spec.name} within {self._timeouts.element_s:g} s (Timeouts.element_s), and "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from raydist.actors.waiting import wait_for
-from raydist.actors.workers.handle import first_line
+from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.items import StageResult
@@ -16,18 +16,40 @@ from raydist.pipelines.engine.executor import Pending
 
 if TYPE_CHECKING:
     from raydist.actors.workers.handle import WorkerHandle
-    from raydist.actors.workers.pool import ActorExecutor
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.engine.kernel import StageSpec
 
-__all__ = ["PoolTask"]
+__all__ = ["PoolOfTask", "PoolTask"]
+
+
+class PoolOfTask(Protocol):
+    """What a task needs of the pool that runs it."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool was closed: then nobody waits for results any more."""
+
+    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> tuple[WorkerHandle, Any, float]:
+        """Give a block to a worker: it, the reference to the result, and how long that may take in seconds."""
+
+    def received(self, ref: Any, result: StageResult) -> None:
+        """The result of a block has been fetched by its reference."""
+
+    def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
+        """Put a new worker in the place of one that died; the reference to the block that it died on, or None."""
+
+    def give_up(self, worker: WorkerHandle) -> None:
+        """Kill a worker that is stuck."""
+
+    def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
+        """The result of a block on which a worker died."""
 
 
 @final
 class PoolTask(Pending):
-    """A block, and the worker that has it now. Begun by `ActorExecutor.submit`."""
+    """A block, and the worker that has it now. Constructing one sends the block."""
 
-    def __init__(self, pool: ActorExecutor, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
+    def __init__(self, pool: PoolOfTask, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> None:
         self.spec = spec
         self.block = block
         self.starts = starts
@@ -72,19 +94,18 @@ class PoolTask(Pending):
                 ) from error
 
     def _receive(self) -> StageResult:
-        if not wait_for(self._ref, self._limit_s, self._is_cancelled):
+        if not wait_for(self._ref, self._limit_s, self._is_cancelled, actor=self._worker.name):
             self._pool.give_up(self._worker)
-            raise DeadlineExceededError(self._late())
+            raise self._late()
         result = unpack_result(ray.get(self._ref, timeout=self._limit_s))
-        self._pool.condemned.end()
-        self._pool.mapped.remember(self._ref, result)
+        self._pool.received(self._ref, result)
         return result
 
-    def _late(self) -> str:
+    def _late(self) -> DeadlineExceededError:
         labels = ", ".join(kernel.label for kernel in self.spec.kernels)
         first, last = self.starts[0], self.starts[0] + self.block.num_rows - 1
         which = f"element {first}" if first == last else f"one of the elements {first} to {last}"
-        return (
+        return DeadlineExceededError(
             f"Input worker {self._worker.name} must finish a block of stage {self.spec.name} within "
             f"{self._limit_s:g} s (Timeouts.element_s, for each block in its queue), and has not: {labels} may be "
             f"stuck at {which} of its input. The worker was killed. If the function is only slow, raise the limit."

@@ -8,19 +8,19 @@ from typing import final
 import ray
 
 from raydist.actors.workers.pool import ActorExecutor
-from raydist.actors.workers.pools_of_passes import PoolShelf, SharedExecutor
+from raydist.actors.workers.pools_of_passes import PassPools, SharedExecutor
 from raydist.cluster import connect
 from raydist.options import Options, Timeouts
 from raydist.pipelines.engine.executor import Executor
 
-__all__ = ["KeptPools"]
+__all__ = ["IteratorPools"]
 
 _KEPT_S = 60.0  # a pool that no iteration has asked for since is stopped
 _PATIENCE_S = 1.0  # for blocks that an iterator left behind when it was closed
 
 
 @final
-class KeptPools:
+class IteratorPools:
     """Lends a pool to one iterator after the other: starting workers takes about a second.
 
     Args:
@@ -29,7 +29,7 @@ class KeptPools:
 
     def __init__(self, kept_s: float = _KEPT_S) -> None:
         self._kept_s = kept_s
-        self._shelf = PoolShelf()
+        self._pools = PassPools()
         self._cluster = ""
         self._closed = False
         self._lock = threading.RLock()  # of the timer, and of what is closed: iterators end in any thread
@@ -40,28 +40,28 @@ class KeptPools:
         connect()
         self._stop_timer()
         if (cluster := _cluster_name()) != self._cluster:  # the workers that are kept ended with their cluster
-            self._shelf, self._cluster = PoolShelf(), cluster
-        shelf = self._shelf
-        pool = shelf.borrow(
+            self._pools, self._cluster = PassPools(), cluster
+        pools = self._pools
+        pool = pools.borrow(
             options.num_input_workers,
             name="raydist-input",
             resources={},
             timeouts=Timeouts(),
             memory_bytes=options.input_worker_memory,
         )
-        return SharedExecutor(pool, on_close=lambda: self._take_back(pool, shelf))
+        return SharedExecutor(pool, on_close=lambda: self._take_back(pool, pools))
 
-    def _take_back(self, pool: ActorExecutor, shelf: PoolShelf) -> None:
-        if self._closed or shelf is not self._shelf:
+    def _take_back(self, pool: ActorExecutor, pools: PassPools) -> None:
+        if self._closed or pools is not self._pools:
             pool.close()
             return
-        shelf.give_back(pool, patience_s=_PATIENCE_S)
+        pools.give_back(pool, patience_s=_PATIENCE_S)
         with self._lock:
             self._stop_timer()  # there is one, however many pools come back
             if self._closed:
-                shelf.clear()
+                pools.clear()
                 return
-            self._timer = threading.Timer(self._kept_s, shelf.clear)
+            self._timer = threading.Timer(self._kept_s, pools.clear)
             self._timer.name = "raydist-idle-pool"
             self._timer.daemon = True
             self._timer.start()
@@ -77,7 +77,7 @@ class KeptPools:
         with self._lock:
             self._closed = True
             self._stop_timer()
-        self._shelf.clear()
+        self._pools.clear()
 
 
 def _cluster_name() -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.engine.op import DatasetOp
 
-__all__ = ["PoolShelf", "SharedExecutor", "choose_num_workers"]
+__all__ = ["PassPools", "SharedExecutor", "choose_num_workers"]
 
 _MOST_WORKERS = 8
 
@@ -61,14 +61,16 @@ class SharedExecutor(Executor):
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         if self._closed:
-            raise CancelledError("This iterator is closed and takes no more work.")
+            raise CancelledError(
+                f"This iterator is closed and takes no more work, such as a block of stage {spec.name}. Take a new one."
+            )
         task = self._pool.submit(spec, block, starts)
         self._tasks.add(task)
         self.window, self.num_workers = self._pool.window, self._pool.num_workers  # it may have been resized
         return task
 
     def close(self) -> None:
-        """Wake who waits for a block; the pool belongs to the shelf."""
+        """Wake who waits for a block; the pool stays with its owner."""
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
@@ -78,8 +80,8 @@ class SharedExecutor(Executor):
 
 
 @final
-class PoolShelf:
-    """Lends pools, and keeps one that came back for the next pass that wants the like."""
+class PassPools:
+    """Lends a pool to each pass, and keeps one that came back for the next pass that wants the like."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

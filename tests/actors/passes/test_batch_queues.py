@@ -1,4 +1,4 @@
-"""The rules of the queues, driven by events: every replica sees every place once and in order, within the credits."""
+"""The rules of the queues, driven by events: every replica sees every entry once and in order, within the credits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raydist.actors.passes.batch_queues import BatchQueues, Place, Position
+from raydist.actors.passes.batch_queues import BatchQueues, Position, QueueEntry
 from raydist.actors.passes.piece import StepBatch
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.nest import LEAF
@@ -15,10 +15,10 @@ NUM_REPLICAS = 3
 CAPACITY = 4
 
 
-def step(number: int, replicas: int = NUM_REPLICAS) -> Place:
+def step(number: int, replicas: int = NUM_REPLICAS) -> QueueEntry:
     refs = tuple(f"{number}/{rank}" for rank in range(replicas))
     batch = StepBatch(number, refs, (None,) * replicas, (1,) * replicas, LEAF)
-    return Place(number, {"after": number + 1}, batch=batch)
+    return QueueEntry(number, {"after": number + 1}, batch=batch)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -40,17 +40,17 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queues.wants_more)
     @rule()
     def end(self) -> None:
-        self.queues.offer(Place(self.produced, {"after": self.produced}, last=True))
+        self.queues.offer(QueueEntry(self.produced, {"after": self.produced}, last=True))
         self.ended = True
 
     @rule(rank=st.integers(0, NUM_REPLICAS - 1), ahead=st.integers(0, CAPACITY), most=st.integers(1, 5))
     def take(self, rank: int, ahead: int, most: int) -> None:
         start = self.used[rank] + ahead
-        for offset, place in enumerate(self.queues.take(rank, start, most)):
-            assert place.number == start + offset
-            if place.batch is not None:
-                assert place.batch.refs[rank] == f"{place.number}/{rank}"
-                assert [ref for ref in place.batch.refs if ref is not None] == [place.batch.refs[rank]]
+        for offset, entry in enumerate(self.queues.take(rank, start, most)):
+            assert entry.number == start + offset
+            if entry.batch is not None:
+                assert entry.batch.refs[rank] == f"{entry.number}/{rank}"
+                assert [ref for ref in entry.batch.refs if ref is not None] == [entry.batch.refs[rank]]
 
     @rule(rank=st.integers(0, NUM_REPLICAS - 1), count=st.integers(0, 3))
     def use(self, rank: int, count: int) -> None:
@@ -68,7 +68,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_not_used_can_be_taken(self) -> None:
         for rank, used in enumerate(self.used):
-            numbers = [place.number for place in self.queues.take(rank, used, 100)]
+            numbers = [entry.number for entry in self.queues.take(rank, used, 100)]
             assert numbers == list(range(used, self.produced + self.ended))
 
     @invariant()
@@ -104,20 +104,20 @@ def test_old_acknowledgements_change_nothing() -> None:
     assert queues.position_of(0) == Position(3, {"after": 3})
 
 
-def test_a_place_that_all_are_done_with_cannot_be_read_again() -> None:
+def test_an_entry_that_all_are_done_with_cannot_be_read_again() -> None:
     queues = BatchQueues(num_replicas=1, capacity=2, start={})
     queues.offer(step(0, 1))
     queues.acknowledge(0, 1)
-    with pytest.raises(FailedPreconditionError, match="Place 0"):
+    with pytest.raises(FailedPreconditionError, match="Batch 0"):
         queues.take(0, 0, 1)
 
 
 def test_nothing_follows_the_end() -> None:
     queues = BatchQueues(num_replicas=1, capacity=2, start={})
-    queues.offer(Place(0, {}, last=True))
+    queues.offer(QueueEntry(0, {}, last=True))
     assert not queues.wants_more
     queues.acknowledge(0, 1)
-    assert [place.last for place in queues.take(0, 0, 1)] == [True]
+    assert [entry.last for entry in queues.take(0, 0, 1)] == [True]
     with pytest.raises(FailedPreconditionError, match="raydist bug"):
         queues.offer(step(1, 1))
 

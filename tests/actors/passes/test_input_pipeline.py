@@ -13,7 +13,7 @@ from raydist.actors.passes import input_pipeline
 from raydist.actors.passes.input_pipeline import InputPipeline
 from raydist.actors.passes.job import InputJob
 from raydist.actors.passes.production import Poll
-from raydist.actors.passes.shared import MappedResults
+from raydist.actors.workers.mapped_results import MappedResults
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import InputOptions, Timeouts
@@ -61,10 +61,10 @@ def test_a_closed_pass_answers_with_its_end(pipeline: InputPipeline) -> None:
     pipeline.open("a", job_of(Dataset.range(4).batch(2)))
     assert pipeline.close("a", 5.0)
     assert pipeline.close("a", 5.0)
-    (place,) = pipeline.poll("a", poll_at(0))
-    assert place.last
-    assert place.error is not None
-    assert isinstance(place.error.restore(), CancelledError)
+    (entry,) = pipeline.poll("a", poll_at(0))
+    assert entry.last
+    assert entry.error is not None
+    assert isinstance(entry.error.restore(), CancelledError)
     with pytest.raises(CancelledError, match="closed"):
         pipeline.reclaim("a")
 
@@ -87,7 +87,7 @@ def test_a_state_of_another_pipeline_is_refused(pipeline: InputPipeline) -> None
     assert pipeline.open_passes() == []
 
 
-class Shelf:
+class Pools:
     """Lends executors of this process; notes what comes back."""
 
     def __init__(self) -> None:
@@ -105,33 +105,33 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    shelf = Shelf()
-    monkeypatch.setattr(input_pipeline, "PoolShelf", lambda: shelf)
-    return shelf
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    pools = Pools()
+    monkeypatch.setattr(input_pipeline, "PassPools", lambda: pools)
+    return pools
 
 
-def test_workers_are_lent_for_one_pass(shelf: Shelf) -> None:
+def test_workers_are_lent_for_one_pass(pools: Pools) -> None:
     pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
     options = InputOptions(num_input_workers=2)
     pipeline.open("a", job_of(Dataset.range(2).map(abs).batch(2), input_options=options))
-    assert shelf.lent == [(2, "test", "here")]
+    assert pools.lent == [(2, "test", "here")]
     assert pipeline.poll("a", poll_at(1))[0].last
-    assert shelf.returned == 1  # before the reader learns of the end
+    assert pools.returned == 1  # before the reader learns of the end
     assert pipeline.close("a", 5.0)
-    assert shelf.returned == 1
+    assert pools.returned == 1
 
 
-def test_workers_come_back_when_opening_fails(shelf: Shelf) -> None:
+def test_workers_come_back_when_opening_fails(pools: Pools) -> None:
     pipeline = InputPipeline("test", put=lambda piece: piece)
     options = InputOptions(num_input_workers=2)
     with pytest.raises(InvalidArgumentError):
         pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=options, state={"version": 0}))
-    assert len(shelf.lent) == shelf.returned == 1
+    assert len(pools.lent) == pools.returned == 1
 
 
-def test_autotune_leaves_light_pipelines_where_they_are(shelf: Shelf) -> None:
+def test_autotune_leaves_light_pipelines_where_they_are(pools: Pools) -> None:
     pipeline = InputPipeline("test", put=lambda piece: piece)
     pipeline.open("a", job_of(Dataset.range(2).batch(2), input_options=InputOptions()))
-    assert shelf.lent == []
+    assert pools.lent == []
     assert pipeline.close("a", 5.0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydist.actors.passes.batch_queues import Place
+from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.production import Poll, Production
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, UnavailableError
@@ -53,7 +53,7 @@ def bench() -> Iterator[Bench]:
         assert production.join(5.0)
 
 
-def read(production: Production, start: int, *, rank: int | None = None, most: int = 1) -> tuple[Place, ...]:
+def read(production: Production, start: int, *, rank: int | None = None, most: int = 1) -> tuple[QueueEntry, ...]:
     return production.poll(Poll(rank, start, start, most, wait_s=10.0))
 
 
@@ -97,17 +97,17 @@ def test_the_slowest_replica_sets_the_pace(bench: Bench) -> None:
     production.release(0, 2)
     assert production.poll(Poll(0, 2, 2, 1, wait_s=0.05)) == ()
     production.release(1, 1)
-    (place,) = read(production, 2, rank=0)
-    assert place.batch is not None
-    assert place.batch.refs[1] is None
+    (entry,) = read(production, 2, rank=0)
+    assert entry.batch is not None
+    assert entry.batch.refs[1] is None
 
 
 def test_an_error_stands_in_its_place(bench: Bench) -> None:
     production = bench.start(Dataset.range(3).map(lambda x: 1 // (int(x) - 1)).batch(1))
-    places = [read(production, number)[0] for number in range(4)]
-    assert [place.error is not None for place in places] == [False, True, False, False]
-    assert places[1].error is not None
-    error = places[1].error.restore()
+    entries = [read(production, number)[0] for number in range(4)]
+    assert [entry.error is not None for entry in entries] == [False, True, False, False]
+    assert entries[1].error is not None
+    error = entries[1].error.restore()
     assert isinstance(error, ZeroDivisionError)
     assert error.__notes__[-1] == "In epoch 0, step 1."
 
@@ -118,10 +118,10 @@ def test_a_lost_worker_ends_the_pass(bench: Bench) -> None:
 
     production = bench.start(Dataset.range(3).map(lose).batch(1))
     for number in (0, 0):
-        (place,) = read(production, number)
-        assert place.last
-        assert place.error is not None
-        assert isinstance(place.error.restore(), UnavailableError)
+        (entry,) = read(production, number)
+        assert entry.last
+        assert entry.error is not None
+        assert isinstance(entry.error.restore(), UnavailableError)
 
 
 def test_a_failure_outside_of_elements_reaches_the_reader(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +131,10 @@ def test_a_failure_outside_of_elements_reaches_the_reader(bench: Bench, monkeypa
     production = bench.start(Dataset.range(100).batch(1), capacity=1)
     wait_until(lambda: production.num_kept() == 1)
     monkeypatch.setattr(GlobalBatches, "state_dict", fail)
-    (place,) = read(production, 1)
-    assert place.last
-    assert place.error is not None
-    assert isinstance(place.error.restore(), OSError)
+    (entry,) = read(production, 1)
+    assert entry.last
+    assert entry.error is not None
+    assert isinstance(entry.error.restore(), OSError)
 
 
 def test_a_batch_that_cannot_be_stored_is_not_passed_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +143,10 @@ def test_a_batch_that_cannot_be_stored_is_not_passed_over(bench: Bench, monkeypa
 
     monkeypatch.setattr(Bench, "put", full)
     large = Dataset.from_tensor_slices(np.zeros((4, 10_000))).batch(2)
-    (place,) = read(bench.start(large), 0)
-    assert place.last
-    assert place.error is not None
-    assert isinstance(place.error.restore(), MemoryError)
+    (entry,) = read(bench.start(large), 0)
+    assert entry.last
+    assert entry.error is not None
+    assert isinstance(entry.error.restore(), MemoryError)
 
 
 def test_a_pass_is_in_use_while_replicas_read_or_are_to_begin(bench: Bench) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,8 @@ import ray
 
 from raydist.actors.passes.link import InputHost
 from raydist.actors.passes.piece import BatchPiece
-from raydist.actors.passes.shared import MappedResults, SharedPiece, hand_on
+from raydist.actors.passes.shared import SharedPiece, share_piece
+from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
@@ -47,7 +47,7 @@ def test_a_part_of_a_result_is_handed_on_without_storing_it(result: tuple[Any, S
     mapped = MappedResults()
     mapped.remember(*result)
     piece = piece_of(result[1], slice(2, 5))
-    shared = hand_on(mapped, refuse, piece)
+    shared = share_piece(mapped, refuse, piece)
     assert isinstance(shared, SharedPiece)
     sent = pickle.dumps(ray.get(ray.put([shared])))  # small: it holds no data
     assert len(sent) < 2_000
@@ -64,7 +64,7 @@ def test_a_turned_part_keeps_its_strides(result: tuple[Any, StageResult]) -> Non
     mapped.remember(*result)
     part = piece_of(result[1], slice(1, 4))
     turned = BatchPiece(tuple(part.array(index).T[::2] for index in range(2)), 3)
-    shared = hand_on(mapped, refuse, turned)
+    shared = share_piece(mapped, refuse, turned)
     assert shared.leaf(0).tolist() == ROWS[1:4].T[::2].tolist()
 
 
@@ -74,15 +74,7 @@ def test_what_is_no_part_of_one_result_is_stored(result: tuple[Any, StageResult]
     whole = piece_of(result[1], slice(0, 6))
     mixed = BatchPiece((whole.columns[0], np.zeros(3)), 6)
     copied = BatchPiece(tuple(np.array(column) for column in whole.columns), 6)
-    assert [hand_on(mapped, lambda piece: "stored", piece) for piece in (mixed, copied)] == ["stored"] * 2
-
-
-def test_results_are_forgotten_with_their_arrays() -> None:
-    mapped = MappedResults()
-    ref = ray.put(StageResult((block_of(Dataset.from_tensor_slices(ROWS)),), (6,), ("",)))
-    mapped.remember(ref, ray.get(ref))
-    gc.collect()
-    assert mapped._known == {}
+    assert [share_piece(mapped, lambda piece: "stored", piece) for piece in (mixed, copied)] == ["stored"] * 2
 
 
 def test_a_pool_remembers_what_its_workers_made() -> None:
@@ -90,7 +82,7 @@ def test_a_pool_remembers_what_its_workers_made() -> None:
     try:
         dataset = Dataset.from_tensor_slices(ROWS).map(lambda x: x + 1)
         made = pool.submit(spec_of(dataset), block_of(Dataset.from_tensor_slices(ROWS)), (0,)).result()
-        shared = hand_on(pool.mapped, refuse, piece_of(made, slice(0, 2)))
+        shared = share_piece(pool.mapped, refuse, piece_of(made, slice(0, 2)))
         assert shared.leaf(0).tolist() == (ROWS[:2] + 1).tolist()
     finally:
         pool.close()

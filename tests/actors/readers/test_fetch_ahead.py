@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.passes.batch_queues import Place
+from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.piece import StepBatch
 from raydist.actors.passes.production import Poll
-from raydist.actors.readers.fetch_ahead import PieceAhead
-from raydist.actors.readers.step_reader import PlaceReader
+from raydist.actors.readers.fetch_ahead import FetchAhead
+from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.nest import LEAF
 from raydist.options import Timeouts
@@ -31,12 +31,12 @@ class StepLink:
     def is_answered(self, poll: Poll, timeout_s: float) -> bool:
         return poll.start < self.made or not threading.Event().wait(0.01)
 
-    def receive(self, poll: Poll) -> tuple[Place, ...]:
+    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
         if self.broken:
             raise UnavailableError("the pipeline is gone")
         end = min(self.made, poll.start + poll.most)
-        places = [Place(n, {}, batch=StepBatch(n, (), (), (), LEAF)) for n in range(poll.start, end)]
-        return (*places, Place(end, {}, last=True)) if end == 9 else tuple(places)
+        entries = [QueueEntry(n, {}, batch=StepBatch(n, (), (), (), LEAF)) for n in range(poll.start, end)]
+        return (*entries, QueueEntry(end, {}, last=True)) if end == 9 else tuple(entries)
 
 
 class Fetch:
@@ -54,39 +54,39 @@ class Fetch:
         return [batch.step * 10]
 
 
-def make(link: StepLink, fetch: Fetch) -> PieceAhead:
-    return PieceAhead(PlaceReader(link, rank=0, start=0, group=1), fetch)  # type: ignore[arg-type]  # a link's double
+def make(link: StepLink, fetch: Fetch) -> FetchAhead:
+    return FetchAhead(StepReader(link, rank=0, start=0, group=1), fetch)  # type: ignore[arg-type]  # a link's double
 
 
 def test_every_piece_is_fetched_once_and_ahead() -> None:
     fetch = Fetch()
     ahead = make(StepLink(9), fetch)
-    assert ahead.next_place()[1] == [0]
+    assert ahead.next_entry()[1] == [0]
     for _ in range(2):
         assert fetch.fetched.acquire(timeout=20)
     assert fetch.steps == [0, 1], "the second piece came without being asked for"
-    assert [ahead.next_place()[1] for _ in range(8)] == [[step * 10] for step in range(1, 9)]
-    place, leaves = ahead.next_place()
-    assert (place.last, leaves) == (True, [])
+    assert [ahead.next_entry()[1] for _ in range(8)] == [[step * 10] for step in range(1, 9)]
+    entry, leaves = ahead.next_entry()
+    assert (entry.last, leaves) == (True, [])
     assert fetch.steps == list(range(9))
     assert any(name.startswith("raydist-piece") for name in fetch.threads)
     assert ahead.close().position == 9
 
 
-def test_giving_up_takes_no_place() -> None:
+def test_giving_up_takes_no_entry() -> None:
     ahead = make(StepLink(1), Fetch())
-    ahead.next_place()
+    ahead.next_entry()
     assert ahead.close().position == 1
 
 
 def test_a_step_that_does_not_come_is_late() -> None:
     link = StepLink(1, input_s=0.1)
     ahead = make(link, Fetch())
-    ahead.next_place()
+    ahead.next_entry()
     with pytest.raises(DeadlineExceededError, match=r"pipeline steps must come within 0\.1 s \(Timeouts\.input_s\)"):
-        ahead.next_place()
+        ahead.next_entry()
     link.made = 2
-    assert ahead.next_place()[1] == [10]
+    assert ahead.next_entry()[1] == [10]
     ahead.close()
 
 
@@ -94,9 +94,9 @@ def test_what_fails_ahead_fails_again_where_it_is_asked_for() -> None:
     link = StepLink(9)
     ahead = make(link, Fetch())
     link.made = 1
-    ahead.next_place()
+    ahead.next_entry()
     link.broken = True
     link.made = 9
     with pytest.raises(UnavailableError):
-        ahead.next_place()
+        ahead.next_entry()
     ahead.close()

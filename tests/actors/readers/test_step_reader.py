@@ -1,4 +1,4 @@
-"""A reader's questions: in groups, one ahead, never twice for the same place unless it gave something back."""
+"""A reader's questions: in groups, one ahead, never twice for the same entry unless it gave something back."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.passes.batch_queues import Place
+from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.production import Poll
-from raydist.actors.readers.step_reader import PlaceReader
+from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
 
 
 class ScriptedLink:
-    """Answers polls from a list of places, up to what its credits allow."""
+    """Answers polls from a list of entries, up to what its credits allow."""
 
     name = "scripted"
 
-    def __init__(self, num_places: int, capacity: int = 4, input_s: float = 5.0) -> None:
+    def __init__(self, num_entries: int, capacity: int = 4, input_s: float = 5.0) -> None:
         self.timeouts = Timeouts(poll_s=0.01, input_s=input_s)
-        self.places = [Place(n, {}) for n in range(num_places)] + [Place(num_places, {}, last=True)]
+        self.entries = [QueueEntry(n, {}) for n in range(num_entries)] + [QueueEntry(num_entries, {}, last=True)]
         self.capacity = capacity
         self.asked: list[Poll] = []
         self.calls: list[tuple[Any, ...]] = []
@@ -29,22 +29,22 @@ class ScriptedLink:
         self.asked.append(poll)
         return poll
 
-    def receive(self, poll: Poll) -> tuple[Place, ...]:
-        there = self.places[: poll.done + self.capacity]
+    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
+        there = self.entries[: poll.done + self.capacity]
         return tuple(there[poll.start : poll.start + poll.most])
 
     def call(self, method: str, *args: Any) -> None:
         self.calls.append((method, *args))
 
 
-def make_reader(link: Any, group: int = 3, start: int = 0) -> PlaceReader:
-    return PlaceReader(link, rank=None, start=start, group=group)
+def make_reader(link: Any, group: int = 3, start: int = 0) -> StepReader:
+    return StepReader(link, rank=None, start=start, group=group)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5])
 def test_every_place_once_and_the_last_for_ever(group: int) -> None:
     reader = make_reader(ScriptedLink(10, capacity=group + 1), group)
-    assert [reader.next_place().number for _ in range(13)] == [*range(10), 10, 10, 10]
+    assert [reader.next_entry().number for _ in range(13)] == [*range(10), 10, 10, 10]
     assert reader.position == 10
 
 
@@ -52,7 +52,7 @@ def test_questions_are_few_and_ahead() -> None:
     link = ScriptedLink(8, capacity=5)
     reader = make_reader(link, group=4)
     for _ in range(8):
-        reader.next_place()
+        reader.next_entry()
     starts = [poll.start for poll in link.asked]
     assert starts == sorted(set(starts))
     assert len(starts) <= 5
@@ -62,20 +62,20 @@ def test_only_what_is_no_longer_in_use_is_acknowledged() -> None:
     link = ScriptedLink(5, capacity=2)
     reader = make_reader(link, group=1)
     for number in range(5):
-        assert reader.next_place().number == number
-        assert link.asked[-1].done == number  # this place is in use
+        assert reader.next_entry().number == number
+        assert link.asked[-1].done == number  # this entry is in use
 
 
 def test_what_was_read_ahead_can_be_given_back() -> None:
     link = ScriptedLink(10, capacity=5)
     reader = make_reader(link, group=4)
-    reader.next_place()
+    reader.next_entry()
     reader.give_back("release", 3)
     assert link.calls == [("release", 3, 1)]
-    assert reader.next_place().number == 1
+    assert reader.next_entry().number == 1
 
 
 def test_the_wait_for_an_element_has_a_limit() -> None:
     link = ScriptedLink(3, capacity=0, input_s=0.05)
     with pytest.raises(DeadlineExceededError, match=r"Timeouts\.input_s"):
-        make_reader(link).next_place()
+        make_reader(link).next_entry()

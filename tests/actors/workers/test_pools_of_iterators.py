@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raydist.actors.workers.pools_of_iterators import KeptPools
+from raydist.actors.workers.pools_of_iterators import IteratorPools
 from raydist.dataset import Dataset
 from raydist.options import Options
 from tests.conftest import live_actors
@@ -61,7 +61,7 @@ def test_two_iterators_at_a_time_have_a_pool_each() -> None:
     wait_until(lambda: not any(thread.name == "raydist-idle-pool" for thread in threading.enumerate()))
 
 
-def read_one_and_close(pools: KeptPools, close_first: bool = False) -> set[str]:
+def read_one_and_close(pools: IteratorPools, close_first: bool = False) -> set[str]:
     """The actors that there are when an iterator on `pools` has its first element."""
     iterator = iterate(on_workers(Dataset.range(4).map(lambda x: x)), pools.open)
     assert next(iterator) == 0
@@ -74,12 +74,12 @@ def read_one_and_close(pools: KeptPools, close_first: bool = False) -> set[str]:
 
 def test_an_idle_pool_is_stopped_after_a_while() -> None:
     before = live_actors()
-    pools = KeptPools(kept_s=0.2)
+    pools = IteratorPools(kept_s=0.2)
     assert len(read_one_and_close(pools) - before) == 1
     wait_until(lambda: live_actors() == before)
 
 
 def test_a_pool_that_comes_back_to_nobody_is_stopped() -> None:
     before = live_actors()
-    assert len(read_one_and_close(KeptPools(), close_first=True) - before) == 1
+    assert len(read_one_and_close(IteratorPools(), close_first=True) - before) == 1
     wait_until(lambda: live_actors() == before)

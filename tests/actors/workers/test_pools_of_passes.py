@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydist.actors.workers import pools_of_passes
-from raydist.actors.workers.pools_of_passes import PoolShelf, SharedExecutor, choose_num_workers
+from raydist.actors.workers.pools_of_passes import PassPools, SharedExecutor, choose_num_workers
 from raydist.dataset import Dataset
 from raydist.options import Timeouts
 from raydist.pipelines.engine.executor import InlineExecutor
@@ -58,34 +58,34 @@ class FakePool:
 
 
 @pytest.fixture
-def shelf(monkeypatch: pytest.MonkeyPatch) -> PoolShelf:
+def pools(monkeypatch: pytest.MonkeyPatch) -> PassPools:
     monkeypatch.setattr(pools_of_passes, "ActorExecutor", FakePool)
-    return PoolShelf()
+    return PassPools()
 
 
-def borrow(shelf: PoolShelf, num_workers: int) -> Any:
-    return shelf.borrow(num_workers, name="x", resources={}, timeouts=Timeouts())
+def borrow(pools: PassPools, num_workers: int) -> Any:
+    return pools.borrow(num_workers, name="x", resources={}, timeouts=Timeouts())
 
 
-def test_a_pool_that_came_back_serves_the_next_pass(shelf: PoolShelf) -> None:
-    pool = borrow(shelf, 2)
-    shelf.give_back(pool, patience_s=0.0)
-    assert borrow(shelf, 2) is pool
-    assert borrow(shelf, 2) is not pool
+def test_a_pool_that_came_back_serves_the_next_pass(pools: PassPools) -> None:
+    pool = borrow(pools, 2)
+    pools.give_back(pool, patience_s=0.0)
+    assert borrow(pools, 2) is pool
+    assert borrow(pools, 2) is not pool
 
 
-def test_another_kind_of_pool_replaces_it(shelf: PoolShelf) -> None:
-    pool = borrow(shelf, 2)
-    shelf.give_back(pool, patience_s=0.0)
-    assert borrow(shelf, 3) is not pool
+def test_another_kind_of_pool_replaces_it(pools: PassPools) -> None:
+    pool = borrow(pools, 2)
+    pools.give_back(pool, patience_s=0.0)
+    assert borrow(pools, 3) is not pool
     assert pool.closed
 
 
-def test_busy_and_surplus_pools_are_closed(shelf: PoolShelf) -> None:
-    busy, first, second = (borrow(shelf, 2) for _ in range(3))
+def test_busy_and_surplus_pools_are_closed(pools: PassPools) -> None:
+    busy, first, second = (borrow(pools, 2) for _ in range(3))
     busy.idle = False
     for pool in (busy, first, second):
-        shelf.give_back(pool, patience_s=0.0)
+        pools.give_back(pool, patience_s=0.0)
     assert [pool.closed for pool in (busy, first, second)] == [True, False, True]
 
 
@@ -99,10 +99,10 @@ def test_an_iterator_cannot_close_the_pool_of_others() -> None:
     assert shared.window == 1
 
 
-def test_clearing_the_shelf_closes_what_is_kept(shelf: PoolShelf) -> None:
-    pool = borrow(shelf, 2)
-    shelf.give_back(pool, patience_s=0)
-    shelf.clear()
-    shelf.clear()
+def test_clearing_closes_what_is_kept(pools: PassPools) -> None:
+    pool = borrow(pools, 2)
+    pools.give_back(pool, patience_s=0)
+    pools.clear()
+    pools.clear()
     assert pool.closed
-    assert borrow(shelf, 2) is not pool
+    assert borrow(pools, 2) is not pool

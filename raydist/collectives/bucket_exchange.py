@@ -19,7 +19,7 @@ from raydist.collectives.base import Communicator, Work
 from raydist.collectives.buckets import BucketLayout
 from raydist.values import ReduceOp
 
-__all__ = ["GlobalGradient", "Reduction", "allocate"]
+__all__ = ["GlobalGradient", "BucketExchange", "allocate"]
 
 
 @final
@@ -37,7 +37,7 @@ class GlobalGradient:
 
 
 @final
-class Reduction:
+class BucketExchange:
     """One backward pass of one rank.
 
     Args:
@@ -161,7 +161,7 @@ class Reduction:
         return bool(self._buffers) and bool(self._buffers[-1][-1].item() > 0)
 
     def _second_round(self) -> dict[int, GlobalGradient]:
-        again = Reduction(self._communicator, self.layout, allocate(self.layout))
+        again = BucketExchange(self._communicator, self.layout, allocate(self.layout))
         for index, gradient in self.late.items():
             again.put(index, gradient)
         return again.finish()

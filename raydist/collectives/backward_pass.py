@@ -8,10 +8,10 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.reduction import GlobalGradient, Reduction
+from raydist.collectives.bucket_exchange import BucketExchange, GlobalGradient
 from raydist.values import ReduceOp
 
-__all__ = ["StepWeight", "SynchronisedPass"]
+__all__ = ["StepWeight", "BackwardPass"]
 
 
 @final
@@ -24,20 +24,20 @@ class StepWeight:
 
 
 @final
-class SynchronisedPass:
+class BackwardPass:
     """Takes gradients from the hooks and gives the global ones at the end.
 
     Args:
         communicator: For what follows the buckets (rows of sparse gradients, a second derivative).
-        reduction: Sends the buckets.
+        exchange: Sends the buckets.
         weight: This replica's part.
         create_graph: Keep the gradients differentiable, as in `backward(create_graph=True)`.
     """
 
     def __init__(
-        self, communicator: Communicator, reduction: Reduction, weight: StepWeight, *, create_graph: bool
+        self, communicator: Communicator, exchange: BucketExchange, weight: StepWeight, *, create_graph: bool
     ) -> None:
-        self.reduction = reduction
+        self.exchange = exchange
         self._communicator = communicator
         self._weight = weight
         self._create_graph = create_graph
@@ -54,16 +54,16 @@ class SynchronisedPass:
             self._local[index] = gradient
         if self._weight.counts:
             dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
-            self.reduction.put(index, dense, scale=self._weight.scale, sparse=gradient.is_sparse)
+            self.exchange.put(index, dense, scale=self._weight.scale, sparse=gradient.is_sparse)
         else:
-            self.reduction.put(index, None)
+            self.exchange.put(index, None)
 
     def finish(self) -> dict[int, torch.Tensor]:
         """Parameter index -> new global gradient, for those that some replica has one for.
 
         Blocking: until all replicas have ended their pass, at most the communicator's limit.
         """
-        reduced = self.reduction.finish()
+        reduced = self.exchange.finish()
         return {index: self._outcome(index, reduced[index]) for index in sorted(reduced)}
 
     def _outcome(self, index: int, reduced: GlobalGradient) -> torch.Tensor:

@@ -3,16 +3,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from raydist.collectives.backward_pass import BackwardPass, StepWeight
+from raydist.collectives.bucket_exchange import BucketExchange, allocate
 from raydist.collectives.buckets import ParameterSpec, plan_buckets
 from raydist.collectives.local import LocalGroup
-from raydist.collectives.reduction import Reduction, allocate
-from raydist.collectives.synchronised import StepWeight, SynchronisedPass
 from tests.collectives.threads import run_ranks
 
 
-def passing(group: LocalGroup, weight: StepWeight) -> SynchronisedPass:
+def passing(group: LocalGroup, weight: StepWeight) -> BackwardPass:
     layout = plan_buckets([ParameterSpec(0, (4, 1), torch.float32, torch.device("cpu"))], bucket_bytes=1)
-    return SynchronisedPass(group, Reduction(group, layout, allocate(layout)), weight, create_graph=False)
+    return BackwardPass(group, BucketExchange(group, layout, allocate(layout)), weight, create_graph=False)
 
 
 def outcome(group: LocalGroup, gradient: torch.Tensor | None, weight: StepWeight) -> torch.Tensor | None:

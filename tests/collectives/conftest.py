@@ -1,0 +1,35 @@
+"""The ranks of each kind of group: a fixture `<backend>_team` for every backend of the table, on which its contract is
+checked. Each lives as long as this folder's tests: starting interpreters that import torch takes most of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.collectives.processes import ProcessTeam
+from tests.collectives.threads import ThreadTeam
+from tests.contracts.communicator import Team
+
+NUM_RANKS = 3
+
+
+@pytest.fixture(scope="package")
+def local_team() -> Team:
+    return ThreadTeam(NUM_RANKS, timeout_s=2.0)
+
+
+@pytest.fixture(scope="package")
+def gloo_team() -> Iterator[ProcessTeam]:
+    with ProcessTeam(NUM_RANKS, timeout_s=2.0, backend="gloo") as team:
+        yield team
+
+
+@pytest.fixture(scope="package")
+def nccl_team() -> Iterator[ProcessTeam]:
+    if torch.cuda.device_count() < NUM_RANKS:
+        pytest.skip(f"needs {NUM_RANKS} CUDA devices, one a rank, and there are {torch.cuda.device_count()}")
+    with ProcessTeam(NUM_RANKS, timeout_s=10.0, backend="nccl", device="cuda") as team:
+        yield team
