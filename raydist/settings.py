@@ -17,6 +17,9 @@ class SettingsGroup:
     """Named settings with defaults. An unknown name is an AttributeError, a wrong type a TypeError.
 
     Only what was set explicitly takes part in :meth:`merge`.
+
+    Args:
+        settings: Values by name, for the attributes of the group.
     """
 
     __slots__ = ("_frozen", "_values")
@@ -35,11 +38,22 @@ class SettingsGroup:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The settings of this group."""
+        """The settings of this group.
+
+        >>> rd.AutotuneOptions.names()
+        ['enabled', 'cpu_budget', 'ram_budget']
+        """
         return [name for name, setting in vars(cls).items() if isinstance(setting, Setting)]
 
     def merge(self, later: Self) -> Self:
-        """These settings, and over them whatever was set explicitly in `later`."""
+        """These settings, and over them whatever was set explicitly in `later`.
+
+        Args:
+            later: A group of the same class. Neither is changed.
+
+        >>> rd.Options(seed=1, deterministic=False).merge(rd.Options(seed=2))
+        Options(seed=2, deterministic=False)
+        """
         merged = type(self)()
         for source in (self, later):
             for name, value in source._values.items():
@@ -48,7 +62,11 @@ class SettingsGroup:
         return merged
 
     def frozen(self) -> Self:
-        """A copy that cannot be changed."""
+        """A copy that cannot be changed: setting anything in it is an InvalidArgumentError.
+
+        >>> rd.Options(seed=1).frozen().seed
+        1
+        """
         copy = type(self)().merge(self)
         copy._freeze()
         return copy
