@@ -113,9 +113,9 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values in replica order. Fetched when first asked for: blocks until they are there, and raises what failed.
+        """The values in replica order, fetched when first asked for.
 
-        Results of replicas that had no rows are left out.
+        Blocks until all are there, and raises what failed. Results of replicas that had no rows are left out.
         """
         if self._values is None:
             self._values = self._fetch()

@@ -249,9 +249,8 @@ def test_messages_show_a_value_or_say_what_to_do(folder: str) -> None:
     found = by_folder().get(folder, [])
     bad = [one for one in found if not one.is_good]
     listed = "\n".join(f"{one.place}: {one.text}" for one in bad)
-    assert len(found) - len(bad) >= LEAST_SHARE * len(found), (
-        f"{len(bad)} of {len(found)} messages do neither:\n{listed}"
-    )
+    enough = len(found) - len(bad) >= LEAST_SHARE * len(found)
+    assert enough, f"{len(bad)} of {len(found)} messages do neither:\n{listed}"
 
 
 def judged(source: str, *more: str) -> list[bool]:
