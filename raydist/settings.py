@@ -9,8 +9,8 @@ from raydist.errors import InvalidArgumentError
 
 __all__ = ["Setting", "SettingsGroup", "count", "group", "one_of", "optional_count", "typed"]
 
-T = TypeVar("T")
-G = TypeVar("G", bound="SettingsGroup")
+_T = TypeVar("_T")
+_G = TypeVar("_G", bound="SettingsGroup")
 
 
 class SettingsGroup:
@@ -97,7 +97,7 @@ def _is_untouched(value: Any) -> bool:
     return isinstance(value, SettingsGroup) and all(map(_is_untouched, value._values.values()))
 
 
-class Setting(Generic[T]):
+class Setting(Generic[_T]):
     """One setting of a group, a descriptor.
 
     Args:
@@ -106,7 +106,7 @@ class Setting(Generic[T]):
         expected: What `accepts` asks for, for the message.
     """
 
-    def __init__(self, make_default: Callable[[], T], accepts: Callable[[object], bool], expected: str) -> None:
+    def __init__(self, make_default: Callable[[], _T], accepts: Callable[[object], bool], expected: str) -> None:
         self._make_default = make_default
         self._accepts = accepts
         self._expected = expected
@@ -118,12 +118,12 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: SettingsGroup, owner: type) -> T: ...
-    def __get__(self, instance: SettingsGroup | None, owner: type) -> Self | T:
+    def __get__(self, instance: SettingsGroup, owner: type) -> _T: ...
+    def __get__(self, instance: SettingsGroup | None, owner: type) -> Self | _T:
         if instance is None:
             return self
         if self._name in instance._values:
-            value: T = instance._values[self._name]
+            value: _T = instance._values[self._name]
             return value
         default = self._make_default()
         if isinstance(default, SettingsGroup) and not instance._frozen:
@@ -132,7 +132,7 @@ class Setting(Generic[T]):
             default._freeze()
         return default
 
-    def __set__(self, instance: SettingsGroup, value: T) -> None:
+    def __set__(self, instance: SettingsGroup, value: _T) -> None:
         owner = type(instance).__name__
         if instance._frozen:
             raise InvalidArgumentError(
@@ -144,12 +144,12 @@ class Setting(Generic[T]):
         instance._values[self._name] = value
 
 
-def typed(default: T, kind: type[T]) -> Setting[T]:
+def typed(default: _T, kind: type[_T]) -> Setting[_T]:
     """A setting of exactly one type."""
     return Setting(lambda: default, lambda value: type(value) is kind, f"a {kind.__name__}")
 
 
-def one_of(default: T, *choices: T) -> Setting[T]:
+def one_of(default: _T, *choices: _T) -> Setting[_T]:
     """A setting with a few possible values."""
     return Setting(lambda: default, lambda value: value in choices, f"one of {', '.join(map(repr, choices))}")
 
@@ -172,6 +172,6 @@ def _is_count(value: object, minimum: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-def group(kind: type[G]) -> Setting[G]:
+def group(kind: type[_G]) -> Setting[_G]:
     """A group inside a group."""
     return Setting(kind, lambda value: type(value) is kind, f"a {kind.__name__}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.image.affine import affine, as_dtype
+from raydist.image.affine import affine, saturate_cast
 from raydist.image.arrays import Image, require_colours
 
 __all__ = ["adjust_brightness", "adjust_contrast", "random_brightness", "random_contrast"]
@@ -37,7 +37,7 @@ def adjust_brightness(image: Image, delta: float) -> Image:
     """
     image = _one_image(image, "adjust_brightness")
     full = 255 if image.dtype == np.uint8 else 1
-    return as_dtype(affine(image, 1.0, delta * full), image.dtype)
+    return saturate_cast(affine(image, 1.0, delta * full), image.dtype)
 
 
 def adjust_contrast(image: Image, contrast_factor: float) -> Image:
@@ -57,7 +57,7 @@ def adjust_contrast(image: Image, contrast_factor: float) -> Image:
     """
     image = _one_image(image, "adjust_contrast")
     means = image.mean(axis=(0, 1), dtype=np.float64)
-    return as_dtype(affine(image, contrast_factor, means * (1 - contrast_factor)), image.dtype)
+    return saturate_cast(affine(image, contrast_factor, means * (1 - contrast_factor)), image.dtype)
 
 
 def random_brightness(image: Image, max_delta: float, *, rng: np.random.Generator) -> Image:

@@ -23,13 +23,13 @@ from raydist.pipelines.run.plan import make_nested_plan, make_plan
 
 __all__ = ["DatasetIterator", "Optional"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _STATE_VERSION = 1
 _NO_ROWS: Sequence[Any] = ()
 
 
 @final
-class Optional(Generic[T]):
+class Optional(Generic[_T]):
     """An element, or the knowledge that there is none (tf.experimental.Optional).
 
     Args:
@@ -42,11 +42,11 @@ class Optional(Generic[T]):
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: tuple[T, ...]) -> None:
+    def __init__(self, values: tuple[_T, ...]) -> None:
         self._values = values
 
     @classmethod
-    def from_value(cls, value: T) -> Self:
+    def from_value(cls, value: _T) -> Self:
         """An optional with a value.
 
         Args:
@@ -74,7 +74,7 @@ class Optional(Generic[T]):
         """
         return bool(self._values)
 
-    def get_value(self) -> T:
+    def get_value(self) -> _T:
         """The element.
 
         Raises:
@@ -92,7 +92,7 @@ class Optional(Generic[T]):
 
 
 @final
-class DatasetIterator(Generic[T]):
+class DatasetIterator(Generic[_T]):
     """One epoch of a dataset: what `iter(dataset)` gives (tf.data.Iterator).
 
     Opened by the first element; closed at the end, by `close()`, or when it is dropped. `next` blocks until an element
@@ -124,7 +124,7 @@ class DatasetIterator(Generic[T]):
         options: Options,
         seed: int,
         epoch: int,
-        convert: Callable[[Block], Sequence[T]],
+        convert: Callable[[Block], Sequence[_T]],
         make_executor: Callable[[Options], Executor] = local_executor,
         meters: IterationMeters | None = None,
     ) -> None:
@@ -144,7 +144,7 @@ class DatasetIterator(Generic[T]):
         self._resume_at: State | None = None  # where the engine goes on when it is opened again
         self._to_skip = 0  # elements behind that which were handed out before
         self._border: State = {}  # the engine's state before `_rows`
-        self._rows: Sequence[T] = _NO_ROWS
+        self._rows: Sequence[_T] = _NO_ROWS
         self._at = 0
         self._ended = False
         self._closed = False
@@ -152,7 +152,7 @@ class DatasetIterator(Generic[T]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> _T:
         at = self._at
         if at >= len(self._rows):
             self._refill()
@@ -230,7 +230,7 @@ class DatasetIterator(Generic[T]):
             self._source.close()
             self._source = None
 
-    def get_next(self) -> T:
+    def get_next(self) -> _T:
         """The next element. Blocks until it is there.
 
         Raises:
@@ -246,7 +246,7 @@ class DatasetIterator(Generic[T]):
         except StopIteration:
             raise OutOfRangeError("The dataset has ended. Take a new iterator with iter(dataset).") from None
 
-    def get_next_as_optional(self) -> Optional[T]:
+    def get_next_as_optional(self) -> Optional[_T]:
         """The next element, or an empty Optional at the end. Blocks until it is known.
 
         Raises:
