@@ -39,7 +39,10 @@ class Combining(DatasetBase):
         leaves, structure = flatten(datasets[0] if len(datasets) == 1 else datasets)
         wrong = [leaf for leaf in leaves if not isinstance(leaf, DatasetBase)]
         if wrong or not leaves:
-            raise TypeError(f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}.")
+            raise TypeError(
+                f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}. Write "
+                "zip(a, b), zip((a, b)) or zip({'a': a, 'b': b}); a list is no nest."
+            )
         return cls(ZipOp(tuple(leaf._op for leaf in leaves), structure))
 
     @classmethod

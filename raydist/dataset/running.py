@@ -46,7 +46,7 @@ class Running(DatasetBase):
         7
         """
         if not isinstance(options, Options):
-            raise TypeError(f"with_options takes rd.Options, got {options!r:.100}.")
+            raise TypeError(f"with_options takes rd.Options, got {options!r:.100}. Write rd.Options(seed=7), say.")
         return type(self)(WithOptionsOp(self._op, options.frozen()))
 
     def options(self) -> Options:

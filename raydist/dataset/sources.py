@@ -119,7 +119,7 @@ class Sources(DatasetBase):
         """The values that `generator(*args)` yields. Called afresh for every iteration and every pass of a repeat.
 
         An exception in the generator comes out with its type, after the values before it, and ends the iteration.
-        The generator runs in one thread of the process that iterates. Cardinality is unknown.
+        It runs in one thread, never on an input worker. Cardinality is unknown.
         The state of an iterator is a count: resuming calls the generator again and drops that many values, so that it
         costs the time of making them, and needs a generator that yields the same values again.
 
