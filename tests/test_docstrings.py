@@ -1,13 +1,14 @@
 """Everything that can be reached from `rd` is described: docstrings, parameters, and examples that run.
 
 What is public is a name of `rd`, `rd.image` or `rd.text`, and of each class what it and its bases in raydist define
-without an underscore: methods, properties, and attributes (fields, settings, members of an enum, what `__init__` sets).
+without an underscore: methods, properties, and attributes (fields, settings, members of an enum, what methods set).
 An attribute is described by a line in its class's `Attributes:` or `Args:`, or by a string below it.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import enum
 import functools
 import importlib
@@ -23,10 +24,11 @@ from typing import Any
 import pytest
 
 import raydist as rd
+from raydist import errors
 
 LEAST_EXAMPLES = 0.75
 SECTION = re.compile(r"^( *)(\w+):$")
-ENTRY = re.compile(r"^( *)(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?:( |$)")
+ENTRY = re.compile(r"^( *)(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*)(?: \([^)]*\))?:( |$)")
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,22 @@ def of_class(cls: type) -> Iterator[Described]:
 
 def of_class_itself(cls: type) -> Described:
     family = bases_here(cls)
-    takes = constructor_parameters(cls)
+    parameters = parameters_of(constructor(cls))
     docs = [doc for base in family for doc in (own_doc(base), getattr(base.__dict__.get("__init__"), "__doc__", None))]
     explained = frozenset[str]().union(*(entries(doc, "Args", "Attributes") for doc in docs if doc))
-    known = {name for base in family for name in (*vars(base), *attributes(base))} | set(takes)
+    known = {name for base in family for name in (*vars(base), *attributes(base))} | set(parameters)
+    takes = parameters if is_made_here(cls) else ()
     return Described(full_name(cls), own_doc(cls), takes, explained, frozenset(known), not issubclass(cls, enum.Enum))
 
 
-def constructor_parameters(cls: type) -> tuple[str, ...]:
-    """Those of its `__init__`, where that is of the same package; none for an enum."""
-    function = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
+def constructor(cls: type) -> Any:
+    return next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
+
+
+def is_made_here(cls: type) -> bool:
+    """Whether its constructor is of the same package. (That of another one may be described, or left to it.)"""
     here = {base.__module__ for base in bases_here(cls)}
-    return parameters_of(function) if getattr(function, "__module__", None) in here else ()
+    return not issubclass(cls, enum.Enum) and getattr(constructor(cls), "__module__", None) in here
 
 
 def own_doc(cls: type) -> str:
@@ -163,19 +169,28 @@ def overridden_doc(cls: type, name: str) -> str:
 
 
 def overrides(cls: type, attribute: str) -> bool:
-    return any(attribute in (*vars(base), *vars(base).get("__annotations__", ())) for base in cls.__mro__[1:])
+    declared = any(attribute in (*vars(base), *vars(base).get("__annotations__", ())) for base in cls.__mro__[1:])
+    return declared or any(attribute in attributes(base) for base in bases_here(cls)[1:])
 
 
 @functools.cache
 def attributes(cls: type) -> dict[str, str]:
-    """Public attributes of the class body and of `__init__`, each with the string below it."""
+    """Public attributes of the class body, and those that methods set on `self`, each with the string below it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    members = {name: text for name, text in assigned(tree.body, "").items() if not is_code(vars(cls).get(name))}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            members |= assigned(node.body, "self.")
-    return members
+    members = assigned(tree.body, "")
+    for method in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+        for block in blocks_of(method):
+            members = assigned(block, "self.") | members
+    return {name: text for name, text in members.items() if not is_code(vars(cls).get(name))}
+
+
+def blocks_of(function: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+    """Its body, and those of the statements in it."""
+    for node in ast.walk(function):
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(block := getattr(node, name, None), list) and block:
+                yield block
 
 
 def is_code(member: object) -> bool:
@@ -185,14 +200,18 @@ def is_code(member: object) -> bool:
 def assigned(body: list[ast.stmt], prefix: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for node, after in zip(body, [*body[1:], None], strict=True):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in map(ast.unparse, targets):
+        for target in map(ast.unparse, targets_of(node)):
             name = target.removeprefix(prefix)
             if target.startswith(prefix) and name.isidentifier() and not name.startswith("_"):
                 found.setdefault(name, string_of(after))
     return found
+
+
+def targets_of(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.AnnAssign):
+        return [node.target]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [one for target in targets for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
 
 
 def string_of(node: ast.stmt | None) -> str:
@@ -248,6 +267,16 @@ def stale(found: list[Described]) -> list[str]:
     return [f"{name}: {', '.join(names)}" for name, names in extra.items() if names]
 
 
+def unknown_errors(found: list[Described]) -> list[str]:
+    """What `Raises:` names that is no error of Python's, raydist's, or (with a dot) another library's."""
+    names = {one.name: sorted(filter(is_unknown, entries(one.doc, "Raises"))) for one in found}
+    return [f"{name}: {', '.join(unknown)}" for name, unknown in names.items() if unknown]
+
+
+def is_unknown(error: str) -> bool:
+    return "." not in error and error not in errors.__all__ and not hasattr(builtins, error)
+
+
 def without_example(found: list[Described]) -> list[str]:
     return [one.name for one in found if one.needs_example and not one.has_example]
 
@@ -269,6 +298,11 @@ def test_every_parameter_is_explained() -> None:
 def test_nothing_is_explained_that_is_not_there() -> None:
     extra = stale(list(public()))
     assert not extra, report("explain parameters or attributes that they do not have:", extra)
+
+
+def test_errors_that_are_named_exist() -> None:
+    unknown = unknown_errors(list(public()))
+    assert not unknown, report("say that they raise errors that there are not:", unknown)
 
 
 def test_most_have_an_example_that_runs() -> None:
@@ -337,10 +371,16 @@ class Bad:
     limit = 3
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self._hidden = size, 3
 
     def grow(self, by: int) -> None:
-        """Grow."""
+        """Grow.
+
+        Raises:
+            ValueError, TooLargeError: It is too large.
+        """
+        if by:
+            self.grown = by
 
     @property
     def half(self) -> int:
@@ -366,9 +406,10 @@ def test_the_check_accepts_a_class_that_is_described() -> None:
 
 def test_the_check_finds_what_is_missing() -> None:
     found = distinct(of_class(Bad))
-    assert sorted(undescribed(found)) == sorted(prefixed(Bad, ".limit", ".size", ".half", ".of", ".Part"))
+    assert sorted(undescribed(found)) == sorted(prefixed(Bad, ".limit", ".size", ".grown", ".half", ".of", ".Part"))
     assert unexplained(found) == prefixed(Bad, ": size", ".grow: by")
     assert stale(found) == prefixed(Bad, ": siez")
+    assert unknown_errors(found) == prefixed(Bad, ".grow: TooLargeError")
     assert sorted(without_example(found)) == sorted(prefixed(Bad, "", ".grow", ".of", ".Part"))
 
 
