@@ -40,6 +40,12 @@ __all__ = [
 class RaydistError(Exception):
     """Base of every error of raydist.
 
+    Args:
+        message: What must hold, what was got, and what to do.
+
+    Attributes:
+        message: The same, without the notes that name the operation, the element and the worker.
+
     >>> import pickle
     >>> error = InvalidArgumentError("batch_size must be >= 1, got 0.")
     >>> pickle.loads(pickle.dumps(error))
@@ -67,26 +73,56 @@ def _rebuild(cls: type[RaydistError], message: str, fields: dict[str, Any]) -> R
 
 @final
 class InvalidArgumentError(RaydistError, ValueError):
-    """An argument is outside of what is allowed; nothing was started and nothing was lost."""
+    """An argument is outside of what is allowed; nothing was started and nothing was lost. Also a `ValueError`.
+
+    >>> rd.Dataset.range(3).batch(0)
+    Traceback (most recent call last):
+    raydist.errors.InvalidArgumentError: batch_size must be >= 1, got 0.
+    """
 
 
 @final
 class SpecError(RaydistError, TypeError):
-    """Elements differ in structure, dtype or shape where they must agree; the message shows both."""
+    """Elements differ in structure, dtype or shape where they must agree; the message shows both. Also a `TypeError`.
+
+    >>> rd.Dataset.range(3).concatenate(rd.Dataset.from_tensors("a")).element_spec  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    raydist.errors.SpecError: The datasets must have one structure and dtype, got TensorSpec(shape=(), dtype=int64) ...
+    """
 
 
 @final
 class OutOfRangeError(RaydistError):
-    """The dataset has no further element."""
+    """The dataset has no further element.
+
+    >>> iter(rd.Dataset.range(0)).get_next()
+    Traceback (most recent call last):
+    raydist.errors.OutOfRangeError: The dataset has ended. Take a new iterator with iter(dataset).
+    """
 
 
 @final
 class DataLossError(RaydistError):
     """A file is corrupt or truncated.
 
+    Args:
+        message: As for :class:`RaydistError`.
+        path: The file.
+        offset: Where in it.
+
     Attributes:
         path: The file, as it was given.
         offset: Byte offset of the record that cannot be read, or None where the format has none.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.tfrecord")
+    >>> with open(path, "wb") as file:
+    ...     _ = file.write(b"damaged")
+    >>> try:
+    ...     next(iter(rd.TFRecordDataset(path)))
+    ... except rd.DataLossError as error:
+    ...     print(error.path == path, error.offset)
+    True 0
     """
 
     def __init__(self, message: str = "", *, path: str | None = None, offset: int | None = None) -> None:
@@ -97,20 +133,39 @@ class DataLossError(RaydistError):
 
 @final
 class NotFoundError(RaydistError, FileNotFoundError):
-    """A file, a pattern or a name that does not exist."""
+    """A file, a pattern or a name that does not exist. Also a `FileNotFoundError`.
+
+    >>> rd.Dataset.list_files("/nowhere/*.txt")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    raydist.errors.NotFoundError: At least one file must match, but none matches '/nowhere/*.txt'. ...
+    """
 
 
 @final
 class FailedPreconditionError(RaydistError):
-    """A call that is right in another state: a closed strategy, a module made outside the scope, ..."""
+    """A call that is right in another state: a closed strategy, a module made outside the scope, ...
+
+    >>> iterator = iter(rd.Dataset.range(3))
+    >>> iterator.close()
+    >>> next(iterator)
+    Traceback (most recent call last):
+    raydist.errors.FailedPreconditionError: This iterator is closed. Take a new one with iter(dataset).
+    """
 
 
 @final
 class UnavailableError(RaydistError):
     """A process or a machine is gone; the message names it.
 
+    Args:
+        message: As for :class:`RaydistError`.
+        actor: The actor that died.
+
     Attributes:
         actor: The actor that died, where one did and is known.
+
+    >>> UnavailableError("Replica 1 is gone.", actor="replica-1").actor
+    'replica-1'
     """
 
     def __init__(self, message: str = "", *, actor: str | None = None) -> None:
@@ -120,7 +175,16 @@ class UnavailableError(RaydistError):
 
 @final
 class DeadlineExceededError(RaydistError, TimeoutError):
-    """A wait reached its limit; the message names who did not answer and which limit to raise."""
+    """A wait reached its limit (see `rd.Timeouts`). Also a `TimeoutError`.
+
+    The message names who did not answer and which limit to raise.
+
+    >>> try:
+    ...     raise DeadlineExceededError("Replica 1 must answer within 10 s. Raise Timeouts.close_s.")
+    ... except TimeoutError as error:
+    ...     print(error)
+    Replica 1 must answer within 10 s. Raise Timeouts.close_s.
+    """
 
 
 @final

@@ -21,6 +21,13 @@ class Mean(Metric):
     Sums are kept in float64 (torchmetrics.MeanMetric keeps float32, which loses digits of a loss over a long epoch) and
     added over replicas, so that uneven batches weigh what they hold. Without any weight the mean is 0, as in Keras.
 
+    Args:
+        settings: Those of `torchmetrics.Metric`.
+
+    Attributes:
+        total: Sum of weight * value so far: a float64 scalar.
+        weight: Sum of the weights so far: a float64 scalar.
+
     >>> mean = Mean()
     >>> mean.update(1.0, weight=3)  # a mean over 3 rows
     >>> mean.update([2.0, 2.0])     # two values
@@ -41,11 +48,16 @@ class Mean(Metric):
         self.add_state("weight", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, value: Any, weight: Any = 1.0) -> None:
-        """Add values.
+        """Add values. Copies nothing to other replicas and waits for none.
 
         Args:
-            value: A number, or a tensor of values.
+            value: A number, or a tensor of values of any shape.
             weight: A number or a tensor that broadcasts to the shape of `value`.
+
+        >>> mean = rd.Mean()
+        >>> mean.update([1.0, 5.0], weight=[3.0, 1.0])
+        >>> float(mean.compute())
+        2.0
         """
         device = self.total.device
         values = torch.as_tensor(value, dtype=torch.float64, device=device).detach()
@@ -54,5 +66,11 @@ class Mean(Metric):
         self.weight += weights.sum()
 
     def compute(self) -> torch.Tensor:
-        """The mean so far: a float64 scalar."""
+        """The mean so far: a float64 scalar, 0 where all weights are 0.
+
+        >>> mean = rd.Mean()
+        >>> mean.update(2.0)
+        >>> float(mean.compute())
+        2.0
+        """
         return torch.where(self.weight == 0, 0.0, self.total / self.weight)

@@ -32,10 +32,18 @@ class Structure:
 
     @property
     def num_leaves(self) -> int:
+        """Number of leaves: 1 for a leaf itself."""
         return 1 if self.kind is None else sum(child.num_leaves for child in self.children)
 
     def paths(self, prefix: str = "") -> list[str]:
-        """Names of the leaves, for messages and column names: `['image', 'label']`, `['0', '1.x']`, `['']`."""
+        """Names of the leaves, for messages and column names: `['image', 'label']`, `['0', '1.x']`, `['']`.
+
+        Args:
+            prefix: Stands before every name, with a dot.
+
+        >>> flatten({"x": 1, "y": (2, 3)})[1].paths()
+        ['x', 'y.0', 'y.1']
+        """
         if self.kind is None:
             return [prefix]
         dot = f"{prefix}." if prefix else ""
@@ -49,7 +57,11 @@ LEAF = Structure()
 
 
 def is_nested(value: Any) -> bool:
-    """Whether `value` has parts (a tuple, dict, namedtuple or dataclass instance)."""
+    """Whether `value` has parts (a tuple, dict, namedtuple or dataclass instance).
+
+    >>> is_nested((1, 2)), is_nested([1, 2])
+    (True, False)
+    """
     return isinstance(value, tuple | Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
@@ -73,6 +85,10 @@ def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]]:
 def flatten(value: Any) -> tuple[list[Any], Structure]:
     """Leaves of a nest in order, and its structure.
 
+    Args:
+        value: Anything: what is no tuple, dict, namedtuple or dataclass is a leaf, a list too. The keys of a dict are
+            taken in sorted order, where they can be sorted.
+
     >>> flatten({"x": 1, "y": (2, 3)})[0]
     [1, 2, 3]
     """
@@ -91,6 +107,13 @@ def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
     """The nest of `structure` with these leaves: the inverse of :func:`flatten`.
+
+    Args:
+        structure: What `flatten` gave.
+        leaves: As many as it has.
+
+    Raises:
+        SpecError: There are more.
 
     >>> leaves, structure = flatten(({"x": 1}, 2))
     >>> unflatten(structure, leaves)
@@ -118,6 +141,13 @@ def _build(structure: Structure, leaves: Sequence[Any], at: int) -> tuple[Any, i
 
 def map_structure(fn: Callable[..., Any], *nests: Any) -> Any:
     """Apply `fn` leaf by leaf to nests of one structure.
+
+    Args:
+        fn: Gets one leaf of each nest.
+        nests: At least one.
+
+    Raises:
+        SpecError: Their structures differ.
 
     >>> map_structure(lambda a, b: a + b, (1, {"x": 2}), (10, {"x": 20}))
     (11, {'x': 22})

@@ -32,8 +32,11 @@ def _require(ok: bool, what: str, got: object) -> None:
 class AutoShardPolicy(enum.Enum):
     """How a dataset is divided between workers (tf.data.experimental.AutoShardPolicy).
 
-    DATA: one pipeline serves all workers, every element once. FILE: whole files per worker. OFF: every worker reads
-    everything. AUTO: FILE if the source is files, else DATA.
+    Attributes:
+        AUTO: FILE if the source is files, else DATA.
+        FILE: Whole files for each worker.
+        DATA: One pipeline serves all workers, every element once.
+        OFF: Every worker reads everything.
     """
 
     AUTO = "AUTO"
@@ -57,6 +60,11 @@ class AutotuneOptions(SettingsGroup):
         ram_budget: At most this many bytes in the buffers of a pipeline: what prefetches hold, and the blocks on their
             way to threads that the autotuner chose. One element may always be ready. None: half of the memory that is
             free.
+
+    Source: tf.data.experimental.AutotuneOptions.
+
+    >>> AutotuneOptions(cpu_budget=2)
+    AutotuneOptions(cpu_budget=2)
     """
 
     __slots__ = ()
@@ -86,6 +94,13 @@ class OptimizationOptions(SettingsGroup):
         shard_pushdown: Call a map's function for the elements of one shard only.
         inject_prefetch: Read a pipeline with functions ahead in a thread while that makes the whole faster, as the
             autotuner measures.
+
+    Source: tf.data.experimental.OptimizationOptions.
+
+    >>> ds = rd.Dataset.range(3).take(-1)
+    >>> as_written = ds.with_options(Options(optimization=OptimizationOptions(noop_elimination=False)))
+    >>> "noop_elimination" in ds.explain(), "as optimised (noop_elimination)" in as_written.explain()
+    (True, False)
     """
 
     __slots__ = ()
@@ -110,6 +125,11 @@ class ThreadingOptions(SettingsGroup):
     Attributes:
         private_threadpool_size: Threads for the maps and filters whose parallelism was left to raydist; None or 0 for
             none: the thread that iterates does the work.
+
+    Source: tf.data.ThreadingOptions.
+
+    >>> rd.Dataset.range(3).with_options(Options(threading=ThreadingOptions(private_threadpool_size=2))).options()
+    Options(threading=ThreadingOptions(private_threadpool_size=2))
     """
 
     __slots__ = ()
@@ -121,6 +141,7 @@ class Options(SettingsGroup):
     """Settings of a whole pipeline (tf.data.Options), applied by `dataset.with_options(options)`.
 
     What is set explicitly wins over what was set earlier in the pipeline; the options of all inputs are merged.
+    Settings can be given by name, or set afterwards.
 
     Attributes:
         seed: Root of every random choice that has no seed of its own; None draws one when iteration starts.
@@ -140,6 +161,9 @@ class Options(SettingsGroup):
     Raises:
         AttributeError: There is no setting of that name.
         TypeError: The value has the wrong type.
+        InvalidArgumentError: The options are those of a dataset, which cannot be changed.
+
+    Source: tf.data.Options.
 
     >>> options = Options(seed=1)
     >>> options.optimization.map_fusion = False
@@ -174,6 +198,14 @@ class InputOptions:
         prefetch_batches: Global batches kept ready; None for the number of replicas.
         per_replica: For `distribute_datasets_from_function`: call the function once per replica, not once per worker.
         zero_copy: Hand out read-only mappings of the object store on the CPU. A step must not work in place on them.
+
+    Raises:
+        InvalidArgumentError: A value is none of these.
+
+    Source: tf.distribute.InputOptions, with settings of its own.
+
+    >>> InputOptions(split="balanced", num_input_workers=2).split
+    'balanced'
     """
 
     split: Literal["per_batch", "balanced"] = "per_batch"
@@ -201,6 +233,14 @@ class RunOptions:
             with a global denominator. None takes the scope's choice (MEAN unless given).
         empty_batch: "stand_in" runs a replica without rows on two rows of the same global batch and drops everything
             it produces; "zero_rows" hands it the zero rows and keeps its results, as TensorFlow does.
+
+    Raises:
+        InvalidArgumentError: A value is none of these.
+
+    Source: tf.distribute.RunOptions, with settings of its own.
+
+    >>> RunOptions(gradient_reduce_op="sum").gradient_reduce_op
+    <ReduceOp.SUM: 'SUM'>
     """
 
     gradient_reduce_op: ReduceOp | None = None
@@ -233,6 +273,12 @@ class Timeouts:
         element_s: A user's function on one block, on a pool of input workers; a worker that is stuck is killed then.
         close_s: Until everything has stopped when closing; what still lives then is killed.
         poll_s: One long poll between actors; only a longer limit above ends a wait.
+
+    Raises:
+        InvalidArgumentError: A limit is no finite number > 0.
+
+    >>> Timeouts(step_s=60).step_s
+    60
     """
 
     start_s: float = 120.0

@@ -9,14 +9,17 @@ from raydist.errors import InvalidArgumentError
 
 __all__ = ["Setting", "SettingsGroup", "count", "group", "one_of", "optional_count", "typed"]
 
-T = TypeVar("T")
-G = TypeVar("G", bound="SettingsGroup")
+_T = TypeVar("_T")
+_G = TypeVar("_G", bound="SettingsGroup")
 
 
 class SettingsGroup:
     """Named settings with defaults. An unknown name is an AttributeError, a wrong type a TypeError.
 
     Only what was set explicitly takes part in :meth:`merge`.
+
+    Args:
+        settings: Values by name, for the attributes of the group.
     """
 
     __slots__ = ("_frozen", "_values")
@@ -35,11 +38,22 @@ class SettingsGroup:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The settings of this group."""
+        """The settings of this group.
+
+        >>> rd.AutotuneOptions.names()
+        ['enabled', 'cpu_budget', 'ram_budget']
+        """
         return [name for name, setting in vars(cls).items() if isinstance(setting, Setting)]
 
     def merge(self, later: Self) -> Self:
-        """These settings, and over them whatever was set explicitly in `later`."""
+        """These settings, and over them whatever was set explicitly in `later`.
+
+        Args:
+            later: A group of the same class. Neither is changed.
+
+        >>> rd.Options(seed=1, deterministic=False).merge(rd.Options(seed=2))
+        Options(seed=2, deterministic=False)
+        """
         merged = type(self)()
         for source in (self, later):
             for name, value in source._values.items():
@@ -48,7 +62,11 @@ class SettingsGroup:
         return merged
 
     def frozen(self) -> Self:
-        """A copy that cannot be changed."""
+        """A copy that cannot be changed: setting anything in it is an InvalidArgumentError.
+
+        >>> rd.Options(seed=1).frozen().seed
+        1
+        """
         copy = type(self)().merge(self)
         copy._freeze()
         return copy
@@ -79,7 +97,7 @@ def _is_untouched(value: Any) -> bool:
     return isinstance(value, SettingsGroup) and all(map(_is_untouched, value._values.values()))
 
 
-class Setting(Generic[T]):
+class Setting(Generic[_T]):
     """One setting of a group, a descriptor.
 
     Args:
@@ -88,7 +106,7 @@ class Setting(Generic[T]):
         expected: What `accepts` asks for, for the message.
     """
 
-    def __init__(self, make_default: Callable[[], T], accepts: Callable[[object], bool], expected: str) -> None:
+    def __init__(self, make_default: Callable[[], _T], accepts: Callable[[object], bool], expected: str) -> None:
         self._make_default = make_default
         self._accepts = accepts
         self._expected = expected
@@ -100,12 +118,12 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: SettingsGroup, owner: type) -> T: ...
-    def __get__(self, instance: SettingsGroup | None, owner: type) -> Self | T:
+    def __get__(self, instance: SettingsGroup, owner: type) -> _T: ...
+    def __get__(self, instance: SettingsGroup | None, owner: type) -> Self | _T:
         if instance is None:
             return self
         if self._name in instance._values:
-            value: T = instance._values[self._name]
+            value: _T = instance._values[self._name]
             return value
         default = self._make_default()
         if isinstance(default, SettingsGroup) and not instance._frozen:
@@ -114,7 +132,7 @@ class Setting(Generic[T]):
             default._freeze()
         return default
 
-    def __set__(self, instance: SettingsGroup, value: T) -> None:
+    def __set__(self, instance: SettingsGroup, value: _T) -> None:
         owner = type(instance).__name__
         if instance._frozen:
             raise InvalidArgumentError(
@@ -126,12 +144,12 @@ class Setting(Generic[T]):
         instance._values[self._name] = value
 
 
-def typed(default: T, kind: type[T]) -> Setting[T]:
+def typed(default: _T, kind: type[_T]) -> Setting[_T]:
     """A setting of exactly one type."""
     return Setting(lambda: default, lambda value: type(value) is kind, f"a {kind.__name__}")
 
 
-def one_of(default: T, *choices: T) -> Setting[T]:
+def one_of(default: _T, *choices: _T) -> Setting[_T]:
     """A setting with a few possible values."""
     return Setting(lambda: default, lambda value: value in choices, f"one of {', '.join(map(repr, choices))}")
 
@@ -154,6 +172,6 @@ def _is_count(value: object, minimum: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-def group(kind: type[G]) -> Setting[G]:
+def group(kind: type[_G]) -> Setting[_G]:
     """A group inside a group."""
     return Setting(kind, lambda value: type(value) is kind, f"a {kind.__name__}")

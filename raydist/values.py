@@ -24,12 +24,23 @@ AUTOTUNE = -1
 """Let raydist choose a parallelism or a buffer size (tf.data.AUTOTUNE)."""
 
 INFINITE_CARDINALITY = -1
+"""The cardinality of a dataset without an end (tf.data.INFINITE_CARDINALITY)."""
+
 UNKNOWN_CARDINALITY = -2
+"""The cardinality of a dataset whose elements nobody has counted (tf.data.UNKNOWN_CARDINALITY)."""
 
 
 @final
 class ReduceOp(enum.Enum):
-    """How values of several replicas become one (tf.distribute.ReduceOp, and what collectives add)."""
+    """How values of several replicas become one (tf.distribute.ReduceOp, and what collectives add).
+
+    Attributes:
+        SUM: Their sum.
+        MEAN: Their mean; `strategy.reduce` says what weighs how much.
+        MIN: The smallest, element by element.
+        MAX: The largest, element by element.
+        PRODUCT: Their product.
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -40,6 +51,12 @@ class ReduceOp(enum.Enum):
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
         """The op for a `ReduceOp` or its name in any case.
+
+        Args:
+            op: "sum", "MEAN", `ReduceOp.MAX`, ...
+
+        Raises:
+            InvalidArgumentError: There is no such op.
 
         >>> ReduceOp.parse("mean")
         <ReduceOp.MEAN: 'MEAN'>
@@ -74,7 +91,13 @@ class Part:
 class PerReplica:
     """One value per replica: a leaf of a distributed batch or of the result of `strategy.run`.
 
-    The values themselves may still be computed; :attr:`values` waits for them. Subclasses know where they are.
+    The values themselves may still be computed; :attr:`values` waits for them. Subclasses know where they are. It has
+    no truth value: use `strategy.reduce`, or `strategy.local_results` for the single values.
+
+    Args:
+        values: One per replica, in their order.
+
+    Source: tf.distribute.DistributedValues, PerReplica.
 
     >>> PerReplica([1, 2]).values
     (1, 2)
@@ -90,7 +113,10 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values in replica order, fetched when first asked for. Absent results are left out."""
+        """The values in replica order, fetched when first asked for.
+
+        Blocks until all are there, and raises what failed. Results of replicas that had no rows are left out.
+        """
         if self._values is None:
             self._values = self._fetch()
         return self._values
@@ -101,7 +127,15 @@ class PerReplica:
         return len(self.values)
 
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
-        """Where the value of replica `rank` is; with `stand_in`, the rows it works on in place of none."""
+        """Where the value of one replica is. Never blocks where the value is on a replica.
+
+        Args:
+            rank: The replica, from 0.
+            stand_in: For a replica without rows: the rows that it works on in their place.
+
+        >>> PerReplica(["a", "b"]).part_on(1).value
+        'b'
+        """
         return Part(value=self.values[rank])
 
     def _fetch(self) -> tuple[Any, ...]:
@@ -125,8 +159,14 @@ class PerReplica:
 class InputContext:
     """Tells a dataset function for whom it builds (tf.distribute.InputContext).
 
-    >>> InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=4).get_per_replica_batch_size(32)
-    8
+    Attributes:
+        num_input_pipelines: Pipelines that are built, one for each worker; shard the files by it.
+        input_pipeline_id: Which of them this one is, from 0.
+        num_replicas_in_sync: Replicas that share a global batch.
+
+    >>> context = InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=4)
+    >>> [int(x) for x in rd.Dataset.range(6).shard(context.num_input_pipelines, context.input_pipeline_id)]
+    [0, 2, 4]
     """
 
     num_input_pipelines: int = 1
@@ -134,7 +174,17 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """`global_batch_size / num_replicas_in_sync`; InvalidArgumentError if that is not a whole number."""
+        """`global_batch_size / num_replicas_in_sync`.
+
+        Args:
+            global_batch_size: Rows of one step of all replicas together.
+
+        Raises:
+            InvalidArgumentError: That is no whole number.
+
+        >>> InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(32)
+        8
+        """
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             raise InvalidArgumentError(

@@ -22,7 +22,16 @@ class Dataset(Sources, FileSources, Combining, Elementwise, Batching, Ordering, 
     """A pipeline of elements: an immutable, picklable graph that runs when it is iterated (tf.data.Dataset).
 
     Elements are nests (tuple, dict, namedtuple, dataclass) of numbers, arrays, torch tensors, bytes and str. Iterating
-    gives torch tensors; every `iter()` is a new epoch of this object, counted from 0.
+    gives torch tensors; every `iter()` is a new epoch of this object, counted from 0. An element's error is raised at
+    its place, and iteration goes on after it.
+
+    Methods that give a dataset leave this one as it is and start nothing. Errors "at iteration" are raised by `next`,
+    not by the method.
+
+    Make one by a class method: `range`, `from_tensor_slices`, `from_parquet`, ...
+
+    Args:
+        op: The last operation of the graph, for operations of your own (`rd.DatasetOp`).
 
     >>> [x.tolist() for x in rd.Dataset.range(5).map(lambda x: x * x).batch(2)]
     [[0, 1], [4, 9], [16]]

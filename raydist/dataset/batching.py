@@ -37,13 +37,23 @@ class Batching(DatasetBase):
             InvalidArgumentError: `batch_size` < 1.
             SpecError: The elements of one batch differ in shape or dtype (at iteration).
 
+        Source: tf.data.Dataset.batch.
+
         >>> [b.tolist() for b in rd.Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
         """
         return type(self)(BatchOp(self._op, whole_number("batch_size", batch_size), drop_remainder))
 
     def unbatch(self) -> Self:
-        """The entries of the first dimension of every element, one by one.
+        """The entries of the first dimension of every element, one by one: (n, ...) -> n times (...).
+
+        Cardinality is unknown. Undoes `batch`, and takes apart what a function returned as arrays.
+
+        Raises:
+            InvalidArgumentError: A leaf has no first dimension, or the leaves of an element do not share it (at
+                iteration, in its place; also when `element_spec` is asked for).
+
+        Source: tf.data.Dataset.unbatch.
 
         >>> [int(x) for x in rd.Dataset.range(4).batch(3).unbatch()]
         [0, 1, 2, 3]
@@ -59,6 +69,8 @@ class Batching(DatasetBase):
     ) -> Self:
         """Batches of elements whose leaves differ in shape (not in rank), filled up at their ends.
 
+        (d, ...) -> (batch_size, longest d, ...), each dimension by itself. A batch with a bad element is lost whole.
+
         Args:
             batch_size: Elements per batch, >= 1.
             padded_shapes: Nest like the element with the shape of each padded leaf; None in a shape, for a leaf or for
@@ -70,6 +82,8 @@ class Batching(DatasetBase):
             InvalidArgumentError: `batch_size` < 1; shapes or values that do not fit the element (at iteration).
             DataLossError: An element is longer than its padded shape (at iteration).
             SpecError: A padding value has another type than its leaf (at iteration).
+
+        Source: tf.data.Dataset.padded_batch.
 
         >>> import numpy as np
         >>> ds = rd.Dataset.range(1, 4).map(lambda n: np.full(n, n))
@@ -89,6 +103,8 @@ class Batching(DatasetBase):
 
         Raises:
             InvalidArgumentError: A size < 0, or no size > 0. Rows that do not share a first dimension (at iteration).
+
+        Source: tf.data.Dataset.rebatch.
 
         >>> [batch.tolist() for batch in rd.Dataset.range(8).batch(4).rebatch([2, 1, 1])]
         [[0, 1], [2], [3], [4, 5], [6], [7]]
@@ -115,6 +131,8 @@ class Batching(DatasetBase):
 
         Raises:
             InvalidArgumentError: A number is below 1.
+
+        Source: tf.data.Dataset.window.
 
         >>> [[int(x) for x in window] for window in rd.Dataset.range(5).window(3, shift=2)]
         [[0, 1, 2], [2, 3, 4], [4]]
@@ -147,6 +165,8 @@ class Batching(DatasetBase):
         Raises:
             InvalidArgumentError: Both or neither of the sizes; a size below 1 (of a function: in the element's place).
             SpecError: A key is no int64 (in the element's place), `reduce_func` returns no dataset (in the window's).
+
+        Source: tf.data.Dataset.group_by_window.
 
         >>> ds = rd.Dataset.range(9).group_by_window(lambda x: x % 2, lambda key, ds: ds.batch(9), window_size=3)
         >>> [x.tolist() for x in ds]
@@ -186,7 +206,11 @@ class Batching(DatasetBase):
             drop_remainder: Leave out batches that are not full.
 
         Raises:
-            InvalidArgumentError: Not one batch size more than boundaries; boundaries that do not ascend; a size < 1.
+            InvalidArgumentError: Not one batch size more than boundaries; boundaries that do not ascend; a size < 1;
+                no boundary to pad to; an element that is too long for it (at iteration, in its place).
+            SpecError: A length is no whole number (at iteration, in the element's place).
+
+        Source: tf.data.Dataset.bucket_by_sequence_length.
 
         >>> import numpy as np
         >>> ds = rd.Dataset.from_tensor_slices([1, 4, 2, 5]).map(lambda n: np.full(n, n))

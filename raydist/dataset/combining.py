@@ -20,10 +20,18 @@ class Combining(DatasetBase):
 
     @classmethod
     def zip(cls, *datasets: Any) -> Self:
-        """Element k of every dataset in one tuple; `zip((a, {"b": b}))` takes any nest. Ends with the shortest.
+        """Element k of every dataset, in one nest. Ends with the shortest dataset.
+
+        Cardinality is the smallest, unknown if one is. An error of one dataset takes the place of the whole element.
+
+        Args:
+            datasets: Datasets, whose elements come as tuples; or one nest of datasets, `zip((a, {"b": b}))`, whose
+                elements come as nests of that structure.
 
         Raises:
             TypeError: An argument is not a dataset or a nest of them.
+
+        Source: tf.data.Dataset.zip.
 
         >>> list(rd.Dataset.zip(rd.Dataset.range(3), rd.Dataset.range(5, 9)).as_numpy_iterator())[-1]
         (np.int64(2), np.int64(7))
@@ -31,7 +39,10 @@ class Combining(DatasetBase):
         leaves, structure = flatten(datasets[0] if len(datasets) == 1 else datasets)
         wrong = [leaf for leaf in leaves if not isinstance(leaf, DatasetBase)]
         if wrong or not leaves:
-            raise TypeError(f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}.")
+            raise TypeError(
+                f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}. Write "
+                "zip(a, b), zip((a, b)) or zip({'a': a, 'b': b}); a list is no nest."
+            )
         return cls(ZipOp(tuple(leaf._op for leaf in leaves), structure))
 
     @classmethod
@@ -48,14 +59,16 @@ class Combining(DatasetBase):
         Args:
             datasets: At least one, of one structure and dtypes.
             weights: One number per dataset, in any unit; 0 or less: never drawn. None: all alike.
-            seed: With a seed, the same choices in every process.
+            seed: With a seed, the same choices in every process. None: that of the iteration (`Options.seed`).
             stop_on_empty_dataset: End when an empty dataset is drawn; False goes on with the others.
             rerandomize_each_iteration: Other choices in every epoch; False keeps those of the first.
 
         Raises:
-            InvalidArgumentError: No dataset, another number of weights, or no weight > 0.
+            InvalidArgumentError: No dataset, another number of weights, one that is not finite, or no weight > 0.
             TypeError: An argument is no dataset.
             SpecError: Structures or dtypes differ, as in `concatenate`.
+
+        Source: tf.data.Dataset.sample_from_datasets.
 
         >>> a, b = rd.Dataset.range(0, 5), rd.Dataset.range(10, 15)
         >>> sorted(int(x) for x in rd.Dataset.sample_from_datasets([a, b], weights=[0.2, 0.8], seed=1))
@@ -86,6 +99,8 @@ class Combining(DatasetBase):
             TypeError: An argument is no dataset.
             SpecError: Structures or dtypes differ, as in `concatenate`.
 
+        Source: tf.data.Dataset.choose_from_datasets.
+
         >>> parts = [rd.Dataset.range(3), rd.Dataset.range(10, 13)]
         >>> choices = rd.Dataset.from_tensor_slices([0, 1, 1, 0])
         >>> [int(x) for x in rd.Dataset.choose_from_datasets(parts, choices)]
@@ -96,11 +111,16 @@ class Combining(DatasetBase):
         return cls(ChooseOp(ops, choices, stop_on_empty_dataset, "choose_from_datasets"))
 
     def concatenate(self, dataset: DatasetBase) -> Self:
-        """These elements, then those of `dataset`, which must have the same structure and dtypes.
+        """These elements, then those of `dataset`. Shapes may differ: `element_spec` has None where they do.
+
+        Args:
+            dataset: Its elements have the structure and dtypes of these.
 
         Raises:
             TypeError: `dataset` is no dataset.
             SpecError: Structures or dtypes differ: when `element_spec` is asked for, and in the place of each element.
+
+        Source: tf.data.Dataset.concatenate.
 
         >>> [int(x) for x in rd.Dataset.range(2).concatenate(rd.Dataset.range(5, 7))]
         [0, 1, 5, 6]

@@ -32,7 +32,7 @@ class Elementwise(Running):
         seed: int | None = None,
         output_spec: Any = None,
     ) -> Self:
-        """`map_func` of every element.
+        """`map_func` of every element, in their order. An error of the function takes the place of its element.
 
         Args:
             map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
@@ -49,7 +49,12 @@ class Elementwise(Running):
                 one call on the first element.
 
         Raises:
-            InvalidArgumentError: `num_parallel_calls` is 0 or below AUTOTUNE.
+            InvalidArgumentError: `map_func` is no function, or `num_parallel_calls` is 0 or below AUTOTUNE.
+            TypeError: `deterministic` is no bool.
+            SpecError: `output_spec` holds something else than specs; a result that does not match it, or that no
+                element can hold (at iteration, in its place).
+
+        Source: tf.data.Dataset.map.
 
         >>> [int(x) for x in rd.Dataset.range(3).map(lambda x: x + 1)]
         [1, 2, 3]
@@ -60,7 +65,18 @@ class Elementwise(Running):
         return type(self)(MapOp(self._op, map_func, num_parallel_calls, seed, declared, deterministic))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
-        """The elements for which `predicate` returns True. It gets what a map function gets, and must return one bool.
+        """The elements for which `predicate` returns True, in their order. Cardinality is unknown.
+
+        An element for which the predicate fails is an error in its place.
+
+        Args:
+            predicate: Gets what a map function gets, and returns one bool.
+
+        Raises:
+            InvalidArgumentError: `predicate` is no function.
+            SpecError: It returns something else (at iteration, in the element's place).
+
+        Source: tf.data.Dataset.filter.
 
         >>> [int(x) for x in rd.Dataset.range(5).filter(lambda x: x % 2 == 0)]
         [0, 2, 4]
@@ -68,10 +84,23 @@ class Elementwise(Running):
         return type(self)(FilterOp(self._op, predicate))
 
     def map_batches(self, fn: Callable[..., Any], batch_size: int, num_parallel_calls: int | None = None) -> Self:
-        """`fn` of up to `batch_size` consecutive elements at once, as a structure of arrays.
+        """The rows of `fn(batch)`, for batches of up to `batch_size` consecutive elements.
 
-        Every leaf gains a first dimension; `fn` returns leaves that share a first dimension, whose entries are the new
-        elements (more or fewer if it likes). Much faster than `map` where `fn` is vectorised.
+        Much faster than `map` where `fn` works on arrays. Every leaf gains a first dimension: (...) -> (n, ...), with
+        n <= `batch_size`. What `fn` returns is taken apart along the first dimension again; it may have more or fewer
+        rows, or none. Cardinality is unknown. An error of `fn` takes the place of all elements of its batch.
+
+        Args:
+            fn: Gets arrays as a map function gets elements, and returns leaves that share their first dimension.
+            batch_size: Elements per call, >= 1; the last call may have fewer.
+            num_parallel_calls: Calls at a time, as for :meth:`map`.
+
+        Raises:
+            InvalidArgumentError: `batch_size` or `num_parallel_calls` is out of range; results without a common first
+                dimension (at iteration).
+            SpecError: The elements of one batch differ in shape or dtype (at iteration).
+
+        Source: ray.data.Dataset.map_batches; in tf.data, `batch(n).map(fn).unbatch()`.
 
         >>> [int(x) for x in rd.Dataset.range(4).map_batches(lambda x: x * 10, batch_size=3)]
         [0, 10, 20, 30]
@@ -88,7 +117,10 @@ class Elementwise(Running):
             map_func: Gets what a map function gets and returns a Dataset.
 
         Raises:
+            InvalidArgumentError: `map_func` is no function.
             SpecError: `map_func` returns something else, or elements differ in structure or dtype (at iteration).
+
+        Source: tf.data.Dataset.flat_map.
 
         >>> [int(x) for x in rd.Dataset.range(4).flat_map(lambda n: rd.Dataset.range(n))]
         [0, 0, 1, 0, 1, 2]
@@ -119,8 +151,11 @@ class Elementwise(Running):
                 no other (None: `Options.deterministic` decides). The rest is as for `map`.
 
         Raises:
-            InvalidArgumentError: A length below 1, or `num_parallel_calls` above `cycle_length`.
+            InvalidArgumentError: A length below 1, `num_parallel_calls` above `cycle_length`, or no function.
+            TypeError: `deterministic` is no bool.
             SpecError: `map_func` returns no dataset, or elements differ in structure or dtype (at iteration).
+
+        Source: tf.data.Dataset.interleave; the order is the same for equal lengths.
 
         >>> ds = rd.Dataset.range(1, 4).interleave(lambda x: rd.Dataset.from_tensors(x).repeat(3), cycle_length=2)
         >>> [int(x) for x in ds]
@@ -144,7 +179,10 @@ class Elementwise(Running):
             scan_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
 
         Raises:
+            InvalidArgumentError: `scan_func` is no function.
             SpecError: The function returns no pair, or a state of another type (in the place of the element).
+
+        Source: tf.data.Dataset.scan.
 
         >>> [int(x) for x in rd.Dataset.range(5).scan(0, lambda total, x: (total + x, total + x))]
         [0, 1, 3, 6, 10]
@@ -165,6 +203,8 @@ class Elementwise(Running):
             SpecError: A state has another structure or dtype.
             Exception: The first error of an element or of the function.
 
+        Source: tf.data.Dataset.reduce.
+
         >>> int(rd.Dataset.range(5).reduce(0, lambda total, x: total + x))
         10
         """
@@ -174,9 +214,18 @@ class Elementwise(Running):
         return torch_rows(block_of_rows([last]), from_numpy)[0]
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:
-        """The elements before the first for which `predicate` returns False. It must return one bool.
+        """The elements before the first for which `predicate` returns False. Cardinality is unknown.
 
         An element for which the predicate fails is an error in its place, and what follows is still asked about.
+
+        Args:
+            predicate: Gets what a map function gets, and returns one bool.
+
+        Raises:
+            InvalidArgumentError: `predicate` is no function.
+            SpecError: It returns something else (at iteration, in the element's place).
+
+        Source: tf.data.Dataset.take_while.
 
         >>> [int(x) for x in rd.Dataset.range(9).take_while(lambda x: x < 3)]
         [0, 1, 2]
@@ -184,10 +233,15 @@ class Elementwise(Running):
         return type(self)(TakeWhileOp(self._op, predicate))
 
     def apply(self, transformation: Callable[[Self], Self]) -> Self:
-        """`transformation(self)`, which must be a dataset.
+        """`transformation(self)`: a function of datasets in a chain of methods.
+
+        Args:
+            transformation: Gets this dataset and returns one.
 
         Raises:
-            TypeError: It is something else.
+            TypeError: It returns something else.
+
+        Source: tf.data.Dataset.apply.
 
         >>> [int(x) for x in rd.Dataset.range(3).apply(lambda ds: ds.skip(1))]
         [1, 2]

@@ -19,6 +19,8 @@ class Exporting(Running):
         find them: prefer `num_workers=0` and raydist's own parallelism. Every pass is a new epoch; with workers its
         order follows torch's seed (`torch.manual_seed`) too.
 
+        Source: torch.utils.data.IterableDataset.
+
         >>> from torch.utils.data import DataLoader
         >>> [x.tolist() for x in DataLoader(rd.Dataset.range(5).to_torch(), batch_size=2)]
         [[0, 1], [2, 3], [4]]
@@ -34,6 +36,8 @@ class Exporting(Running):
         Elements that are dicts are rows as they are, other elements have a column `item` (`item_0`, `item_1`, ... for
         tuples). One task of Ray Data runs the pipeline, each time Ray executes the dataset: the same epoch again.
         Repartition the result (`.repartition(n)`) for more parallelism behind it.
+
+        Source: ray.data.from_torch, ray.data.Dataset.
 
         >>> rows = rd.Dataset.range(3).map(lambda x: {"x": x, "y": x * x}).to_ray()  # doctest: +SKIP
         >>> rows.take_all()  # doctest: +SKIP

@@ -34,7 +34,7 @@ class FileSources(DatasetBase):
             InvalidArgumentError: An empty list, or a URI scheme that fsspec does not know.
             SpecError: A pattern that is no path.
 
-        Source: tf.data.Dataset.list_files (TensorFlow 2.x API).
+        Source: tf.data.Dataset.list_files (where no match is an InvalidArgumentError).
 
         >>> import os, tempfile
         >>> folder = tempfile.mkdtemp()
@@ -61,7 +61,9 @@ class FileSources(DatasetBase):
             DataLossError: The file is truncated or damaged. (Numpy's uncompressed formats have no checksum that could
                 be tested without reading all of the file.)
             SpecError: The file holds Python objects (pickles are never loaded) or records with fields.
-            InvalidArgumentError: The first dimensions differ, or an array has none.
+            InvalidArgumentError: The first dimensions differ, an array has none, or the path is no local .npy or .npz.
+
+        Source: numpy.load(mmap_mode="r").
 
         >>> import numpy as np
         >>> [row.tolist() for row in rd.Dataset.from_numpy(np.arange(4).reshape(2, 2))]
@@ -97,6 +99,8 @@ class FileSources(DatasetBase):
             SpecError: Files with different columns, a column of a type that :meth:`from_arrow` does not take; at
                 iteration, in its place: a row with a null.
             InvalidArgumentError: A directory, an unknown column, or filters that do not fit.
+
+        Source: pyarrow.parquet.read_table, whose `columns` and `filters` these are.
 
         >>> import os, tempfile
         >>> import pyarrow as pa, pyarrow.parquet as pq
@@ -139,7 +143,9 @@ class FileSources(DatasetBase):
             NotFoundError: A file does not exist (the first one at once, others at iteration).
             DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
                 `offset`).
-            SpecError: At iteration, in its place: an empty field, a file with another header.
+            SpecError: Two columns of one name; at iteration, in its place: an empty field, a file with another header.
+
+        Source: tf.data.experimental.CsvDataset, make_csv_dataset.
 
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "x.csv")
@@ -173,6 +179,8 @@ class FileSources(DatasetBase):
                 `offset`).
             SpecError: A field that no tensor can hold; at iteration, in its place: an object without one of the fields.
 
+        Source: pyarrow.json.read_json.
+
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "x.jsonl")
         >>> with open(path, "w") as file:
@@ -203,7 +211,9 @@ class FileSources(DatasetBase):
         Raises:
             NotFoundError: There is no saved dataset.
             DataLossError: Its manifest is damaged, or it has another compression; at iteration: its data is damaged.
-            TypeError: `reader_func` returns no dataset.
+            SpecError: `reader_func` returns no dataset.
+
+        Source: tf.data.Dataset.load.
 
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "numbers")

@@ -35,11 +35,14 @@ class Ordering(DatasetBase):
 
         Args:
             buffer_size: >= 1, or UNKNOWN_CARDINALITY for the whole input. As large as the dataset: a perfect shuffle.
-            seed: With a seed, every epoch's order is the same in every process.
+            seed: With a seed, every epoch's order is the same in every process. None: that of the iteration
+                (`Options.seed`, else one drawn for this object).
             reshuffle_each_iteration: A new order every epoch; False keeps one order, even without a seed.
 
         Raises:
             InvalidArgumentError: `buffer_size` is out of range.
+
+        Source: tf.data.Dataset.shuffle.
 
         >>> ds = rd.Dataset.range(10).shuffle(10, seed=1)
         >>> sorted(int(x) for x in ds) == list(range(10))
@@ -54,11 +57,13 @@ class Ordering(DatasetBase):
         elements can be read by their index: `range`, `from_tensor_slices`, `from_numpy`.
 
         Args:
-            seed: With a seed, every epoch's order is the same in every process.
+            seed: With a seed, every epoch's order is the same in every process. None: as for :meth:`shuffle`.
             reshuffle_each_iteration: A new order every epoch; False keeps that of the first.
 
         Raises:
             FailedPreconditionError: The elements cannot be read by their index.
+
+        Source: tf.data's internal `_global_shuffle` and tf.random.experimental.index_shuffle.
 
         >>> ds = rd.Dataset.range(1000).global_shuffle(seed=1)
         >>> sorted(int(x) for x in ds) == list(range(1000))
@@ -74,7 +79,18 @@ class Ordering(DatasetBase):
         return type(self)(GatherOp(order, self._op))
 
     def repeat(self, count: int | None = None) -> Self:
-        """`count` passes, each an epoch of what is before; None or a negative count: for ever. An empty dataset ends.
+        """`count` passes over the elements, each an epoch of what is before: a shuffle there draws a new order.
+
+        Passes do not mix: an operation behind sees the end of one, then the next. A pass without any element ends an
+        endless repeat, which would hang.
+
+        Args:
+            count: Number of passes; 0 for none; None or a negative count: without an end.
+
+        Raises:
+            InvalidArgumentError: `count` is no whole number.
+
+        Source: tf.data.Dataset.repeat.
 
         >>> [int(x) for x in rd.Dataset.range(2).repeat(2)]
         [0, 1, 0, 1]
@@ -82,7 +98,15 @@ class Ordering(DatasetBase):
         return type(self)(RepeatOp(self._op, None if count is None else whole_number("count", count)))
 
     def take(self, count: int) -> Self:
-        """The first `count` elements; all for a negative count.
+        """The first `count` elements. Nothing is read behind them. Errors on the way are raised, and not counted.
+
+        Args:
+            count: Number of elements; negative: all.
+
+        Raises:
+            InvalidArgumentError: `count` is no whole number.
+
+        Source: tf.data.Dataset.take.
 
         >>> [int(x) for x in rd.Dataset.range(5).take(2)]
         [0, 1]
@@ -90,7 +114,17 @@ class Ordering(DatasetBase):
         return type(self)(TakeOp(self._op, whole_number("count", count)))
 
     def skip(self, count: int) -> Self:
-        """All but the first `count` elements; none for a negative count.
+        """All but the first `count` elements. Errors among these are raised, and not counted.
+
+        The elements left out are read and made, unless the source can be read by index.
+
+        Args:
+            count: Number of elements; negative: leaves out all.
+
+        Raises:
+            InvalidArgumentError: `count` is no whole number.
+
+        Source: tf.data.Dataset.skip.
 
         >>> [int(x) for x in rd.Dataset.range(5).skip(3)]
         [3, 4]
@@ -100,10 +134,17 @@ class Ordering(DatasetBase):
     def shard(self, num_shards: int, index: int) -> Self:
         """Every element whose number leaves the remainder `index` when divided by `num_shards`.
 
-        The shards 0 .. num_shards - 1 of a dataset hold each of its elements once, errors included.
+        The shards 0 .. num_shards - 1 of a dataset hold each of its elements once, errors included. A map before it is
+        called for the elements of this shard only (`Options.optimization.shard_pushdown`).
+
+        Args:
+            num_shards: Number of shards, >= 1. With more shards than elements some are empty.
+            index: Which of them this is, from 0.
 
         Raises:
             InvalidArgumentError: `num_shards` < 1, or `index` is not in 0 .. num_shards - 1.
+
+        Source: tf.data.Dataset.shard.
 
         >>> [int(x) for x in rd.Dataset.range(8).shard(3, 1)]
         [1, 4, 7]
@@ -111,7 +152,15 @@ class Ordering(DatasetBase):
         return type(self)(ShardOp(self._op, whole_number("num_shards", num_shards), whole_number("index", index)))
 
     def enumerate(self, start: int = 0) -> Self:
-        """(number, element) pairs; numbers are int64 and count from `start`. An error takes a number too.
+        """(number, element) pairs, numbers being int64 scalars. An error takes a number too.
+
+        Args:
+            start: The first number.
+
+        Raises:
+            InvalidArgumentError: `start` is no whole number.
+
+        Source: tf.data.Dataset.enumerate.
 
         >>> [(int(number), text) for number, text in rd.Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5)]
         [(5, 'a'), (6, 'b')]
@@ -126,13 +175,23 @@ class Ordering(DatasetBase):
         Raises:
             SpecError: Elements of another kind, in the place of each.
 
+        Source: tf.data.Dataset.unique.
+
         >>> [int(x) for x in rd.Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique()]
         [1, 37, 2]
         """
         return type(self)(UniqueOp(self._op))
 
     def ignore_errors(self, log_warning: bool = False) -> Self:
-        """The elements without the errors among them; `log_warning` logs each. Does not save a batch made before.
+        """The elements without the errors among them. Cardinality is unknown.
+
+        Put it before a `batch`: of a batch with a bad element nothing is left. Errors of what runs the pipeline (a dead
+        machine, a wait that reached its limit) are no errors of elements, and still raised.
+
+        Args:
+            log_warning: Log each error that is left out, by Python's `logging`.
+
+        Source: tf.data.Dataset.ignore_errors.
 
         >>> [float(x) for x in rd.Dataset.range(3).map(lambda x: 4.0 / int(x - 1)).ignore_errors()]
         [-4.0, 4.0]
@@ -152,6 +211,8 @@ class Ordering(DatasetBase):
             InvalidArgumentError: The number is below UNKNOWN_CARDINALITY.
             FailedPreconditionError: There are more or fewer (at iteration).
 
+        Source: tf.data.experimental.assert_cardinality.
+
         >>> len(rd.Dataset.range(9).filter(lambda x: x % 2 == 0).assert_cardinality(5))
         5
         """
@@ -170,12 +231,14 @@ class Ordering(DatasetBase):
             class_func: Gets what a map function gets and returns the class as one whole number, from 0.
             target_dist: One weight for each class.
             initial_dist: The same for the input, > 0 where the target is; None to estimate it while reading.
-            seed: With a seed, every epoch's choice is the same in every process.
+            seed: With a seed, every epoch's choice is the same in every process. None: as for :meth:`shuffle`.
 
         Raises:
             InvalidArgumentError: A distribution is none, or their lengths differ; a class is out of range (at
                 iteration, in the element's place).
             SpecError: `class_func` returns no whole number (at iteration, in the element's place).
+
+        Source: tf.data.Dataset.rejection_resample.
 
         >>> ds = rd.Dataset.range(1000).rejection_resample(lambda x: int(x % 10 == 0), [0.5, 0.5], [0.9, 0.1], seed=1)
         >>> counts = [0, 0]

@@ -48,15 +48,14 @@ def TFRecordDataset(
             compressed files the offset of a record counts decompressed bytes.
         FailedPreconditionError: A file may not be read (at iteration).
 
-    Source: tf.data.TFRecordDataset (TensorFlow 2.x API).
+    Source: tf.data.TFRecordDataset.
 
     >>> import os, tempfile
-    >>> import raydist as rd
     >>> path = os.path.join(tempfile.mkdtemp(), "two.tfrecord")
     >>> with rd.TFRecordWriter(path) as writer:
     ...     writer.write(b"first")
     ...     writer.write(b"second")
-    >>> list(TFRecordDataset(path))
+    >>> list(rd.TFRecordDataset(path))
     [b'first', b'second']
     """
     return Dataset(tfrecord_op(_names(filenames), compression_type, num_parallel_reads, max_record_bytes))
@@ -83,13 +82,13 @@ def TextLineDataset(
             1 GiB (at iteration; has `path` and `offset`).
         FailedPreconditionError: A file may not be read (at iteration).
 
-    Source: tf.data.TextLineDataset (TensorFlow 2.x API).
+    Source: tf.data.TextLineDataset.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "poem.txt")
     >>> with open(path, "wb") as file:
     ...     _ = file.write(b"first\\r\\n\\nthird")
-    >>> list(TextLineDataset(path))
+    >>> list(rd.TextLineDataset(path))
     [b'first', b'', b'third']
     """
     record_format = TextLineFormat(check_compression(compression_type))
@@ -124,13 +123,13 @@ def FixedLengthRecordDataset(
         DataLossError: A file has another size; compressed data is damaged (at iteration; has `path` and `offset`).
         FailedPreconditionError: A file may not be read (at iteration).
 
-    Source: tf.data.FixedLengthRecordDataset (TensorFlow 2.x API).
+    Source: tf.data.FixedLengthRecordDataset.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "pairs.bin")
     >>> with open(path, "wb") as file:
     ...     _ = file.write(b"#aabbcc")
-    >>> list(FixedLengthRecordDataset(path, record_bytes=2, header_bytes=1))
+    >>> list(rd.FixedLengthRecordDataset(path, record_bytes=2, header_bytes=1))
     [b'aa', b'bb', b'cc']
     """
     sizes = (record_bytes, header_bytes or 0, footer_bytes or 0)

@@ -34,15 +34,25 @@ class Running(DatasetBase):
     def with_options(self, options: Options) -> Self:
         """Set options for the whole pipeline; what is set explicitly wins over what was set before.
 
+        Args:
+            options: Copied: later changes to the object do nothing.
+
+        Raises:
+            TypeError: It is no `rd.Options`.
+
+        Source: tf.data.Dataset.with_options.
+
         >>> rd.Dataset.range(3).with_options(rd.Options(seed=7)).options().seed
         7
         """
         if not isinstance(options, Options):
-            raise TypeError(f"with_options takes rd.Options, got {options!r:.100}.")
+            raise TypeError(f"with_options takes rd.Options, got {options!r:.100}. Write rd.Options(seed=7), say.")
         return type(self)(WithOptionsOp(self._op, options.frozen()))
 
     def options(self) -> Options:
         """The options of the pipeline, merged over all inputs; they cannot be changed.
+
+        Source: tf.data.Dataset.options.
 
         >>> rd.Dataset.range(3).options().deterministic
         True
@@ -51,11 +61,25 @@ class Running(DatasetBase):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element. May call a map function once, on the first element."""
+        """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known.
+
+        May call a map function once, on the first element: give the map `output_spec=` where that must not be.
+
+        Raises:
+            FailedPreconditionError: It is found on a first element, and there is none.
+            Exception: The function's error on that element.
+
+        Source: tf.data.Dataset.element_spec.
+
+        >>> rd.Dataset.range(4).batch(2).element_spec
+        TensorSpec(shape=(None,), dtype=int64)
+        """
         return self._op.element_spec()
 
     def cardinality(self) -> int:
-        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Runs nothing.
+        """Number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY. Runs nothing, and never blocks.
+
+        Source: tf.data.Dataset.cardinality.
 
         >>> ds = rd.Dataset.range(10).batch(4)
         >>> ds.cardinality(), ds.unbatch().cardinality() == rd.UNKNOWN_CARDINALITY
@@ -64,6 +88,11 @@ class Running(DatasetBase):
         return self._op.cardinality()
 
     def __len__(self) -> int:
+        """Number of elements, where it is known.
+
+        Raises:
+            TypeError: The dataset is infinite, or its length is unknown.
+        """
         count = self.cardinality()
         if count == INFINITE_CARDINALITY:
             raise TypeError("The dataset is infinite and has no length. Use take(n) or cardinality().")
@@ -75,6 +104,8 @@ class Running(DatasetBase):
         """The graph as written, as optimised, and where each stage runs, as text.
 
         Once something ran: also where each stage ran last, the bottleneck, and what the autotuner did; see `stats`.
+
+        Source: EXPLAIN of databases; polars.LazyFrame.explain.
 
         >>> print(rd.Dataset.range(3).take(-1).batch(2).explain())
         as written:
@@ -142,11 +173,19 @@ class Running(DatasetBase):
         return profile
 
     def __iter__(self) -> DatasetIterator[Any]:
-        """A new epoch; elements are nests of torch tensors (scalar bytes and str as Python objects)."""
+        """A new epoch; elements are nests of torch tensors (scalar bytes and str as Python objects).
+
+        Nothing runs before the first element is asked for. Each `next` blocks until an element is there.
+        """
         return self._iterate(_to_torch())
 
     def as_numpy_iterator(self) -> DatasetIterator[Any]:
-        """A new epoch; elements are nests of numpy arrays and scalars, bytes and str.
+        """A new epoch; elements are nests of numpy arrays and scalars, bytes and str. Needs no torch.
+
+        Returns:
+            What `iter(dataset)` gives, with the same methods and the same state.
+
+        Source: tf.data.Dataset.as_numpy_iterator.
 
         >>> list(rd.Dataset.range(2).as_numpy_iterator())
         [np.int64(0), np.int64(1)]
@@ -156,8 +195,15 @@ class Running(DatasetBase):
     def arrow_batches(self) -> DatasetIterator[Any]:
         """A new epoch; each element (a batch) as a `pyarrow.RecordBatch` with one row per entry of its first dimension.
 
+        Leaves are columns, tensors of fixed shape Arrow's `fixed_shape_tensor`.
+
+        Returns:
+            What `iter(dataset)` gives, with the same methods and the same state.
+
         Raises:
             InvalidArgumentError: The leaves of an element have no common first dimension (at iteration): use `batch`.
+
+        Source: pyarrow.RecordBatchReader; ray.data.Dataset.iter_batches(batch_format="pyarrow").
 
         >>> [batch.num_rows for batch in rd.Dataset.range(5).batch(2).arrow_batches()]
         [2, 2, 1]

@@ -27,10 +27,16 @@ class Sources(DatasetBase):
 
     @classmethod
     def range(cls, *args: int, output_type: Any = np.int64) -> Self:
-        """The numbers of `range([start,] stop[, step])`, int64 unless `output_type` says otherwise.
+        """The numbers of `range([start,] stop[, step])`, as scalars.
+
+        Args:
+            args: `stop`, or `start` and `stop`, or `start`, `stop` and `step`: whole numbers, as for Python's `range`.
+            output_type: dtype of the numbers (numpy, torch or text).
 
         Raises:
-            InvalidArgumentError: No or more than three arguments, or a step of 0.
+            InvalidArgumentError: No or more than three arguments, one that is no whole number, or a step of 0.
+
+        Source: tf.data.Dataset.range.
 
         >>> [int(x) for x in rd.Dataset.range(1, 7, 2)]
         [1, 3, 5]
@@ -40,7 +46,17 @@ class Sources(DatasetBase):
 
     @classmethod
     def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64) -> Self:
-        """`start`, `start + step`, ... without an end.
+        """`start`, `start + step`, ... without an end, as scalars.
+
+        Args:
+            start: The first number.
+            step: What is added each time; may be negative.
+            dtype: dtype of the numbers (numpy, torch or text).
+
+        Raises:
+            InvalidArgumentError: `start` or `step` is no whole number.
+
+        Source: tf.data.Dataset.counter.
 
         >>> [int(x) for x in rd.Dataset.counter(start=2, step=3).take(3)]
         [2, 5, 8]
@@ -52,8 +68,10 @@ class Sources(DatasetBase):
         """Random int64 numbers in [0, 2^32) without an end.
 
         Args:
-            seed: With a seed, the same numbers in every process.
+            seed: With a seed, the same numbers in every process. None: that of the iteration (`Options.seed`).
             rerandomize_each_iteration: Other numbers in every epoch; False keeps those of the first.
+
+        Source: tf.data.Dataset.random.
 
         >>> len({int(x) for x in rd.Dataset.random(seed=4).take(10)})
         10
@@ -62,10 +80,17 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any) -> Self:
-        """One element per entry of the first dimension of every leaf of `tensors`. Arrays are not copied.
+        """One element per entry of the first dimension of every leaf: (n, ...) -> n times (...).
+
+        Arrays and tensors are not copied: changes to them show in later epochs. A pickled dataset holds their values.
+
+        Args:
+            tensors: Nest of arrays, torch tensors or lists, which share their first dimension. A list is one leaf.
 
         Raises:
-            InvalidArgumentError: A leaf is a scalar, or first dimensions differ.
+            InvalidArgumentError: There is no leaf, a leaf is a scalar, or first dimensions differ.
+
+        Source: tf.data.Dataset.from_tensor_slices.
 
         >>> list(rd.Dataset.from_tensor_slices({"x": [1, 2], "y": [b"a", b"b"]}).as_numpy_iterator())[1]
         {'x': np.int64(2), 'y': b'b'}
@@ -74,7 +99,15 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_tensors(cls, tensors: Any) -> Self:
-        """One element: `tensors`.
+        """One element: `tensors`, copied.
+
+        Args:
+            tensors: Nest of numbers, arrays, torch tensors, lists, bytes and str.
+
+        Raises:
+            SpecError: A leaf is something else.
+
+        Source: tf.data.Dataset.from_tensors.
 
         >>> [x.tolist() for x in rd.Dataset.from_tensors([1, 2])]
         [[1, 2]]
@@ -86,6 +119,7 @@ class Sources(DatasetBase):
         """The values that `generator(*args)` yields. Called afresh for every iteration and every pass of a repeat.
 
         An exception in the generator comes out with its type, after the values before it, and ends the iteration.
+        It runs in one thread, never on an input worker. Cardinality is unknown.
         The state of an iterator is a count: resuming calls the generator again and drops that many values, so that it
         costs the time of making them, and needs a generator that yields the same values again.
 
@@ -100,9 +134,8 @@ class Sources(DatasetBase):
             SpecError: No signature, or nothing that can be called; a value of another structure, dtype or shape (at
                 iteration, in the place of that value).
 
-        Source: tf.data.Dataset.from_generator (TensorFlow 2.x API).
+        Source: tf.data.Dataset.from_generator.
 
-        >>> import raydist as rd
         >>> ds = rd.Dataset.from_generator(range, output_signature=rd.TensorSpec((), "int64"), args=(3,))
         >>> [int(x) for x in ds]
         [0, 1, 2]
@@ -132,6 +165,8 @@ class Sources(DatasetBase):
             NotFoundError: A file does not exist.
             DataLossError: A file is no Arrow IPC file, or its footer is damaged; at iteration: a record batch is.
 
+        Source: pyarrow.Table, pyarrow.ipc.open_file; the counterpart of tfio.arrow.
+
         >>> import pyarrow as pa
         >>> list(rd.Dataset.from_arrow(pa.table({"x": [1, 2], "y": ["a", "b"]})).as_numpy_iterator())[1]
         {'x': np.int64(2), 'y': 'b'}
@@ -157,6 +192,9 @@ class Sources(DatasetBase):
 
         Raises:
             SpecError: It is no dataset; a sample that does not fit (at iteration, in its place).
+            InvalidArgumentError: `num_parallel_calls` is 0 or below AUTOTUNE.
+
+        Source: torch.utils.data.Dataset and IterableDataset.
 
         >>> [int(x) for x in rd.Dataset.from_torch([3, 1, 2]).map(lambda x: x + 1)]
         [4, 2, 3]
@@ -178,6 +216,8 @@ class Sources(DatasetBase):
             SpecError: It is no Ray dataset, or a column has a type that no tensor can hold.
             InvalidArgumentError: A null (at iteration, in its place).
             ray.exceptions.RayTaskError: A function of the Ray dataset failed (at iteration); it ends the pass.
+
+        Source: ray.data.Dataset.iter_batches.
 
         >>> import ray.data  # doctest: +SKIP
         >>> [int(row["id"]) for row in rd.Dataset.from_ray(ray.data.range(3))]  # doctest: +SKIP

@@ -44,6 +44,8 @@ class Storing(Running):
             InvalidArgumentError: Elements of named tuples or dataclasses cannot be kept in a file (at iteration).
             DataLossError: The file is damaged (at iteration).
 
+        Source: tf.data.Dataset.cache.
+
         >>> ds = rd.Dataset.range(3).map(lambda x: x * 2).cache()
         >>> [[int(x) for x in ds] for epoch in (0, 1)]
         [[0, 2, 4], [0, 2, 4]]
@@ -87,6 +89,8 @@ class Storing(Running):
             SpecError: `shard_func` returns no whole number, `reader_func` no dataset (at iteration).
             DataLossError: A file is damaged (at iteration).
 
+        Source: tf.data.Dataset.snapshot.
+
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "snapshots")
         >>> ds = rd.Dataset.range(20).shuffle(20).snapshot(path)
@@ -102,16 +106,21 @@ class Storing(Running):
         return type(self)(SnapshotOp(self._op, path_text(path), container, type(self), reader_func, shard_func))
 
     def prefetch(self, buffer_size: int | None = None) -> Self:
-        """Let a background thread make up to `buffer_size` elements ahead; 0 does nothing, None or AUTOTUNE adapts.
+        """Let a background thread make up to `buffer_size` elements ahead.
 
         A size that adapts begins with 2, doubles (up to 1,024) when the consumer finds the buffer empty after it was
         full, and is halved while more than half of it is never needed. `Options.autotune.ram_budget` bounds the bytes
         in all buffers of a pipeline. Pipelines with functions are read ahead without a `prefetch` too, while that pays:
         `Options.optimization.inject_prefetch`. The state of an iterator is that of the elements handed out. The thread
-        ends with the iterator.
+        starts with the first element asked for, and ends with the iterator.
+
+        Args:
+            buffer_size: Elements (batches, behind a `batch`); 0 does nothing; None or AUTOTUNE adapts.
 
         Raises:
             InvalidArgumentError: `buffer_size` is below AUTOTUNE.
+
+        Source: tf.data.Dataset.prefetch.
 
         >>> [int(x) for x in rd.Dataset.range(3).prefetch(2)]
         [0, 1, 2]
@@ -145,6 +154,8 @@ class Storing(Running):
             NotFoundError: Its parent does not.
             SpecError: `shard_func` returns no whole number; elements that differ in structure, dtype or rank.
             Exception: The error of an element: nothing is saved.
+
+        Source: tf.data.Dataset.save.
 
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "squares")

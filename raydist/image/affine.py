@@ -8,7 +8,7 @@ import numpy as np
 
 from raydist.image.arrays import Image
 
-__all__ = ["affine", "as_dtype"]
+__all__ = ["affine", "saturate_cast"]
 
 
 def affine(image: Image, scale: Any, offset: Any) -> Image:
@@ -28,8 +28,8 @@ def _row(values: Any, width: int, channels: int) -> Image:
     return np.tile(np.broadcast_to(np.asarray(values, np.float32), channels), width)
 
 
-def as_dtype(image: Image, dtype: np.dtype[Any]) -> Image:
-    """A float32 image as `dtype`: for uint8 rounded, and cut off at 0 and 255."""
+def saturate_cast(image: Image, dtype: np.dtype[Any]) -> Image:
+    """A float32 image as `dtype`: for uint8 rounded, and cut off at 0 and 255 (tf.saturate_cast rounds down)."""
     if dtype != np.uint8:
         return image
     np.rint(image, out=image)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.image.affine import affine, as_dtype
+from raydist.image.affine import affine, saturate_cast
 from raydist.image.arrays import Image, require_colours
 
 __all__ = ["adjust_brightness", "adjust_contrast", "random_brightness", "random_contrast"]
@@ -27,6 +27,9 @@ def adjust_brightness(image: Image, delta: float) -> Image:
         image: One image. uint8 is rounded and cut off at 0 and 255.
         delta: As a fraction of the range of values, which for uint8 is 255.
 
+    Raises:
+        SpecError: The image has another shape or dtype, or is a batch.
+
     Source: tf.image.adjust_brightness (uint8 may differ by 1: it is rounded here).
 
     >>> rd.image.adjust_brightness(np.array([[[0, 100, 255]]], np.uint8), 0.2).tolist()
@@ -34,7 +37,7 @@ def adjust_brightness(image: Image, delta: float) -> Image:
     """
     image = _one_image(image, "adjust_brightness")
     full = 255 if image.dtype == np.uint8 else 1
-    return as_dtype(affine(image, 1.0, delta * full), image.dtype)
+    return saturate_cast(affine(image, 1.0, delta * full), image.dtype)
 
 
 def adjust_contrast(image: Image, contrast_factor: float) -> Image:
@@ -44,6 +47,9 @@ def adjust_contrast(image: Image, contrast_factor: float) -> Image:
         image: One image. uint8 is rounded and cut off at 0 and 255.
         contrast_factor: 0 for grey, 1 for no change.
 
+    Raises:
+        SpecError: The image has another shape or dtype, or is a batch.
+
     Source: tf.image.adjust_contrast (uint8 may differ by 1: it is rounded here).
 
     >>> rd.image.adjust_contrast(np.array([[[100], [200]]], np.uint8), 0.5)[..., 0].tolist()
@@ -51,14 +57,20 @@ def adjust_contrast(image: Image, contrast_factor: float) -> Image:
     """
     image = _one_image(image, "adjust_contrast")
     means = image.mean(axis=(0, 1), dtype=np.float64)
-    return as_dtype(affine(image, contrast_factor, means * (1 - contrast_factor)), image.dtype)
+    return saturate_cast(affine(image, contrast_factor, means * (1 - contrast_factor)), image.dtype)
 
 
 def random_brightness(image: Image, max_delta: float, *, rng: np.random.Generator) -> Image:
     """:func:`adjust_brightness` by a number drawn from [-max_delta, max_delta).
 
+    Args:
+        image: One image, uint8 or float32.
+        max_delta: As a fraction of the range of values, >= 0.
+        rng: Draws one number.
+
     Raises:
         InvalidArgumentError: `max_delta` is negative.
+        SpecError: The image has another shape or dtype.
 
     Source: tf.image.random_brightness.
 
@@ -73,8 +85,15 @@ def random_brightness(image: Image, max_delta: float, *, rng: np.random.Generato
 def random_contrast(image: Image, lower: float, upper: float, *, rng: np.random.Generator) -> Image:
     """:func:`adjust_contrast` by a factor drawn from [lower, upper).
 
+    Args:
+        image: One image, uint8 or float32.
+        lower: Smallest factor, >= 0.
+        upper: Largest factor, >= `lower`.
+        rng: Draws one number.
+
     Raises:
         InvalidArgumentError: Not 0 <= lower <= upper.
+        SpecError: The image has another shape or dtype.
 
     Source: tf.image.random_contrast.
 

@@ -25,10 +25,18 @@ def require_window(window: tuple[int, int, int, int], height: int, width: int) -
 def crop_to_bounding_box(
     image: Image, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> Image:
-    """The piece of `target_height` x `target_width` pixels whose upper left corner is at the offsets.
+    """The piece of `target_height` x `target_width` pixels whose upper left corner is at the offsets; a copy.
+
+    Args:
+        image: An image or a batch, of any dtype.
+        offset_height: First row, from 0.
+        offset_width: First column, from 0.
+        target_height: Number of rows, >= 1.
+        target_width: Number of columns, >= 1.
 
     Raises:
         InvalidArgumentError: It is not inside of the image, or empty.
+        SpecError: The image has another shape.
 
     Source: tf.image.crop_to_bounding_box.
 
@@ -49,6 +57,10 @@ def central_crop(image: Image, central_fraction: float) -> Image:
     Args:
         image: An image or a batch.
         central_fraction: In (0, 1]. int((side - side * fraction) / 2) pixels go at either end of a side.
+
+    Raises:
+        InvalidArgumentError: `central_fraction` is out of its range.
+        SpecError: The image has another shape.
 
     Source: tf.image.central_crop.
 
@@ -72,7 +84,8 @@ def random_crop(image: Image, size: Any, *, rng: np.random.Generator) -> Image:
         rng: Draws two integers.
 
     Raises:
-        InvalidArgumentError: `size` is larger than the image.
+        InvalidArgumentError: `size` is larger than the image, or below 1.
+        SpecError: The image has another shape.
 
     Source: tf.image.random_crop.
 

@@ -19,7 +19,12 @@ __all__ = ["decode_and_random_crop", "decode_image", "image_shape"]
 def image_shape(data: Any) -> tuple[int, int, int]:
     """(height, width, channels) that :func:`decode_image` would give, read from the header in some microseconds.
 
+    Args:
+        data: The bytes of a JPEG or a PNG; the first kilobytes may be enough of a JPEG.
+
     Raises:
+        SpecError: The data is no bytes.
+        FailedPreconditionError: The extra `raydist[images]` is not installed (JPEG only).
         InvalidArgumentError: The data is neither a JPEG nor a PNG.
         DataLossError: The header is corrupt or truncated.
 
@@ -36,8 +41,17 @@ def image_shape(data: Any) -> tuple[int, int, int]:
 def decode_image(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS) -> Image:
     """The image in a JPEG or PNG, whichever it is: uint8 of shape (height, width, channels).
 
-    Arguments and errors are those of :func:`decode_jpeg` and :func:`decode_png`; data of another format is an
-    InvalidArgumentError.
+    Args:
+        data: The file's bytes.
+        channels: As for :func:`decode_jpeg` and :func:`decode_png`; 0 for what is stored.
+        max_pixels: Most pixels that the header may announce.
+
+    Raises:
+        InvalidArgumentError: The data is of another format, has more than `max_pixels` pixels, or cannot be given these
+            `channels`.
+        DataLossError: The data is corrupt or truncated.
+        SpecError: It is no bytes.
+        FailedPreconditionError: The extra `raydist[images]` is not installed.
 
     Source: tf.io.decode_image.
 
@@ -61,6 +75,9 @@ def decode_and_random_crop(
         channels: See :func:`decode_image`, as for `max_pixels` and the errors.
         rng: Draws two integers.
         max_pixels: Of the whole image.
+
+    Raises:
+        InvalidArgumentError: As for :func:`decode_image`, or `size` is larger than the image, or below 1.
 
     Source: tf.io.decode_and_crop_jpeg, tf.image.random_crop.
 

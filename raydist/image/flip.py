@@ -12,7 +12,15 @@ __all__ = ["flip_left_right", "flip_up_down", "random_flip_left_right", "random_
 
 
 def flip_left_right(image: Image) -> Image:
-    """The image, or every image of a batch, mirrored: its first column becomes the last (tf.image.flip_left_right).
+    """The image, or every image of a batch, mirrored: its first column becomes the last; a copy.
+
+    Args:
+        image: An image or a batch, of any dtype.
+
+    Raises:
+        SpecError: The image has another shape.
+
+    Source: tf.image.flip_left_right.
 
     >>> rd.image.flip_left_right(np.array([[[1], [2], [3]]]))[..., 0].tolist()
     [[3, 2, 1]]
@@ -26,7 +34,15 @@ def flip_left_right(image: Image) -> Image:
 
 
 def flip_up_down(image: Image) -> Image:
-    """The image, or every image of a batch, upside down: its first row becomes the last (tf.image.flip_up_down).
+    """The image, or every image of a batch, upside down: its first row becomes the last; a copy.
+
+    Args:
+        image: An image or a batch, of any dtype.
+
+    Raises:
+        SpecError: The image has another shape.
+
+    Source: tf.image.flip_up_down.
 
     >>> rd.image.flip_up_down(np.array([[[1]], [[2]]]))[..., 0].tolist()
     [[2], [1]]

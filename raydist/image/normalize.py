@@ -59,7 +59,15 @@ def _each(image: Image, scale: Image, offset: Image) -> Image:
 
 
 def channels_first(image: Image) -> Image:
-    """(..., channels, height, width), as torch's layers take images; a copy.
+    """(..., height, width, channels) -> (..., channels, height, width), as torch's layers take images; a copy.
+
+    Args:
+        image: An image or a batch, of any dtype.
+
+    Raises:
+        SpecError: The image has another shape.
+
+    Source: the layout of torchvision.transforms.ToTensor, without its scaling.
 
     >>> rd.image.channels_first(np.zeros((4, 5, 3), np.uint8)).shape
     (3, 4, 5)

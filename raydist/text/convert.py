@@ -34,7 +34,9 @@ def to_arrow(values: Any, *, fold: bool = False) -> tuple[pa.Array, tuple[int, .
     if not fold:
         return flat, outside.shape
     if outside.ndim == 0:
-        raise SpecError(f"A sequence is needed, got the single value {values!r:.80}.")
+        raise SpecError(
+            f"A sequence is needed, got the single value {values!r:.80}. Give a list, or split the text first."
+        )
     length = outside.shape[-1]
     count = outside.size // length if length else int(np.prod(outside.shape[:-1]))
     return list_array(np.arange(count + 1) * length, flat), outside.shape[:-1]

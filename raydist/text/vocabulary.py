@@ -111,11 +111,23 @@ class Vocabulary(TextStep):
 
     @classmethod
     def from_file(cls, path: Any, *, num_oov_buckets: int = 1) -> Self:
-        """The vocabulary in a text file (UTF-8, local or a URI) with one term a line, as :meth:`save` writes it.
+        """The vocabulary in a text file with one term a line, as :meth:`save` writes it.
+
+        Args:
+            path: Of a file in UTF-8: local or a URI.
+            num_oov_buckets: See the class; the file does not hold it.
 
         Raises:
             NotFoundError: There is no such file.
             InvalidArgumentError: It is not UTF-8, or has a term twice.
+
+        Source: tf.keras.layers.StringLookup(vocabulary=path).
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "terms.txt")
+        >>> rd.text.Vocabulary(("cat", "dog")).save(path)
+        >>> rd.text.Vocabulary.from_file(path).terms
+        ('cat', 'dog')
         """
         try:
             lines = read_file(path).decode().split("\n")
@@ -125,10 +137,19 @@ class Vocabulary(TextStep):
         return cls(tuple(term.removesuffix("\r") for term in terms), num_oov_buckets)
 
     def save(self, path: Any) -> None:
-        """Write the terms, one a line, for :meth:`from_file`.
+        """Write the terms, one a line, for :meth:`from_file`. Returns when the file is closed.
+
+        Args:
+            path: Local or a URI. A file of this name is replaced.
 
         Raises:
             InvalidArgumentError: A term has a line break in it.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "terms.txt")
+        >>> rd.text.Vocabulary(("cat", "dog")).save(path)
+        >>> rd.image.read_file(path)
+        b'cat\\ndog\\n'
         """
         broken = [term for term in self.terms if "\n" in term or term.endswith("\r")]
         if broken:
@@ -155,10 +176,18 @@ class Vocabulary(TextStep):
         return 1 + bucket_of(text, self.num_oov_buckets)
 
     def terms_of(self, ids: Any) -> Any:
-        """The terms of an array of ids, as an object array of the same shape: "" for padding, "[UNK]" for unknown ones.
+        """The terms of ids: "" for padding, "[UNK]" for unknown ones.
+
+        Args:
+            ids: An array of whole numbers of any shape, or one of them.
+
+        Returns:
+            An object array of str of the same shape; for one id its term.
 
         Raises:
             InvalidArgumentError: An id is negative, or not below `size`.
+
+        Source: tf.keras.layers.StringLookup(invert=True).
 
         >>> rd.text.Vocabulary(("cat", "dog")).terms_of(np.array([3, 1, 0])).tolist()
         ['dog', '[UNK]', '']

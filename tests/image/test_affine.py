@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raydist.image.affine import affine, as_dtype
+from raydist.image.affine import affine, saturate_cast
 
 
 def test_each_channel_has_its_own_numbers() -> None:
@@ -15,5 +15,5 @@ def test_each_channel_has_its_own_numbers() -> None:
 
 def test_uint8_is_rounded_and_cut_off() -> None:
     values = np.array([[[-3, 0.5, 1.5, 254.6, 300]]], np.float32)
-    assert as_dtype(values.copy(), np.dtype(np.uint8)).tolist() == [[[0, 0, 2, 255, 255]]]
-    assert as_dtype(values, np.dtype(np.float32)) is values
+    assert saturate_cast(values.copy(), np.dtype(np.uint8)).tolist() == [[[0, 0, 2, 255, 255]]]
+    assert saturate_cast(values, np.dtype(np.float32)) is values

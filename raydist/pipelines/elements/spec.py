@@ -43,7 +43,19 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True, init=False)
 class TensorSpec:
-    """Shape and dtype of one leaf (tf.TensorSpec). None stands for an unknown dimension; shape None for unknown rank.
+    """Shape and dtype of one leaf (tf.TensorSpec).
+
+    Args:
+        shape: One number a dimension, None for an unknown one; None for an unknown rank.
+        dtype: A dtype of numpy or torch, or its name; `bytes` and `str` for leaves of any length.
+
+    Attributes:
+        shape: A tuple, or None for an unknown rank.
+        dtype: The numpy dtype.
+
+    Raises:
+        InvalidArgumentError: Numpy does not know the dtype.
+        SpecError: The dtype is that of Python objects.
 
     >>> TensorSpec((None, 28), "float32")
     TensorSpec(shape=(None, 28), dtype=float32)
@@ -68,7 +80,14 @@ class TensorSpec:
         return self.shape is not None and None not in self.shape
 
     def accepts(self, other: TensorSpec) -> bool:
-        """Whether a leaf of spec `other` is one of this spec."""
+        """Whether a leaf of spec `other` is one of this spec.
+
+        Args:
+            other: A spec as narrow as this one or narrower, else False.
+
+        >>> TensorSpec((None,), "int64").accepts(TensorSpec((3,), "int64"))
+        True
+        """
         if self.dtype != other.dtype:
             return False
         if self.shape is None:
@@ -78,14 +97,27 @@ class TensorSpec:
         return all(mine is None or mine == theirs for mine, theirs in zip(self.shape, other.shape, strict=True))
 
     def batched(self, size: int | None) -> TensorSpec:
-        """This spec with a leading dimension."""
+        """This spec with a leading dimension.
+
+        Args:
+            size: Its length; None where it is not known.
+
+        >>> TensorSpec((28,), "float32").batched(None)
+        TensorSpec(shape=(None, 28), dtype=float32)
+        """
         return TensorSpec(None if self.shape is None else (size, *self.shape), self.dtype)
 
 
 @final
 @dataclass(frozen=True, slots=True, init=False)
 class DatasetSpec(TensorSpec):
-    """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window; `element_spec` is a nest.
+    """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window.
+
+    Args:
+        element_spec: Nest of specs of that dataset's elements.
+
+    Attributes:
+        element_spec: The same.
 
     >>> DatasetSpec(TensorSpec((), "int64")).element_spec
     TensorSpec(shape=(), dtype=int64)

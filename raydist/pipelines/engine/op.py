@@ -36,11 +36,34 @@ class DatasetOp(ABC):
     """Description of one operation. Subclasses are frozen dataclasses with `eq=False` (an op is itself, not its value).
 
     No operation asks what type another one is, and neither does the planner: they read these properties. Only a rewrite
-    (`optimize/`) names the operations that it is about.
+    (`optimize/`) names the operations that it is about. An operation of your own becomes a dataset by `rd.Dataset(op)`.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, eq=False)
+    ... class Titled(rd.DatasetOp):  # passes elements on, with a title for explain() and stats()
+    ...     input: rd.DatasetOp
+    ...     title: str
+    ...     @property
+    ...     def inputs(self):
+    ...         return (self.input,)
+    ...     @property
+    ...     def label(self):
+    ...         return self.title
+    ...     def cardinality(self):
+    ...         return self.input.cardinality()
+    ...     def element_spec(self):
+    ...         return self.input.element_spec()
+    ...     def make_iterator(self, ctx):
+    ...         return ctx.build(self.input)
+    >>> ds = rd.Dataset.range(3).apply(lambda ds: rd.Dataset(Titled(ds._op, "the numbers")))
+    >>> ds, [int(x) for x in ds]
+    (<Dataset the numbers, cardinality 3>, [0, 1, 2])
     """
 
     placement: ClassVar[Placement] = "inline"
+    """Where it may run: "inline", "pool" or "exchange"."""
     preserves_order: ClassVar[bool] = True
+    """Whether elements come out in the order in which they came in."""
     content_blind: ClassVar[bool] = False
     """Whether it only picks and orders elements, so that it may work on their indices instead."""
     pure: ClassVar[bool] = False
@@ -52,7 +75,7 @@ class DatasetOp(ABC):
     @property
     @abstractmethod
     def inputs(self) -> tuple[DatasetOp, ...]:
-        """The operations that this one reads."""
+        """The operations that this one reads, in their order; none for a source."""
 
     @abstractmethod
     def cardinality(self) -> int:
@@ -60,18 +83,29 @@ class DatasetOp(ABC):
 
     @abstractmethod
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one element. May run a user function once, on the first element."""
+        """Nest of `rd.TensorSpec` of one element. May run a user function once, on the first element."""
 
     @abstractmethod
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        """One pass over this operation; inputs are made with `ctx.build(input)`."""
+        """One pass over this operation. Starts nothing: threads begin with the first block that is asked for.
+
+        Args:
+            ctx: What the pass is run with; inputs are made with `ctx.build(input)`.
+        """
 
     def with_columns(self, names: Collection[str]) -> DatasetOp | None:
-        """This source with the entries `names` of its elements, dicts, alone; None where nothing is saved or known."""
+        """This source with fewer columns, where that saves reading them.
+
+        Args:
+            names: The entries to keep of its elements, which are dicts.
+
+        Returns:
+            A source of elements with these entries alone; None where nothing is saved or known.
+        """
         return None
 
     def random_access(self) -> RandomAccess | None:
-        """How to read any element by its index, or None where that is not possible."""
+        """How to read any element by its index, or None where that is not possible. Reads nothing yet."""
         return None
 
     @property
@@ -88,9 +122,15 @@ class DatasetOp(ABC):
         return None
 
     def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
-        """What many operations like this one make of their inputs, at once; None where each takes an iterator.
+        """What many operations like this one make of their inputs, at once.
 
         Only for operations without a function of the user's, without random choices, and without errors of their own.
+
+        Args:
+            inputs: For each input of this operation, its elements in all these operations.
+
+        Returns:
+            The elements of all of them; None where each takes an iterator.
         """
         return None
 

@@ -42,6 +42,11 @@ class StageStats:
         waits_for: What it waited for most: an input, "its workers", or the stage that reads it ("consumer" at the
             end); "" if it mostly worked.
         waiting: Share of the time for which it did.
+
+    >>> ds = rd.Dataset.range(10).batch(5)
+    >>> _ = list(ds)
+    >>> [(stage.name, stage.elements, stage.where) for stage in ds.stats().stages]
+    [('range-0', 10, 'inline'), ('batch-1', 2, 'inline')]
     """
 
     name: str
@@ -88,6 +93,9 @@ class PipelineStats:
             is making tensors or arrays of its elements, "" if nothing has run.
         because: What was busy, and for how long.
         decisions: What the autotuner did and why, oldest first.
+
+    >>> print(rd.Dataset.range(3).stats())
+    Nothing has run yet: iterate over the dataset first.
     """
 
     stages: tuple[StageStats, ...] = ()

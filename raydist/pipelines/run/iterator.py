@@ -23,36 +23,66 @@ from raydist.pipelines.run.plan import make_nested_plan, make_plan
 
 __all__ = ["DatasetIterator", "Optional"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _STATE_VERSION = 1
 _NO_ROWS: Sequence[Any] = ()
 
 
 @final
-class Optional(Generic[T]):
-    """An element, or the knowledge that there is none (tf.experimental.Optional)."""
+class Optional(Generic[_T]):
+    """An element, or the knowledge that there is none (tf.experimental.Optional).
+
+    Args:
+        values: The element in a tuple; an empty tuple for none. Use `from_value` or `empty`.
+
+    >>> iterator = iter(rd.Dataset.range(1))
+    >>> iterator.get_next_as_optional(), iterator.get_next_as_optional()
+    (Optional(tensor(0)), Optional.empty())
+    """
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: tuple[T, ...]) -> None:
+    def __init__(self, values: tuple[_T, ...]) -> None:
         self._values = values
 
     @classmethod
-    def from_value(cls, value: T) -> Self:
-        """An optional with a value."""
+    def from_value(cls, value: _T) -> Self:
+        """An optional with a value.
+
+        Args:
+            value: Any, None too.
+
+        >>> rd.Optional.from_value(3).get_value()
+        3
+        """
         return cls((value,))
 
     @classmethod
     def empty(cls) -> Self:
-        """An optional without one."""
+        """An optional without one.
+
+        >>> rd.Optional.empty().has_value()
+        False
+        """
         return cls(())
 
     def has_value(self) -> bool:
-        """Whether there is an element."""
+        """Whether there is an element.
+
+        >>> rd.Optional.from_value(None).has_value()
+        True
+        """
         return bool(self._values)
 
-    def get_value(self) -> T:
-        """The element; InvalidArgumentError if there is none."""
+    def get_value(self) -> _T:
+        """The element.
+
+        Raises:
+            InvalidArgumentError: There is none.
+
+        >>> rd.Optional.from_value("a").get_value()
+        'a'
+        """
         if not self._values:
             raise InvalidArgumentError("This Optional has no value: the dataset had ended. Ask has_value() first.")
         return self._values[0]
@@ -62,10 +92,13 @@ class Optional(Generic[T]):
 
 
 @final
-class DatasetIterator(Generic[T]):
-    """One epoch of a dataset. Opened by the first element; closed at the end, by `close()`, or when it is dropped.
+class DatasetIterator(Generic[_T]):
+    """One epoch of a dataset: what `iter(dataset)` gives (tf.data.Iterator).
 
-    An element's error is raised in its place, and iteration goes on after it. Not for use by several threads at a time.
+    Opened by the first element; closed at the end, by `close()`, or when it is dropped. `next` blocks until an element
+    is there. An element's error is raised in its place, and iteration goes on after it. Errors of what runs the
+    pipeline (UnavailableError, DeadlineExceededError) lose no element: the next call tries again from there. Not for
+    use by several threads at a time.
 
     Args:
         op: The pipeline as written.
@@ -75,6 +108,13 @@ class DatasetIterator(Generic[T]):
         convert: Makes a block the elements to hand out.
         make_executor: Where the stages run.
         meters: To go on with; None for new ones.
+
+    >>> iterator = iter(rd.Dataset.range(4).shuffle(4, seed=1))
+    >>> first, state = [int(next(iterator)), int(next(iterator))], iterator.state_dict()
+    >>> rest = [int(x) for x in iterator]
+    >>> iterator.load_state_dict(state)
+    >>> [int(x) for x in iterator] == rest
+    True
     """
 
     def __init__(
@@ -84,7 +124,7 @@ class DatasetIterator(Generic[T]):
         options: Options,
         seed: int,
         epoch: int,
-        convert: Callable[[Block], Sequence[T]],
+        convert: Callable[[Block], Sequence[_T]],
         make_executor: Callable[[Options], Executor] = local_executor,
         meters: IterationMeters | None = None,
     ) -> None:
@@ -104,7 +144,7 @@ class DatasetIterator(Generic[T]):
         self._resume_at: State | None = None  # where the engine goes on when it is opened again
         self._to_skip = 0  # elements behind that which were handed out before
         self._border: State = {}  # the engine's state before `_rows`
-        self._rows: Sequence[T] = _NO_ROWS
+        self._rows: Sequence[_T] = _NO_ROWS
         self._at = 0
         self._ended = False
         self._closed = False
@@ -112,7 +152,7 @@ class DatasetIterator(Generic[T]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> _T:
         at = self._at
         if at >= len(self._rows):
             self._refill()
@@ -190,20 +230,32 @@ class DatasetIterator(Generic[T]):
             self._source.close()
             self._source = None
 
-    def get_next(self) -> T:
-        """The next element.
+    def get_next(self) -> _T:
+        """The next element. Blocks until it is there.
 
         Raises:
             OutOfRangeError: There is none.
+            FailedPreconditionError: The iterator is closed.
             Exception: The error of the element at this place.
+
+        >>> int(iter(rd.Dataset.range(3, 9)).get_next())
+        3
         """
         try:
             return next(self)
         except StopIteration:
             raise OutOfRangeError("The dataset has ended. Take a new iterator with iter(dataset).") from None
 
-    def get_next_as_optional(self) -> Optional[T]:
-        """The next element, or an empty Optional at the end."""
+    def get_next_as_optional(self) -> Optional[_T]:
+        """The next element, or an empty Optional at the end. Blocks until it is known.
+
+        Raises:
+            FailedPreconditionError: The iterator is closed.
+            Exception: The error of the element at this place.
+
+        >>> iter(rd.Dataset.range(0)).get_next_as_optional()
+        Optional.empty()
+        """
         try:
             return Optional.from_value(next(self))
         except StopIteration:
@@ -213,16 +265,33 @@ class DatasetIterator(Generic[T]):
         """What every stage did since the first element was asked for, and which of them limits the others.
 
         Any thread may ask, at any time; costs some microseconds a stage.
+
+        >>> iterator = iter(rd.Dataset.range(10).batch(5))
+        >>> _ = list(iterator)
+        >>> iterator.stats().elements
+        2
         """
         return stats_of(self.meters)
 
     @property
     def element_spec(self) -> Any:
-        """Nest of TensorSpec of one element."""
+        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function once."""
         return self._op.element_spec()
 
     def state_dict(self) -> State:
-        """JSON-able state after the last element handed out, at most 10 KB."""
+        """JSON-able state after the last element handed out, at most 10 KB: for :meth:`load_state_dict`.
+
+        Elements that were made ahead are no part of it, nor is what a shuffle holds: restoring reads it again. Opens
+        the pipeline if no element was asked for yet.
+
+        Raises:
+            FailedPreconditionError: The iterator is closed.
+
+        >>> iterator = iter(rd.Dataset.range(3))
+        >>> _ = next(iterator)
+        >>> sorted(iterator.state_dict())
+        ['at', 'epoch', 'pipeline', 'seed', 'skip', 'version']
+        """
         at, skip = self._position()
         orders = self._orders.since(at)
         return {
@@ -243,10 +312,21 @@ class DatasetIterator(Generic[T]):
         return self._open().state_dict(), self._to_skip
 
     def load_state_dict(self, state: State) -> None:
-        """Go on after the element that `state` was saved behind.
+        """Go on after the element that `state` was saved behind. Opens a closed iterator again.
+
+        Args:
+            state: Of an iterator of the same pipeline, in any process; it brings its seed and epoch with it.
 
         Raises:
             InvalidArgumentError: The state was saved by another pipeline.
+
+        >>> ds = rd.Dataset.range(5)
+        >>> saved = iter(ds)
+        >>> _ = next(saved), next(saved)
+        >>> iterator = iter(ds)
+        >>> iterator.load_state_dict(saved.state_dict())
+        >>> int(next(iterator))
+        2
         """
         found = (state.get("version"), state.get("pipeline"))
         if found != (_STATE_VERSION, self._plan.fingerprint):
@@ -261,7 +341,13 @@ class DatasetIterator(Generic[T]):
         self._orders.load(state.get("orders", {}))
 
     def close(self) -> None:
-        """Stop threads. Further elements are a FailedPreconditionError."""
+        """Stop threads and let go of files. Further elements are a FailedPreconditionError. May be called twice.
+
+        >>> import contextlib
+        >>> with contextlib.closing(iter(rd.Dataset.range(3))) as iterator:
+        ...     int(next(iterator))
+        0
+        """
         self._closed = True
         self._rows, self._at = _NO_ROWS, 0
         self._suspend(None)

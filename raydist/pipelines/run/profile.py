@@ -37,6 +37,11 @@ class Profile:
         epochs: Epochs that were begun.
         html_path: A page with the graph and the table.
         trace_path: The last blocks of every thread and worker, for ui.perfetto.dev or chrome://tracing.
+
+    >>> profile = rd.Dataset.range(100).batch(10).profile(seconds=0.05)  # doctest: +ELLIPSIS
+    Profile of ...
+    >>> profile.epochs >= 1 and profile.stats.elements > 0
+    True
     """
 
     title: str
