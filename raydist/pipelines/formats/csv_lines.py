@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from raydist.pipelines.formats.line_parser import LineParser
+from raydist.pipelines.formats.lines import LineParser
 
 __all__ = ["CsvParser", "header_names", "infer_csv_types"]
 

@@ -14,8 +14,7 @@ from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.formats.line_parser import LineParser
-from raydist.pipelines.formats.lines import LineReader
+from raydist.pipelines.formats.lines import LineParser, LineReader
 from raydist.pipelines.sources.table_files import TableFormat, TableReader
 
 __all__ = ["PARSE_ERRORS", "RowLinesFormat", "first_lines"]
