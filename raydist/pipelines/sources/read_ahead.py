@@ -10,7 +10,8 @@ from typing import final
 
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
-from raydist.pipelines.sources.pieces import Piece, PieceReader, RecordReader
+from raydist.pipelines.sources.file_format import RecordReader
+from raydist.pipelines.sources.pieces import Piece, PieceReader
 
 __all__ = ["ReadAhead"]
 

@@ -10,7 +10,7 @@ from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.fixed_records import FixedRecordReader
 from raydist.pipelines.formats.lines import LineReader
 from raydist.pipelines.formats.tfrecord import TFRecordReader
-from raydist.pipelines.sources.record_files import RecordFormat
+from raydist.pipelines.sources.file_format import RecordFormat
 
 __all__ = ["FixedLengthFormat", "TFRecordFormat", "TextLineFormat"]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import final
 
 from raydist.pipelines.elements.items import ElementError
-from raydist.pipelines.sources.pieces import Piece, PieceReader, RecordReader
+from raydist.pipelines.sources.file_format import RecordReader
+from raydist.pipelines.sources.pieces import Piece, PieceReader
 from raydist.pipelines.sources.read_ahead import ReadAhead
 
 __all__ = ["OpenRecords", "RecordSlot"]

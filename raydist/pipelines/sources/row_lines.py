@@ -15,7 +15,7 @@ from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.lines import LineParser, LineReader
-from raydist.pipelines.sources.table_files import TableFormat, TableReader
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
 __all__ = ["PARSE_ERRORS", "RowLinesFormat", "first_lines"]
 
@@ -59,7 +59,7 @@ class RowLinesFormat(TableFormat):
 
     @property
     def label(self) -> str:
-        return f", compression_type={self.compression_type!r}"
+        return f"compression_type={self.compression_type!r}"
 
     @property
     def spec(self) -> Any:

@@ -15,8 +15,9 @@ from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.spec import DatasetSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.files import OpenFile, data_loss, open_file, path_text
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader
+from raydist.pipelines.sources.table_files import TableFilesOp
 from raydist.pipelines.stored.containers import ContainerReader
 from raydist.pipelines.stored.manifest import Manifest, Part
 from raydist.pipelines.stored.schema import block_of_batch
