@@ -24,7 +24,7 @@ _ERRNOS = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errn
 _STATUSES = frozenset({408, 425, 429})  # of HTTP: time-out, too early, too many requests; and 500 and more
 _NETWORK_PACKAGES = ("aiohttp", "botocore", "google", "requests", "urllib3")
 
-T = TypeVar("T")
+_Result = TypeVar("_Result")
 
 
 class _SeekableFile(Protocol):
@@ -62,7 +62,7 @@ def http_status(error: BaseException) -> int | None:
     return None
 
 
-def with_retries(action: Callable[[], T], *, sleep: Callable[[float], None] = time.sleep) -> T:
+def with_retries(action: Callable[[], _Result], *, sleep: Callable[[float], None] = time.sleep) -> _Result:
     """What `action` returns, tried again while its errors are transient; the last one gets a note that tells so."""
     for attempt in range(1, ATTEMPTS + 1):
         try:

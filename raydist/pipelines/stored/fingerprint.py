@@ -72,7 +72,7 @@ class _Fingerprint:
             return type(value).__qualname__.encode()
         self._open.append(id(value))
         try:
-            digest = hashlib.blake2b(type(value).__qualname__.encode(), digest_size=16)
+            digest = hashlib.blake2b(_kind_name(value).encode(), digest_size=16)
             for part in self._parts(value):
                 digest.update(len(part).to_bytes(8, "little"))
                 digest.update(part)
@@ -149,6 +149,11 @@ class _Fingerprint:
             return [*parts, pickle.dumps(value)]
         except Exception:  # a lock or an open file: its type must do
             return parts
+
+
+def _kind_name(value: Any) -> str:
+    """The name of a value's class; of a class that was renamed, the one that older fingerprints know it by."""
+    return str(vars(type(value)).get("fingerprint_name", type(value).__qualname__))
 
 
 def _is_library(value: types.FunctionType) -> bool:

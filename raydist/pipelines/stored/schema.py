@@ -17,13 +17,13 @@ from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.rows import stack_leaves
 
-__all__ = ["Layout", "block_of_batch"]
+__all__ = ["BlockSchema", "block_of_batch"]
 
 _RAGGED = "ragged"
 
 
 @final
-class Layout:
+class BlockSchema:
     """How the leaves of elements are kept; learns from the blocks that it sees."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def _as_ragged(column: Column) -> Column:
 
 
 def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
-    """The block that a layout made a batch of; columns are dense where their leaves share a shape."""
+    """The block that a BlockSchema made a batch of; columns are dense where their leaves share a shape."""
     block = block_of_arrow(batch, structure)
     columns, specs = list(block.columns), list(block.specs)
     for number, column in enumerate(columns):

@@ -11,6 +11,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import BYTES, as_dtype
 
 __all__ = [
+    "FeatureArray",
     "FixedLenFeature",
     "VarLenFeature",
     "column_dtype",
@@ -19,6 +20,9 @@ __all__ = [
     "list_field",
     "typed_default",
 ]
+
+FeatureArray = np.ndarray[Any, Any]
+"""Values of a feature: int64 or float32, or bytes as Python objects."""
 
 _LIST_FIELDS = {np.dtype(np.int64): "int64_list", np.dtype(np.float32): "float_list", BYTES: "bytes_list"}
 
