@@ -103,7 +103,10 @@ class LineReader:
                 self._append(lines, b"", ending=0)
         elif self.offset == 0 and not self._begun and self._chunk.startswith(_GZIP_START):
             raise data_loss(
-                self.path, 0, "A text file must hold text, but this one looks compressed: try compression_type='GZIP'"
+                self.path,
+                0,
+                f"A text file must hold text, but this one looks compressed ({self._chunk[:4]!r}): try "
+                "compression_type='GZIP'",
             )
 
     def _check_length(self) -> None:

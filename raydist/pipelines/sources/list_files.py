@@ -22,7 +22,9 @@ def list_files_op(pattern: Any) -> MemoryOp:
     """The names that match now, sorted."""
     patterns = list(pattern) if isinstance(pattern, Sequence) and not isinstance(pattern, str | bytes) else [pattern]
     if not patterns:
-        raise InvalidArgumentError("list_files needs at least one pattern, got an empty list.")
+        raise InvalidArgumentError(
+            "list_files needs at least one pattern, got an empty list. Give a path, or a list of them."
+        )
     found = sorted({name for one in patterns for name in matching_files(path_text(one))})
     if not found:
         raise NotFoundError(
