@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, unflatten
@@ -33,7 +33,6 @@ class StoredFile:
         chunks: All of it, in order.
     """
 
-    fingerprint_name: ClassVar[str] = "Part"  # as it was called when there were snapshots first
     name: str
     shard: int
     chunks: tuple[Chunk, ...]
