@@ -11,10 +11,10 @@ from typing import Any, ClassVar, final
 import pyarrow as pa
 
 from raydist.errors import DataLossError, SpecError
+from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.arrow_file import ArrowFile
-from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
 from raydist.pipelines.sources.split_files import FileSplitsOp, SplitFilesOp

@@ -10,8 +10,8 @@ from typing import Any, final
 import pyarrow as pa
 
 from raydist.errors import SpecError
+from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.lines import LineParser, LineReader
