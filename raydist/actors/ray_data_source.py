@@ -16,11 +16,11 @@ from ray.exceptions import RayTaskError
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.options import Timeouts
+from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import Producer, ReplayIterator
-from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.values import UNKNOWN_CARDINALITY
 

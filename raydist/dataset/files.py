@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from raydist.dataset.base import DatasetBase
 from raydist.pipelines.ops.nested import graph_of
+from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.list_files import list_files_op
@@ -43,7 +44,8 @@ class FileSources(DatasetBase):
         >>> [os.path.basename(name) for name in rd.Dataset.list_files(f"{folder}/*.txt", shuffle=False)]
         ['a.txt', 'b.txt']
         """
-        return cls(list_files_op(pattern, shuffle=shuffle, seed=seed))
+        names = list_files_op(pattern)
+        return cls(ShuffleOp(names, names.cardinality(), seed) if shuffle else names)
 
     @classmethod
     def from_numpy(cls, source: Any) -> Self:

@@ -7,10 +7,8 @@ from typing import Any
 from raydist.dataset import Dataset
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES
-from raydist.pipelines.sources.fixed_length import FixedLengthFormat
 from raydist.pipelines.sources.record_files import RecordFilesOp
-from raydist.pipelines.sources.text_line import TextLineFormat
-from raydist.pipelines.sources.tfrecord import tfrecord_op
+from raydist.pipelines.sources.record_formats import FixedLengthFormat, TextLineFormat, TFRecordFormat
 
 __all__ = ["FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"]
 
@@ -58,7 +56,8 @@ def TFRecordDataset(
     >>> list(rd.TFRecordDataset(path))
     [b'first', b'second']
     """
-    return Dataset(tfrecord_op(_names(filenames), compression_type, num_parallel_reads, max_record_bytes))
+    record_format = TFRecordFormat(check_compression(compression_type), max_record_bytes)
+    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
 
 
 def TextLineDataset(

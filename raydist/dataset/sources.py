@@ -9,7 +9,9 @@ import numpy as np
 
 from raydist.dataset.base import DatasetBase
 from raydist.pipelines.elements.arguments import whole_number
+from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.spec import as_dtype
+from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.arrow_files import arrow_files_op, is_paths
 from raydist.pipelines.sources.arrow_table import ArrowTableOp
 from raydist.pipelines.sources.counter import CounterOp
@@ -17,7 +19,7 @@ from raydist.pipelines.sources.generator import GeneratorOp
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.random_numbers import RandomOp
 from raydist.pipelines.sources.range import RangeOp
-from raydist.pipelines.sources.torch_datasets import torch_op
+from raydist.pipelines.sources.torch_datasets import iterable_samples_op, read_sample
 
 __all__ = ["Sources"]
 
@@ -199,7 +201,11 @@ class Sources(DatasetBase):
         >>> [int(x) for x in rd.Dataset.from_torch([3, 1, 2]).map(lambda x: x + 1)]
         [4, 2, 3]
         """
-        return cls(torch_op(dataset, output_signature, num_parallel_calls))
+        read = read_sample(dataset)
+        if read is None:
+            return cls(iterable_samples_op(dataset, output_signature))
+        declared = DeclaredOutput.parse(output_signature)
+        return cls(MapOp(RangeOp(0, len(dataset)), read, num_parallel_calls, None, declared))
 
     @classmethod
     def from_ray(cls, dataset: Any) -> Self:

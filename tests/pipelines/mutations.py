@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["mutations"]
+__all__ = ["cuts", "mutations"]
 
 
 def mutations(content: bytes, count: int, seed: int = 3) -> list[tuple[str, bytes]]:
@@ -12,6 +12,12 @@ def mutations(content: bytes, count: int, seed: int = 3) -> list[tuple[str, byte
     draw = random.Random(seed)
     kinds = (_flip, _truncate, _zero, _append)
     return [kinds[number % len(kinds)](content, draw) for number in range(count)]
+
+
+def cuts(content: bytes, count: int) -> list[tuple[str, bytes]]:
+    """About `count` copies that end too early, evenly spread: the empty one, and one that lacks its last byte."""
+    sizes = {*range(0, len(content), max(1, len(content) // count)), len(content) - 1}
+    return [(f"cut to {size} bytes", content[:size]) for size in sorted(sizes) if size >= 0]
 
 
 def _flip(content: bytes, draw: random.Random) -> tuple[str, bytes]:

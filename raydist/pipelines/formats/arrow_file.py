@@ -12,7 +12,7 @@ from typing import Any, final
 import pyarrow as pa
 
 from raydist.errors import RaydistError
-from raydist.pipelines.formats.arrow_types import read_names
+from raydist.pipelines.elements.arrow_types import read_names
 from raydist.pipelines.formats.files import as_arrow_file, data_loss, file_errors, open_file
 
 __all__ = ["ArrowFile", "arrow_errors"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from raydist.pipelines.formats.line_parser import LineParser
+from raydist.pipelines.formats.lines import LineParser
 
 __all__ = ["CsvParser", "header_names", "infer_csv_types"]
 
@@ -74,8 +74,9 @@ def infer_csv_types(lines: Sequence[bytes], names: Sequence[str], delimiter: str
 
 
 def _read(lines: Sequence[bytes], names: Sequence[str], delimiter: str, schema: pa.Schema | None) -> pa.Table:
-    if any(line.count(b'"') % 2 for line in lines):
-        raise pa.ArrowInvalid("a quoted field must end on the line on which it began")
+    uneven = next((line for line in lines if line.count(b'"') % 2), None)
+    if uneven is not None:
+        raise pa.ArrowInvalid(f"a quoted field must end on the line on which it began, got {uneven!r:.100}")
     return csv.read_csv(
         io.BytesIO(b"\n".join((*lines, b""))),
         read_options=csv.ReadOptions(column_names=list(names), use_threads=False),

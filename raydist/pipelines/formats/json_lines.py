@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import pyarrow as pa
 from pyarrow import json
 
-from raydist.pipelines.formats.line_parser import LineParser
+from raydist.pipelines.formats.lines import LineParser
 
 __all__ = ["JsonParser", "infer_json_types"]
 

@@ -1,13 +1,17 @@
-"""Reading text line by line, as bytes."""
+"""Reading text line by line, as bytes, and what makes rows of the lines."""
 
 from __future__ import annotations
 
-from typing import final
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+import pyarrow as pa
 
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 
-__all__ = ["MAX_LINE_BYTES", "LineReader"]
+__all__ = ["MAX_LINE_BYTES", "LineParser", "LineReader"]
 
 MAX_LINE_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 18
@@ -99,7 +103,10 @@ class LineReader:
                 self._append(lines, b"", ending=0)
         elif self.offset == 0 and not self._begun and self._chunk.startswith(_GZIP_START):
             raise data_loss(
-                self.path, 0, "A text file must hold text, but this one looks compressed: try compression_type='GZIP'"
+                self.path,
+                0,
+                f"A text file must hold text, but this one looks compressed ({self._chunk[:4]!r}): try "
+                "compression_type='GZIP'",
             )
 
     def _check_length(self) -> None:
@@ -111,3 +118,24 @@ class LineReader:
                 f"A line may have at most {self._max_line_bytes} bytes, but line {self.index} has more. "
                 "Is this a text file?",
             )
+
+
+class LineParser(ABC):
+    """Parses lines that each hold one row. Picklable."""
+
+    what: ClassVar[str]
+    """What a line must be, for messages."""
+
+    schema: pa.Schema
+    """Of the batches."""
+
+    has_header: bool
+    """Whether the first line of a file is no row."""
+
+    @abstractmethod
+    def parse(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """The rows of at least one line, none of them blank. ArrowException or ValueError where one is wrong."""
+
+    @abstractmethod
+    def check_header(self, line: bytes) -> str | None:
+        """What is wrong with the first line of a file, if anything."""

@@ -24,7 +24,7 @@ _ERRNOS = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errn
 _STATUSES = frozenset({408, 425, 429})  # of HTTP: time-out, too early, too many requests; and 500 and more
 _NETWORK_PACKAGES = ("aiohttp", "botocore", "google", "requests", "urllib3")
 
-T = TypeVar("T")
+_Result = TypeVar("_Result")
 
 
 class _SeekableFile(Protocol):
@@ -62,7 +62,7 @@ def http_status(error: BaseException) -> int | None:
     return None
 
 
-def with_retries(action: Callable[[], T], *, sleep: Callable[[float], None] = time.sleep) -> T:
+def with_retries(action: Callable[[], _Result], *, sleep: Callable[[float], None] = time.sleep) -> _Result:
     """What `action` returns, tried again while its errors are transient; the last one gets a note that tells so."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -75,7 +75,7 @@ def with_retries(action: Callable[[], T], *, sleep: Callable[[float], None] = ti
                 raise
             # Many readers that failed together must not come back together.
             sleep(_FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(1, 2))  # noqa: S311 - no secret
-    raise AssertionError("raydist bug: the last attempt returned or raised.")
+    raise AssertionError(f"raydist bug: the last of {ATTEMPTS} attempts neither returned nor raised.")
 
 
 @final
@@ -141,7 +141,10 @@ class RemoteFile:
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Move to a byte, counted from the beginning, from here (1) or from the end (2)."""
         if whence == io.SEEK_END and self.size_bytes is None:
-            raise io.UnsupportedOperation("The server does not tell the size of the file, so that its end is unknown.")
+            raise io.UnsupportedOperation(
+                f"The server does not tell the size of the file, so that byte {offset} from its end is unknown. Copy "
+                "it to a file system that knows sizes."
+            )
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes or 0}[whence]
         if origin + offset != self._position:
             self._position = origin + offset

@@ -20,7 +20,7 @@ from raydist.errors import DataLossError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 
-__all__ = ["BLOCK_BYTES", "FRAME_BYTES", "MAX_RECORD_BYTES", "RecordReader", "frame", "masked_crc32c"]
+__all__ = ["BLOCK_BYTES", "FRAME_BYTES", "MAX_RECORD_BYTES", "TFRecordReader", "frame", "masked_crc32c"]
 
 MAX_RECORD_BYTES = 1 << 30
 BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
@@ -51,7 +51,7 @@ def frame(record: bytes) -> bytes:
 
 
 @final
-class RecordReader:
+class TFRecordReader:
     """Reads the records of one file in order.
 
     Attributes:

@@ -21,8 +21,16 @@ class TFRecordOptions:
     """How a TFRecord file is compressed (tf.io.TFRecordOptions).
 
     Attributes:
-        compression_type: None, "GZIP" or "ZLIB".
+        compression_type: None (or ""), "GZIP" or "ZLIB". Readers must be told the same.
         compression_level: 0 (none) to 9 (smallest), or None for zlib's choice (6).
+
+    Raises:
+        InvalidArgumentError: Another compression, or a level out of its range.
+
+    Source: tf.io.TFRecordOptions (TensorFlow 2.x API).
+
+    >>> TFRecordOptions("GZIP", compression_level=9)
+    TFRecordOptions(compression_type='GZIP', compression_level=9)
     """
 
     compression_type: str | None = None
@@ -68,11 +76,23 @@ class TFRecordWriter:
         self._file = create_file(self._path)
 
     def write(self, record: bytes | bytearray | memoryview) -> None:
-        """Append one record.
+        """Append one record: 16 bytes more than it has. It may be in memory until `flush` or `close`.
+
+        Args:
+            record: Its bytes, any number of them, copied before this returns.
 
         Raises:
             SpecError: `record` is something else.
             FailedPreconditionError: The writer is closed.
+
+        Source: tf.io.TFRecordWriter.write (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> with TFRecordWriter(os.path.join(tempfile.mkdtemp(), "x.tfrecord")) as writer:
+        ...     writer.write("text")
+        Traceback (most recent call last):
+        ...
+        raydist.errors.SpecError: A record must be bytes, got str. Encode text, serialize messages.
         """
         if not isinstance(record, bytes | bytearray | memoryview):
             raise SpecError(f"A record must be bytes, got {type(record).__name__}. Encode text, serialize messages.")
@@ -81,14 +101,42 @@ class TFRecordWriter:
         self._file.write(framed if self._deflater is None else self._deflater.compress(framed))
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system: another process can read it then."""
+        """Hand everything written so far to the operating system: another process can read it then.
+
+        Does not wait for the disk. In a compressed file each call costs some bytes.
+
+        Raises:
+            FailedPreconditionError: The writer is closed.
+
+        Source: tf.io.TFRecordWriter.flush (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> import raydist as rd
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.tfrecord")
+        >>> with TFRecordWriter(path) as writer:
+        ...     writer.write(b"first")
+        ...     writer.flush()
+        ...     list(rd.TFRecordDataset(path))
+        [b'first']
+        """
         self._require_open()
         if self._deflater is not None:
             self._file.write(self._deflater.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
     def close(self) -> None:
-        """Finish the file. May be called twice."""
+        """Finish the file: what was written is all in it. May be called twice.
+
+        Source: tf.io.TFRecordWriter.close (TensorFlow 2.x API).
+
+        >>> import os, tempfile
+        >>> writer = TFRecordWriter(os.path.join(tempfile.mkdtemp(), "x.tfrecord"))
+        >>> writer.close()
+        >>> writer.write(b"more")
+        Traceback (most recent call last):
+        ...
+        raydist.errors.FailedPreconditionError: A TFRecordWriter must be open to write, but that of ... is closed. ...
+        """
         if self._file.closed:
             return
         try:
@@ -108,7 +156,8 @@ class TFRecordWriter:
     def _require_open(self) -> None:
         if self._file.closed:
             raise FailedPreconditionError(
-                f"A TFRecordWriter must be open to write, but that of {self._path!r} is closed."
+                f"A TFRecordWriter must be open to write, but that of {self._path!r} is closed. Open another file: one "
+                "that is finished cannot be continued."
             )
 
 

@@ -11,13 +11,14 @@ from typing import Any, ClassVar, final
 import pyarrow as pa
 
 from raydist.errors import DataLossError, SpecError
+from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.arrow_file import ArrowFile
-from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
-from raydist.pipelines.sources.table_files import table_paths
+from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
+from raydist.pipelines.sources.split_files import FileSplitsOp, SplitFilesOp
+from raydist.pipelines.sources.table_files import shown_paths, table_paths
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ArrowFormat", "arrow_files_op", "is_paths"]
@@ -40,8 +41,7 @@ def arrow_files_op(paths: Any) -> DatasetOp:
     table_format = ArrowFormat(first.schema)
     _ = table_format.rows  # finds out whether every column can be a leaf
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, table_format)))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return SplitFilesOp(splits, table_format, UNKNOWN_CARDINALITY, f"{names[0]!r}{more}")
+    return SplitFilesOp(splits, table_format, UNKNOWN_CARDINALITY, shown_paths(names))
 
 
 def _splits(path: str, table_format: ArrowFormat) -> Iterator[FileSplit]:

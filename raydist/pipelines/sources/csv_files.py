@@ -34,8 +34,8 @@ def csv_op(
         raise InvalidArgumentError(f"delimiter must be one character, no quote or line end, got {delimiter!r}.")
     lines = first_lines(files[0], compression)
     try:
-        names = _names(lines, column_names, delimiter)
-        selected = _selected(names, columns, column_types or {})
+        names = _names(files[0], lines, column_names, delimiter)
+        selected = _selected(files[0], names, columns, column_types or {})
         rows = lines if column_names is not None else lines[1:]
         schema = _schema(rows, names, selected, column_types or {}, delimiter)
     except PARSE_ERRORS as error:
@@ -53,21 +53,23 @@ def csv_op(
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 
 
-def _names(lines: Sequence[bytes], column_names: Sequence[str] | None, delimiter: str) -> tuple[str, ...]:
+def _names(path: str, lines: Sequence[bytes], column_names: Sequence[str] | None, delimiter: str) -> tuple[str, ...]:
     if column_names is None and not lines:
         raise ValueError("the file has no header; give column_names")
     names = header_names(lines[0], delimiter) if column_names is None else tuple(column_names)
     if len(set(names)) < len(names):
-        raise SpecError(f"Columns must have different names, got {list(names)}. Rename them with column_names.")
+        raise SpecError(
+            f"Columns must have different names, got {list(names)} in {path!r}. Rename them with column_names."
+        )
     return names
 
 
-def _selected(names: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, Any]) -> list[str]:
+def _selected(path: str, names: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, Any]) -> list[str]:
     selected = list(names if columns is None else columns)
     wrong = columns if isinstance(columns, str) else [name for name in (*selected, *types) if name not in names]
     if wrong or not selected:
         raise InvalidArgumentError(
-            f"columns and column_types must name columns of the file ({', '.join(names):.500}), got "
+            f"columns and column_types must name columns of the file {path!r} ({', '.join(names):.500}), got "
             f"{wrong or columns!r}."
         )
     return selected

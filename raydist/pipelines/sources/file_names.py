@@ -36,7 +36,7 @@ def names_op(filenames: Any) -> DatasetOp:
         list(filenames) if isinstance(filenames, Sequence) and not isinstance(filenames, str | bytes) else [filenames]
     )
     if not paths:
-        raise InvalidArgumentError("filenames must name at least one file, got an empty list.")
+        raise InvalidArgumentError("filenames must name at least one file, got an empty list. Check what made it.")
     column = np.array([path_text(path) for path in paths], dtype=object)
     return MemoryOp(Block(LEAF, (TensorSpec((), STR),), (column,), len(paths)), "filenames")
 

@@ -30,17 +30,18 @@ def json_op(paths: Any, columns: Sequence[str] | None = None, compression_type: 
             f"The first lines of {files[0]!r} must be JSON objects of one kind, but they cannot be parsed: {error}.",
             path=files[0],
         ) from error
-    parser = JsonParser(_selected(inferred, columns), columns is not None)
+    parser = JsonParser(_selected(files[0], inferred, columns), columns is not None)
     table_format = RowLinesFormat("from_json", parser, compression)
     _ = table_format.rows  # finds out whether every field can be a leaf
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 
 
-def _selected(inferred: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+def _selected(path: str, inferred: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     names = inferred.names if columns is None else list(columns)
     unknown = [name for name in names if name not in inferred.names]
     if unknown or isinstance(columns, str) or not names:
         raise InvalidArgumentError(
-            f"columns must name fields of the objects ({', '.join(inferred.names):.500}), got {unknown or columns!r}."
+            f"columns must name fields of the objects in {path!r} ({', '.join(inferred.names):.500}), got "
+            f"{unknown or columns!r}."
         )
     return pa.schema([inferred.field(name) for name in names])

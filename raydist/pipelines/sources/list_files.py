@@ -12,19 +12,19 @@ from raydist.errors import InvalidArgumentError, NotFoundError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import STR, TensorSpec
-from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.files import file_errors, local_path, path_text
-from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.sources.memory import MemoryOp
 
 __all__ = ["list_files_op", "matching_files"]
 
 
-def list_files_op(pattern: Any, *, shuffle: bool, seed: int | None) -> DatasetOp:
-    """The names that match now, sorted, or in another order every epoch."""
+def list_files_op(pattern: Any) -> MemoryOp:
+    """The names that match now, sorted."""
     patterns = list(pattern) if isinstance(pattern, Sequence) and not isinstance(pattern, str | bytes) else [pattern]
     if not patterns:
-        raise InvalidArgumentError("list_files needs at least one pattern, got an empty list.")
+        raise InvalidArgumentError(
+            "list_files needs at least one pattern, got an empty list. Give a path, or a list of them."
+        )
     found = sorted({name for one in patterns for name in matching_files(path_text(one))})
     if not found:
         raise NotFoundError(
@@ -32,8 +32,7 @@ def list_files_op(pattern: Any, *, shuffle: bool, seed: int | None) -> DatasetOp
             "node sees the files."
         )
     block = Block(LEAF, (TensorSpec((), STR),), (np.array(found, dtype=object),), len(found))
-    names = MemoryOp(block, "list_files")
-    return ShuffleOp(names, len(found), seed, reshuffle_each_iteration=True) if shuffle else names
+    return MemoryOp(block, "list_files")
 
 
 def matching_files(pattern: str) -> list[str]:

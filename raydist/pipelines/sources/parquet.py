@@ -10,13 +10,14 @@ from typing import Any, ClassVar, final
 import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
+from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
-from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.formats.parquet import ParquetFile, parquet_errors
-from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
-from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader, table_paths
+from raydist.pipelines.sources.file_format import FileSplit, SplitFormat, TableFormat, TableReader
+from raydist.pipelines.sources.split_files import FileSplitsOp, SplitFilesOp
+from raydist.pipelines.sources.table_files import TableFilesOp, shown_paths, table_paths
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["ParquetFormat", "parquet_op"]
@@ -45,11 +46,10 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> Datas
     if any(max(found.sizes, default=0) > _MAX_SPLIT_BYTES for found in groups.values()):
         return TableFilesOp(names, table_format, num_rows)
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, groups[name])))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     table_format = replace(
         table_format, null_free=frozenset(set.intersection(*(found.null_free for found in groups.values())))
     )
-    return SplitFilesOp(splits, table_format, num_rows, f"{names[0]!r}{more}")
+    return SplitFilesOp(splits, table_format, num_rows, shown_paths(names))
 
 
 @final
@@ -101,7 +101,7 @@ class ParquetFormat(TableFormat, SplitFormat):
 
     @property
     def label(self) -> str:
-        return "" if self.row_filter is None else f", filters={self.row_filter}"
+        return "" if self.row_filter is None else f"filters={self.row_filter}"
 
     @property
     def spec(self) -> Any:

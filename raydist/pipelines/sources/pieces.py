@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
-__all__ = ["Piece", "PieceReader", "RecordReader"]
+from raydist.pipelines.sources.file_format import RecordReader
 
-
-class RecordReader(Protocol):
-    """Reads the records of one file in order.
-
-    Attributes:
-        offset: Where the next record starts, in decompressed bytes: a place to go on from.
-        index: Number of the next record.
-        ended: Nothing more can be read.
-    """
-
-    offset: int
-    index: int
-    ended: bool
-
-    def read(self, limit: int, /) -> tuple[list[bytes], Exception | None]:
-        """Up to `limit` next records, and the error that stands at the place after them. Neither of both: the end."""
-
-    def close(self) -> None:
-        """Close the file."""
+__all__ = ["Piece", "PieceReader"]
 
 
 @final

@@ -36,7 +36,7 @@ class RangeOp(SourceOp):
 
     def __post_init__(self) -> None:
         if self.step == 0:
-            raise InvalidArgumentError("The step of a range must not be 0, got 0.")
+            raise InvalidArgumentError("The step of a range must not be 0, got 0. Use repeat() for equal numbers.")
 
     @classmethod
     def of(cls, args: Sequence[int], dtype: np.dtype[Any]) -> RangeOp:

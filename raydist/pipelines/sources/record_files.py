@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 
@@ -12,43 +11,16 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State
-from raydist.pipelines.elements.spec import BYTES, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.formats.byte_streams import ByteStream, open_stream
 from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES
+from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.file_names import FileNames, names_op
-from raydist.pipelines.sources.pieces import RecordReader
 from raydist.pipelines.sources.record_slot import RecordSlot
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
-__all__ = ["RecordFilesOp", "RecordFormat"]
-
-_SPEC = TensorSpec((), BYTES)
-
-
-class RecordFormat(ABC):
-    """How a file is cut into records. Picklable."""
-
-    name: ClassVar[str]
-    """The public function that makes the dataset."""
-
-    compression_type: str | None
-
-    @abstractmethod
-    def reader(self, stream: ByteStream, offset: int, index: int) -> RecordReader:
-        """A reader of `stream` that begins at `offset`, the start of record `index`."""
-
-    @final
-    def open(self, path: str, offset: int, index: int) -> RecordReader:
-        """A reader of the file at `path`; see :meth:`reader`."""
-        stream = open_stream(path, self.compression_type)
-        try:
-            return self.reader(stream, offset, index)
-        except BaseException:
-            stream.close()
-            raise
+__all__ = ["RecordFilesOp"]
 
 
 @final
@@ -88,14 +60,13 @@ class RecordFilesOp(DatasetOp):
 
     @property
     def label(self) -> str:
-        compression = self.format.compression_type
-        return f"{self.name}(compression_type={compression!r}, files in turn: {self.cycle_length})"
+        return f"{self.name}({self.format.label}, files in turn: {self.cycle_length})"
 
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        return _SPEC
+        return self.format.spec
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return RecordFilesIterator(self, FileNames(ctx.build(self.names)))
@@ -147,8 +118,15 @@ class RecordFilesIterator(OpIterator):
             records.extend(found)
             num_bytes += sum(map(len, found)) + FRAME_BYTES * len(found)
             if error is not None:
-                return [*_blocks(records), ElementError(error)]
-        return _blocks(records)
+                return [*self._blocks(records), ElementError(error)]
+        return self._blocks(records)
+
+    def _blocks(self, records: list[bytes]) -> list[Item]:
+        if not records:
+            return []
+        column = np.empty(len(records), dtype=object)
+        column[:] = records
+        return [Block(LEAF, (self._op.format.spec,), (column,), len(records))]
 
     def _whole_rounds(self, limit: int) -> list[bytes]:
         """The records of some rounds of all slots, as far as they are at hand."""
@@ -212,11 +190,3 @@ class RecordFilesIterator(OpIterator):
             if slot is not None:
                 slot.close()
         self._names.close()
-
-
-def _blocks(records: list[bytes]) -> list[Item]:
-    if not records:
-        return []
-    column = np.empty(len(records), dtype=object)
-    column[:] = records
-    return [Block(LEAF, (_SPEC,), (column,), len(records))]

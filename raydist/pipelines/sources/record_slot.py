@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import final
 
 from raydist.pipelines.elements.items import ElementError
-from raydist.pipelines.sources.pieces import Piece, PieceReader, RecordReader
-from raydist.pipelines.sources.read_ahead import ReadAhead
+from raydist.pipelines.sources.file_format import RecordReader
+from raydist.pipelines.sources.pieces import Piece, PieceReader
+from raydist.pipelines.sources.pieces_ahead import PiecesAhead
 
 __all__ = ["OpenRecords", "RecordSlot"]
 
@@ -48,7 +49,7 @@ class RecordSlot:
         def open_reader() -> RecordReader:
             return open_records(text, offset, index)
 
-        self._ahead = ReadAhead(open_reader, text) if ahead else None
+        self._ahead = PiecesAhead(open_reader, text) if ahead else None
         self._here = PieceReader(open_reader)
 
     def start(self) -> None:

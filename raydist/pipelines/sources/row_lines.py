@@ -10,13 +10,12 @@ from typing import Any, final
 import pyarrow as pa
 
 from raydist.errors import SpecError
+from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.formats.arrow_rows import RowSchema
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.formats.line_parser import LineParser
-from raydist.pipelines.formats.lines import LineReader
-from raydist.pipelines.sources.table_files import TableFormat, TableReader
+from raydist.pipelines.formats.lines import LineParser, LineReader
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
 __all__ = ["PARSE_ERRORS", "RowLinesFormat", "first_lines"]
 
@@ -60,7 +59,7 @@ class RowLinesFormat(TableFormat):
 
     @property
     def label(self) -> str:
-        return f", compression_type={self.compression_type!r}"
+        return f"compression_type={self.compression_type!r}"
 
     @property
     def spec(self) -> Any:

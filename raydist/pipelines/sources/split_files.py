@@ -6,7 +6,6 @@ run (in this thread, on threads, by input workers) and their rows come in order.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
@@ -21,55 +20,13 @@ from raydist.pipelines.elements.spec import STR, TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
 
-__all__ = ["FileSplit", "FileSplitsOp", "SplitFilesOp", "SplitFormat"]
+__all__ = ["FileSplitsOp", "SplitFilesOp"]
 
 _INT64 = TensorSpec((), np.int64)
 _SPECS = (TensorSpec((), STR), _INT64, _INT64, _INT64)
 _STRUCTURE = flatten(_SPECS)[1]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class FileSplit:
-    """A piece of a file.
-
-    Attributes:
-        path: The file.
-        first: First of its parts (row groups).
-        end: The part behind the last.
-        num_rows: Rows in these parts.
-    """
-
-    path: str
-    first: int
-    end: int
-    num_rows: int
-
-
-class SplitFormat(ABC):
-    """How pieces of files are read. Picklable."""
-
-    name: ClassVar[str]
-    """The method that makes the dataset."""
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """The arguments worth showing."""
-
-    @property
-    @abstractmethod
-    def spec(self) -> Any:
-        """Nest of TensorSpec of one row."""
-
-    def with_columns(self, names: Collection[str]) -> SplitFormat | None:
-        """The same without other columns; None where that saves nothing or could hide the error of a row."""
-        return None
-
-    @abstractmethod
-    def read_split(self, split: FileSplit) -> list[Item]:
-        """The rows of a piece, and the errors that stand in the place of rows."""
 
 
 @final
@@ -152,7 +109,7 @@ class SplitFilesOp(ElementwiseOp):
 
     @property
     def label(self) -> str:
-        return f"{self.name}({self.shown}{self.format.label})"
+        return f"{self.name}({', '.join(filter(None, (self.shown, self.format.label)))})"
 
     def cardinality(self) -> int:
         return self.num_rows

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
@@ -15,51 +14,9 @@ from raydist.pipelines.engine.op import IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.files import path_text
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
-__all__ = ["TableFilesOp", "TableFormat", "TableReader", "table_paths"]
-
-
-class TableReader(ABC):
-    """Reads the rows of one file in order."""
-
-    ended: bool
-    """Nothing more can be read."""
-
-    @abstractmethod
-    def position(self) -> list[int]:
-        """Where the next call of `read` goes on: a few numbers that a fresh reader can start from."""
-
-    @abstractmethod
-    def read(self, limit: int) -> list[Item]:
-        """The next rows, and the errors that stand in the place of rows. About `limit` where that saves work.
-
-        Never raises. May be empty, at the end or elsewhere.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the file."""
-
-
-class TableFormat(ABC):
-    """How rows are read from files. Picklable."""
-
-    name: ClassVar[str]
-    """The method that makes the dataset."""
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """The arguments worth showing."""
-
-    @property
-    @abstractmethod
-    def spec(self) -> Any:
-        """Nest of TensorSpec of one row."""
-
-    @abstractmethod
-    def open(self, path: str, position: Sequence[int]) -> TableReader:
-        """A reader that goes on at `position`; from the beginning where that is empty."""
+__all__ = ["TableFilesOp", "shown_paths", "table_paths"]
 
 
 def table_paths(paths: Any, reader: str) -> tuple[str, ...]:
@@ -69,6 +26,16 @@ def table_paths(paths: Any, reader: str) -> tuple[str, ...]:
     if not names:
         raise InvalidArgumentError(f"{reader} needs at least one path, got an empty list.")
     return names
+
+
+def shown_paths(paths: Sequence[str]) -> str:
+    """Files in few words; none for a dataset that was saved without elements.
+
+    >>> shown_paths(["a", "b", "c"])
+    "'a' and 2 more"
+    """
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]!r}{more}" if paths else ""
 
 
 @final
@@ -92,9 +59,7 @@ class TableFilesOp(SourceOp):
 
     @property
     def label(self) -> str:
-        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
-        first = repr(self.paths[0]) if self.paths else ""  # a dataset that was saved without elements
-        return f"{self.name}({first}{more}{self.format.label})"
+        return f"{self.name}({', '.join(filter(None, (shown_paths(self.paths), self.format.label)))})"
 
     def cardinality(self) -> int:
         return self.num_rows

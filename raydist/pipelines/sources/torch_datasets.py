@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import unflatten
-from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
-from raydist.pipelines.sources.range import RangeOp
 from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["IterableSamplesOp", "torch_op"]
+__all__ = ["IterableSamplesOp", "iterable_samples_op", "read_sample"]
 
 
-def torch_op(dataset: Any, output_signature: Any, num_parallel_calls: int | None) -> DatasetOp:
-    """From the arguments of `from_torch`."""
-    if not _is_iterable_style(dataset) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        indices = RangeOp(0, len(dataset))
-        return MapOp(indices, _Sample(dataset), num_parallel_calls, None, DeclaredOutput.parse(output_signature))
+def read_sample(dataset: Any) -> Callable[[Any], Any] | None:
+    """The function that reads the sample of an index; None where samples can only be iterated over."""
+    if _is_iterable_style(dataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        return None
+    return _Sample(dataset)
+
+
+def iterable_samples_op(dataset: Any, output_signature: Any) -> DatasetOp:
+    """The samples of a dataset that can only be iterated over.
+
+    Raises:
+        SpecError: It cannot.
+    """
     if not hasattr(dataset, "__iter__"):
         raise SpecError(
             "from_torch needs a dataset with __getitem__ and __len__ (map style) or with __iter__ (iterable style), "

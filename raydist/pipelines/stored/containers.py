@@ -94,7 +94,7 @@ class Container:
             return _ParquetReader(opened, path, data)
         head = next((chunk for chunk in chunks if not chunk.rows), None)
         if head is None or head.offset:
-            raise data_loss(path, 0, "A stream must begin with its schema")
+            raise data_loss(path, 0, f"A stream must begin with its schema, but the manifest has {head} there")
         schema = pa.ipc.read_schema(pa.py_buffer(_inflated(frame[0], head, self.compression, path)))
         return _StreamReader(opened, path, data, schema, self.compression)
 

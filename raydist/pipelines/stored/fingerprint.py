@@ -44,6 +44,8 @@ _FORMER_MODULE_OF = {
     "SparseFeature": "raydist.pipelines.formats.composite_features",
     "SparseTensorValue": "raydist.pipelines.formats.composite_features",
 }
+# The same for classes that have another name now, and objects of which stand in graphs.
+_FORMER_NAME_OF = {"StoredFile": "Part"}
 
 
 def fingerprint(*values: Any) -> str:
@@ -72,7 +74,7 @@ class _Fingerprint:
             return type(value).__qualname__.encode()
         self._open.append(id(value))
         try:
-            digest = hashlib.blake2b(type(value).__qualname__.encode(), digest_size=16)
+            digest = hashlib.blake2b(_kind_name(type(value)).encode(), digest_size=16)
             for part in self._parts(value):
                 digest.update(len(part).to_bytes(8, "little"))
                 digest.update(part)
@@ -149,6 +151,11 @@ class _Fingerprint:
             return [*parts, pickle.dumps(value)]
         except Exception:  # a lock or an open file: its type must do
             return parts
+
+
+def _kind_name(kind: type) -> str:
+    name = kind.__qualname__
+    return _FORMER_NAME_OF.get(name, name) if kind.__module__.startswith("raydist.") else name
 
 
 def _is_library(value: types.FunctionType) -> bool:

@@ -17,15 +17,15 @@ from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.stored.chunks import Chunk, crc32c
 from raydist.pipelines.stored.containers import Container
 
-__all__ = ["Manifest", "Part", "outline_of"]
+__all__ = ["Manifest", "StoredFile", "outline_of"]
 
 _VERSION = 2
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One file.
+class StoredFile:
+    """One file with some of the elements.
 
     Attributes:
         name: In the manifest's directory.
@@ -69,7 +69,7 @@ class Manifest:
     structure: Structure
     specs: tuple[TensorSpec, ...]
     container: Container
-    parts: tuple[Part, ...]
+    parts: tuple[StoredFile, ...]
     origin: str = ""
 
     @property
@@ -82,7 +82,7 @@ class Manifest:
         """Nest of TensorSpec of one element."""
         return unflatten(self.structure, self.specs)
 
-    def shards(self) -> Iterator[tuple[Part, ...]]:
+    def shards(self) -> Iterator[tuple[StoredFile, ...]]:
         """The files of each shard, by ascending shard."""
         for shard in sorted({part.shard for part in self.parts}):
             yield tuple(part for part in self.parts if part.shard == shard)
@@ -132,12 +132,14 @@ class Manifest:
         structure = _structure(content["structure"])
         if structure.num_leaves != len(specs):
             raise ValueError(f"it has {len(specs)} specs for {structure.num_leaves} leaves")
-        parts = tuple(
-            Part(str(part["name"]), int(part["shard"]), tuple(Chunk(*map(int, chunk)) for chunk in part["chunks"]))
-            for part in content["parts"]
-        )
+        parts = tuple(map(_stored_file, content["parts"]))
         container = Container.of(content["format"], content["compression"])
         return cls(structure, specs, container, parts, str(content["origin"]))
+
+
+def _stored_file(part: Any) -> StoredFile:
+    chunks = tuple(Chunk(*map(int, chunk)) for chunk in part["chunks"])
+    return StoredFile(str(part["name"]), int(part["shard"]), chunks)
 
 
 def _canonical(content: Any) -> bytes:

@@ -15,10 +15,11 @@ from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.spec import DatasetSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.files import OpenFile, data_loss, open_file, path_text
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
 from raydist.pipelines.sources.memory import MemoryOp
-from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader
+from raydist.pipelines.sources.table_files import TableFilesOp
 from raydist.pipelines.stored.containers import ContainerReader
-from raydist.pipelines.stored.manifest import Manifest, Part
+from raydist.pipelines.stored.manifest import Manifest, StoredFile
 from raydist.pipelines.stored.schema import block_of_batch
 from raydist.pipelines.stored.write import read_manifest
 
@@ -41,7 +42,7 @@ def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
     return manifest
 
 
-def saved_op(path: Any, manifest: Manifest, parts: Sequence[Part]) -> TableFilesOp:
+def saved_op(path: Any, manifest: Manifest, parts: Sequence[StoredFile]) -> TableFilesOp:
     """The elements of some files of a directory whose manifest was read."""
     root = path_text(path).rstrip("/")
     files = {f"{root}/{part.name}": part for part in parts}
@@ -70,7 +71,7 @@ class SavedFormat(TableFormat):
     name: ClassVar[str] = "load"
     manifest: Manifest
     root: str = ""
-    files: dict[str, Part] = field(default_factory=dict)
+    files: dict[str, StoredFile] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -93,7 +94,7 @@ class SavedFormat(TableFormat):
             raise
         return SavedReader(self.manifest, path, part, opened, container, position[0] if position else 0)
 
-    def _container(self, opened: OpenFile, path: str, part: Part) -> ContainerReader:
+    def _container(self, opened: OpenFile, path: str, part: StoredFile) -> ContainerReader:
         try:
             return self.manifest.container.reader(opened, path, part.chunks)
         except (pa.ArrowException, ValueError, TypeError) as error:
@@ -107,7 +108,7 @@ class SavedReader(TableReader):
     """Reads one chunk after the other."""
 
     def __init__(
-        self, manifest: Manifest, path: str, part: Part, opened: OpenFile, container: ContainerReader, start: int
+        self, manifest: Manifest, path: str, part: StoredFile, opened: OpenFile, container: ContainerReader, start: int
     ) -> None:
         self._manifest = manifest
         self._path = path

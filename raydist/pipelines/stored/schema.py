@@ -17,13 +17,14 @@ from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.rows import stack_leaves
 
-__all__ = ["Layout", "block_of_batch"]
+__all__ = ["BlockSchema", "block_of_batch"]
 
 _RAGGED = "ragged"
+_RANKS = "Elements that are kept in files must have one rank in each leaf, got {}. Map them to arrays of one rank."
 
 
 @final
-class Layout:
+class BlockSchema:
     """How the leaves of elements are kept; learns from the blocks that it sees."""
 
     def __init__(self) -> None:
@@ -59,22 +60,22 @@ def _kind(column: Column) -> Any:
         return _RAGGED if 0 in column.shape[1:] else column.shape[1:]  # Parquet has no lists of size 0
     kinds = set(map(type, column))
     if np.ndarray in kinds and len(kinds) > 1:
-        raise SpecError("Elements that are kept in files must have one rank in each leaf, got scalars and arrays.")
+        raise SpecError(_RANKS.format("scalars and arrays"))
     return _RAGGED if np.ndarray in kinds else ()
 
 
 def _as_ragged(column: Column) -> Column:
     if column.dtype == object and column.ndim == 1:
         if not isinstance(column[0], np.ndarray):
-            raise SpecError("Elements that are kept in files must have one rank in each leaf, got text and arrays.")
+            raise SpecError(_RANKS.format("text and arrays"))
         return column
     if column.ndim == 1:
-        raise SpecError("Elements that are kept in files must have one rank in each leaf, got scalars and arrays.")
+        raise SpecError(_RANKS.format("scalars and arrays"))
     return object_column(list(column))
 
 
 def block_of_batch(batch: pa.RecordBatch, structure: Structure) -> Block:
-    """The block that a layout made a batch of; columns are dense where their leaves share a shape."""
+    """The block that a BlockSchema made a batch of; columns are dense where their leaves share a shape."""
     block = block_of_arrow(batch, structure)
     columns, specs = list(block.columns), list(block.specs)
     for number, column in enumerate(columns):

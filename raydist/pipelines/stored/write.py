@@ -18,9 +18,9 @@ from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.formats.files import open_file, path_text
 from raydist.pipelines.stored.chunks import ChunkWriter
 from raydist.pipelines.stored.containers import Container, ContainerWriter
-from raydist.pipelines.stored.manifest import Manifest, Part, outline_of
+from raydist.pipelines.stored.manifest import Manifest, StoredFile, outline_of
 from raydist.pipelines.stored.new_directory import MANIFEST_FILE, NewDirectory, new_directory
-from raydist.pipelines.stored.schema import Layout
+from raydist.pipelines.stored.schema import BlockSchema
 
 __all__ = ["SavedWriter", "ShardFunction", "read_manifest", "save_blocks"]
 
@@ -160,10 +160,10 @@ class _ShardWriter:
         self._directory = directory
         self._container = container
         self._number = number
-        self._layout = Layout()
+        self._block_schema = BlockSchema()
         self._held: list[Block] = []
         self._held_rows = self._held_bytes = 0
-        self._parts: list[Part] = []
+        self._parts: list[StoredFile] = []
         self._schema: pa.Schema | None = None
         self._name = ""
         self._file: BinaryIO | None = None
@@ -184,7 +184,7 @@ class _ShardWriter:
     def _flush(self) -> None:
         if not self._held:
             return
-        batch = self._layout.batch(concat_blocks(self._held))
+        batch = self._block_schema.batch(concat_blocks(self._held))
         self._held, self._held_rows, self._held_bytes = [], 0, 0
         if self._schema is None or not batch.schema.equals(self._schema, check_metadata=True):
             self._end_part()
@@ -205,10 +205,10 @@ class _ShardWriter:
             return
         self._writer.finish()
         self._directory.finish(self._file)
-        self._parts.append(Part(self._name, self._number, tuple(self._chunks.chunks)))
+        self._parts.append(StoredFile(self._name, self._number, tuple(self._chunks.chunks)))
         self._writer = self._chunks = self._file = None
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[StoredFile]:
         """Write what is held, and close."""
         self._flush()
         self._end_part()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raydist.pipelines.tf_example.columns import FeatureColumn
-from raydist.pipelines.tf_example.layout import Layout
+from raydist.pipelines.tf_example.layout import ExampleLayout
 from raydist.pipelines.tf_example.values import Values
 
 __all__ = ["fill_alike"]
@@ -38,7 +38,7 @@ def _fill_one_length(records: Sequence[bytes], rows: _Indices, columns: Sequence
     for _ in range(_MAX_LAYOUTS):
         if len(rows) < _MIN_RECORDS:
             break
-        layout = Layout.of(records[rows[0]])
+        layout = ExampleLayout.of(records[rows[0]])
         wanted = None if layout is None else _wanted(layout, columns)
         if layout is None or wanted is None:
             left.append(int(rows[0]))
@@ -52,7 +52,7 @@ def _fill_one_length(records: Sequence[bytes], rows: _Indices, columns: Sequence
     return [*left, *rows.tolist()]
 
 
-def _wanted(layout: Layout, columns: Sequence[FeatureColumn]) -> list[tuple[FeatureColumn, Values]] | None:
+def _wanted(layout: ExampleLayout, columns: Sequence[FeatureColumn]) -> list[tuple[FeatureColumn, Values]] | None:
     """Where the values of each column stand; None where a column would not take them."""
     found = [(column, layout.features.get(column.name)) for column in columns]
     wanted = [(column, values) for column, values in found if values is not None]

@@ -10,11 +10,9 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import object_column
-from raydist.pipelines.tf_example.features import FixedLenFeature, column_dtype, list_field
+from raydist.pipelines.tf_example.features import FeatureArray, FixedLenFeature, column_dtype, list_field
 
 __all__ = ["FeatureColumn", "FixedColumn", "RaggedColumn"]
-
-Array = np.ndarray[Any, Any]
 
 _TYPE_NAMES = {"int64_list": "int64", "float_list": "float32", "bytes_list": "bytes"}
 
@@ -36,11 +34,11 @@ class FeatureColumn(ABC):
         """Whether `num_values` values make a row."""
 
     @abstractmethod
-    def fill(self, rows: Any, values: Array) -> None:
+    def fill(self, rows: Any, values: FeatureArray) -> None:
         """Take the rows of the records `rows` from `values`: one line each, of a number that is accepted."""
 
     @abstractmethod
-    def array(self) -> Array:
+    def array(self) -> FeatureArray:
         """All rows."""
 
     @final
@@ -55,7 +53,7 @@ class FeatureColumn(ABC):
         )
 
     @final
-    def _vector(self, values: Any) -> Array:
+    def _vector(self, values: Any) -> FeatureArray:
         if self._dtype.kind != "O":
             return np.array(values, dtype=self._dtype)
         return object_column(values)
@@ -83,13 +81,13 @@ class FixedColumn(FeatureColumn):
     def accepts(self, num_values: int) -> bool:
         return num_values == self._num_values
 
-    def fill(self, rows: Any, values: Array) -> None:
+    def fill(self, rows: Any, values: FeatureArray) -> None:
         self._rows[rows] = values.reshape(len(values), *self._feature.shape)
 
-    def array(self) -> Array:
+    def array(self) -> FeatureArray:
         return self._rows
 
-    def _default(self, found: Any, index: int, num_found: int) -> Array:
+    def _default(self, found: Any, index: int, num_found: int) -> FeatureArray:
         """What stands in for a missing feature; the error where nothing does, or where the number is wrong."""
         feature = self._feature
         if not self._is_missing(found, index):
@@ -113,7 +111,7 @@ class RaggedColumn(FeatureColumn):
 
     def __init__(self, name: str, dtype: np.dtype[Any], num_records: int) -> None:
         super().__init__(name, dtype)
-        self._rows: list[Array] = [np.empty(0, self._dtype)] * num_records
+        self._rows: list[FeatureArray] = [np.empty(0, self._dtype)] * num_records
 
     def add(self, found: Any, index: int) -> None:
         values = getattr(found[self.name], self.kind).value
@@ -124,13 +122,13 @@ class RaggedColumn(FeatureColumn):
     def accepts(self, num_values: int) -> bool:
         return True
 
-    def fill(self, rows: Any, values: Array) -> None:
+    def fill(self, rows: Any, values: FeatureArray) -> None:
         for row, line in zip(rows, values, strict=True):
             self._rows[row] = line
 
-    def rows(self) -> Sequence[Array]:
+    def rows(self) -> Sequence[FeatureArray]:
         """The rows, each of shape (k,)."""
         return self._rows
 
-    def array(self) -> Array:
+    def array(self) -> FeatureArray:
         return object_column(self._rows)

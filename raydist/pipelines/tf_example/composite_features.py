@@ -33,14 +33,22 @@ _INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 @final
 class SparseTensorValue(NamedTuple):
-    """A tensor of which few values are given (tf.compat.v1.SparseTensorValue).
+    """A tensor of which few values are given (tf.compat.v1.SparseTensorValue): what a :class:`SparseFeature` becomes.
 
     `torch.sparse_coo_tensor(indices.T, values, tuple(dense_shape))` makes a torch tensor of it.
 
     Attributes:
-        indices: int64, shape (k, rank), in ascending order.
-        values: Shape (k,).
-        dense_shape: int64, shape (rank,).
+        indices: Where the k values stand, int64 of shape (k, rank), in ascending order.
+        values: The values, of shape (k,): int64, float32, or bytes in an object array.
+        dense_shape: Shape of the whole tensor, int64 of shape (rank,).
+
+    Source: tf.compat.v1.SparseTensorValue (TensorFlow 2.x API).
+
+    >>> sparse = SparseTensorValue(np.array([[0, 2], [1, 0]]), np.array([5, 6]), np.array([2, 3]))
+    >>> dense = np.zeros(sparse.dense_shape, np.int64)
+    >>> dense[tuple(sparse.indices.T)] = sparse.values
+    >>> dense.tolist()
+    [[0, 0, 5], [6, 0, 0]]
     """
 
     indices: Any
@@ -50,14 +58,20 @@ class SparseTensorValue(NamedTuple):
 
 @final
 class RaggedTensorValue(NamedTuple):
-    """Rows of differing lengths, one behind the other (tf.compat.v1.ragged.RaggedTensorValue).
+    """Rows of differing lengths (tf.compat.v1.ragged.RaggedTensorValue): what a :class:`RaggedFeature` becomes.
 
-    Row i is `values[row_splits[i] : row_splits[i + 1]]`. `torch.nested.nested_tensor_from_jagged(values, row_splits)`
-    makes a torch tensor of it.
+    They stand one behind the other: row i is `values[row_splits[i] : row_splits[i + 1]]`.
+    `torch.nested.nested_tensor_from_jagged(values, row_splits)` makes a torch tensor of it.
 
     Attributes:
-        values: All values, or a RaggedTensorValue where the rows are rows of rows.
-        row_splits: Shape (rows + 1,).
+        values: All values, of shape (k,), or a RaggedTensorValue where the rows are rows of rows.
+        row_splits: Where rows begin and end: 0, ..., k, of shape (rows + 1,); int32 or int64, as the feature says.
+
+    Source: tf.compat.v1.ragged.RaggedTensorValue (TensorFlow 2.x API).
+
+    >>> ragged = RaggedTensorValue(np.array([3, 1, 4]), np.array([0, 2, 2, 3]))
+    >>> [row.tolist() for row in np.split(ragged.values, ragged.row_splits[1:-1])]
+    [[3, 1], [], [4]]
     """
 
     values: Any
@@ -73,13 +87,20 @@ class FixedLenSequenceFeature:
     (n, longest, *shape), filled up with `default_value`.
 
     Args:
-        shape: Of one item, all dimensions known and >= 1.
+        shape: Of one item, all dimensions known and >= 1; () for one value, one number for a vector.
         dtype: int64, float32 or bytes, given as numpy, torch or text.
         allow_missing: Must be True: a record without the feature has no items.
-        default_value: Fills short rows up; 0 or b"" by default.
+        default_value: One value that fills short rows up; 0 or b"" by default.
+
+    Attributes:
+        shape: As a tuple.
+        dtype: As numpy's.
+        default_value: An array of shape ().
 
     Raises:
         InvalidArgumentError: An argument out of its range.
+
+    Source: tf.io.FixedLenSequenceFeature (TensorFlow 2.x API).
 
     >>> FixedLenSequenceFeature((2,), "int64", allow_missing=True).num_values
     2
@@ -92,8 +113,8 @@ class FixedLenSequenceFeature:
     def __init__(self, shape: Any, dtype: Any, allow_missing: bool = False, default_value: Any = None) -> None:
         if not allow_missing:
             raise InvalidArgumentError(
-                "A FixedLenSequenceFeature must have allow_missing=True: parse_example takes a record without the "
-                "feature for one without items. Use FixedLenFeature for a feature that must be there."
+                f"A FixedLenSequenceFeature must have allow_missing=True, got {allow_missing!r}: parse_example takes a "
+                "record without the feature for one without items. Use FixedLenFeature for one that must be there."
             )
         found = feature_dtype(dtype)
         empty: Any = b"" if found.kind == "S" else 0
@@ -105,7 +126,11 @@ class FixedLenSequenceFeature:
 
     @property
     def num_values(self) -> int:
-        """Values of one item."""
+        """Values of one item: the product of the dimensions.
+
+        >>> FixedLenSequenceFeature((2, 3), "int64", allow_missing=True).num_values
+        6
+        """
         return int(np.prod(self.shape, dtype=np.int64))
 
 
@@ -118,13 +143,25 @@ class SparseFeature:
 
     Args:
         index_key: The feature of int64 that holds the indices; one for each dimension.
-        value_key: The feature that holds the values.
+        value_key: The feature that holds the values, as many as there are indices.
         dtype: Of the values: int64, float32 or bytes, given as numpy, torch or text.
         size: Of each dimension: indices must be below.
         already_sorted: Indices are known to ascend, and need not be sorted.
 
+    Attributes:
+        index_keys: The features of the indices, one for each dimension.
+        value_key: As given.
+        dtype: As numpy's.
+        sizes: Of the dimensions, as many as there are index keys.
+        already_sorted: As given.
+
     Raises:
         InvalidArgumentError: As many sizes as index keys are needed, each >= 1.
+
+    Source: tf.io.SparseFeature (TensorFlow 2.x API).
+
+    >>> SparseFeature("words", "counts", "int64", size=1000)
+    SparseFeature(index_keys=('words',), value_key='counts', dtype=dtype('int64'), sizes=(1000,), already_sorted=False)
     """
 
     index_keys: tuple[str, ...]
@@ -179,15 +216,25 @@ class RaggedFeature:
     Without partitions a record is one row: parsed into an array of shape (k,), for a batch into a
     :class:`RaggedTensorValue` with one row a record. Each partition adds a level of rows inside.
 
+    TensorFlow's tf.io.RaggedFeature.RowSplits and its siblings are classes; here they are functions.
+
     Args:
         dtype: Of the values: int64, float32 or bytes, given as numpy, torch or text.
         value_key: The feature that holds the values; None for the one of the name that is asked for.
         partitions: How the values of a record are cut, outermost first: `RaggedFeature.RowSplits(key)`,
             `RowLengths(key)`, `RowStarts(key)`, `RowLimits(key)`, `ValueRowIds(key)` or `UniformRowLength(length)`.
-        row_splits_dtype: int32 or int64.
+        row_splits_dtype: Of `row_splits`: int32 or int64.
+
+    Attributes:
+        dtype: As numpy's.
+        value_key: As given.
+        partitions: As a tuple.
+        row_splits_dtype: As numpy's.
 
     Raises:
         InvalidArgumentError: A partition or a dtype that is none of these.
+
+    Source: tf.io.RaggedFeature (TensorFlow 2.x API).
 
     >>> RaggedFeature("int64", partitions=[RaggedFeature.RowLengths("lengths")]).partitions
     (RowPartition(kind='row_lengths', key='lengths', length=0),)
@@ -219,32 +266,107 @@ class RaggedFeature:
 
     @staticmethod
     def RowSplits(key: str) -> RowPartition:
-        """Rows begin and end at these numbers: 0, ..., all values."""
+        """Rows begin and end at these numbers: 0, ..., all values.
+
+        Args:
+            key: The int64 feature of these numbers: one number more than rows.
+
+        Returns:
+            One of the `partitions` of a RaggedFeature.
+
+        Source: tf.io.RaggedFeature.RowSplits (TensorFlow 2.x API).
+
+        >>> RaggedFeature.RowSplits("splits")
+        RowPartition(kind='row_splits', key='splits', length=0)
+        """
         return RowPartition("row_splits", key)
 
     @staticmethod
     def RowLengths(key: str) -> RowPartition:
-        """Values of each row."""
+        """Values of each row.
+
+        Args:
+            key: The int64 feature of these numbers: one for each row, >= 0; their sum is the number of values.
+
+        Returns:
+            One of the `partitions` of a RaggedFeature.
+
+        Source: tf.io.RaggedFeature.RowLengths (TensorFlow 2.x API).
+
+        >>> RaggedFeature.RowLengths("lengths")
+        RowPartition(kind='row_lengths', key='lengths', length=0)
+        """
         return RowPartition("row_lengths", key)
 
     @staticmethod
     def RowStarts(key: str) -> RowPartition:
-        """Where each row begins."""
+        """Where each row begins.
+
+        Args:
+            key: The int64 feature of these numbers: one for each row, ascending; the first is 0.
+
+        Returns:
+            One of the `partitions` of a RaggedFeature.
+
+        Source: tf.io.RaggedFeature.RowStarts (TensorFlow 2.x API).
+
+        >>> RaggedFeature.RowStarts("starts")
+        RowPartition(kind='row_starts', key='starts', length=0)
+        """
         return RowPartition("row_starts", key)
 
     @staticmethod
     def RowLimits(key: str) -> RowPartition:
-        """Where each row ends."""
+        """Where each row ends.
+
+        Args:
+            key: The int64 feature of these numbers: one for each row, ascending; the last is the number of values.
+
+        Returns:
+            One of the `partitions` of a RaggedFeature.
+
+        Source: tf.io.RaggedFeature.RowLimits (TensorFlow 2.x API).
+
+        >>> RaggedFeature.RowLimits("limits")
+        RowPartition(kind='row_limits', key='limits', length=0)
+        """
         return RowPartition("row_limits", key)
 
     @staticmethod
     def ValueRowIds(key: str) -> RowPartition:
-        """The row of each value, ascending."""
+        """The row of each value, ascending.
+
+        Args:
+            key: The int64 feature of these numbers: one for each value, >= 0 and ascending.
+
+        Returns:
+            One of the `partitions` of a RaggedFeature.
+
+        Source: tf.io.RaggedFeature.ValueRowIds (TensorFlow 2.x API).
+
+        >>> RaggedFeature.ValueRowIds("rows")
+        RowPartition(kind='value_rowids', key='rows', length=0)
+        """
         return RowPartition("value_rowids", key)
 
     @staticmethod
     def UniformRowLength(length: int) -> RowPartition:
-        """Every row has `length` values."""
+        """Every row has `length` values.
+
+        Args:
+            length: Values of a row, >= 1; the values of a record must be a multiple.
+
+        Returns:
+            One of the `partitions` of a RaggedFeature.
+
+        Raises:
+            InvalidArgumentError: `length` < 1.
+
+        Source: tf.io.RaggedFeature.UniformRowLength (TensorFlow 2.x API).
+
+        >>> RaggedFeature.UniformRowLength(3)
+        RowPartition(kind='uniform_row_length', key='', length=3)
+        """
         if length < 1:
             raise InvalidArgumentError(f"UniformRowLength needs a length >= 1, got {length!r}.")
         return RowPartition("uniform_row_length", length=length)

@@ -11,6 +11,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.spec import BYTES, as_dtype
 
 __all__ = [
+    "FeatureArray",
     "FixedLenFeature",
     "VarLenFeature",
     "column_dtype",
@@ -19,6 +20,9 @@ __all__ = [
     "list_field",
     "typed_default",
 ]
+
+FeatureArray = np.ndarray[Any, Any]
+"""Values of a feature: int64 or float32, or bytes as Python objects."""
 
 _LIST_FIELDS = {np.dtype(np.int64): "int64_list", np.dtype(np.float32): "float_list", BYTES: "bytes_list"}
 
@@ -65,11 +69,11 @@ def typed_default(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> n
 
 def _require_kind(array: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     if array.ndim and array.shape != shape:
-        raise ValueError(array.shape)
+        raise ValueError(f"the shape is {array.shape}")
     if dtype == BYTES and not all(isinstance(item, bytes) for item in array.flat):
-        raise TypeError(array)
+        raise TypeError(f"a value is no bytes: {array!r:.100}")
     if dtype != BYTES and not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise TypeError(array.dtype)
+        raise TypeError(f"{array.dtype} does not fit into {dtype}")
 
 
 @final
@@ -77,13 +81,24 @@ def _require_kind(array: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tupl
 class FixedLenFeature:
     """A feature with the same number of values in every record (tf.io.FixedLenFeature).
 
-    Parsed into an array of shape `shape`: (n, *shape) for a batch of n.
+    Parsed into an array of shape `shape`: (n, *shape) for a batch of n. A record with another number of values is an
+    error.
 
     Args:
-        shape: All dimensions known; () for one value.
+        shape: All dimensions known; () for one value, one number for a vector.
         dtype: int64, float32 or bytes, given as numpy, torch or text.
         default_value: Stands in where the feature is missing: one value, or an array of `shape`. Without it, a record
             that lacks the feature is an error.
+
+    Attributes:
+        shape: As a tuple.
+        dtype: As numpy's.
+        default_value: An array of `shape`, or None.
+
+    Raises:
+        InvalidArgumentError: A dimension that is unknown or < 0, another dtype, or a default that does not fit.
+
+    Source: tf.io.FixedLenFeature (TensorFlow 2.x API).
 
     >>> FixedLenFeature((2,), "float32", default_value=0)
     FixedLenFeature(shape=(2,), dtype=float32, default_value=[0.0, 0.0])
@@ -107,7 +122,11 @@ class FixedLenFeature:
 
     @property
     def num_values(self) -> int:
-        """Values of one record."""
+        """Values of one record: the product of the dimensions.
+
+        >>> FixedLenFeature((28, 28), "int64").num_values
+        784
+        """
         return int(np.prod(self.shape, dtype=np.int64))
 
 
@@ -117,10 +136,21 @@ class VarLenFeature:
     """A feature with any number of values, none included (tf.io.VarLenFeature).
 
     Parsed into an array of shape (k,): k differs from record to record. For a batch: an object array of n such arrays,
-    where TensorFlow gives a SparseTensor.
+    where TensorFlow gives a SparseTensor. A record without the feature gives one of shape (0,).
 
     Args:
         dtype: int64, float32 or bytes, given as numpy, torch or text.
+
+    Attributes:
+        dtype: As numpy's.
+
+    Raises:
+        InvalidArgumentError: Another dtype.
+
+    Source: tf.io.VarLenFeature (TensorFlow 2.x API).
+
+    >>> VarLenFeature("int64")
+    VarLenFeature(dtype=dtype('int64'))
     """
 
     dtype: np.dtype[Any]

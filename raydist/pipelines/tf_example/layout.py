@@ -17,7 +17,7 @@ import numpy as np
 
 from raydist.pipelines.tf_example.values import MAX_VARINT, Bytes, Floats, Integers, Values
 
-__all__ = ["Layout"]
+__all__ = ["ExampleLayout"]
 
 _Matrix = np.ndarray[Any, np.dtype[np.uint8]]
 _VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protobuf
@@ -28,7 +28,7 @@ class _UnusualError(Exception):
 
 
 @final
-class Layout:
+class ExampleLayout:
     """Where the values of the features stand in records that are written alike.
 
     Attributes:
@@ -45,7 +45,7 @@ class Layout:
         self._expected = np.frombuffer(record, np.uint8)[self._fixed] & self._mask
 
     @classmethod
-    def of(cls, record: bytes) -> Layout | None:
+    def of(cls, record: bytes) -> ExampleLayout | None:
         """The layout of `record`; None where it is unusual or no Example at all."""
         try:
             return cls(record, _walk_example(record))

@@ -18,12 +18,11 @@ from raydist.pipelines.tf_example.composite_features import (
     SparseFeature,
     SparseTensorValue,
 )
-from raydist.pipelines.tf_example.features import FixedLenFeature, column_dtype
+from raydist.pipelines.tf_example.features import FeatureArray, FixedLenFeature, column_dtype
 from raydist.pipelines.tf_example.ragged_rows import row_lengths
 
 __all__ = ["FeatureOutput", "feature_output"]
 
-Array = np.ndarray[Any, Any]
 _INT64 = np.dtype(np.int64)
 
 
@@ -81,7 +80,7 @@ class SequenceOutput(FeatureOutput):
         self._column = RaggedColumn(name, feature.dtype, num_records)
         self.columns = (self._column,)
 
-    def batch(self) -> Array:
+    def batch(self) -> FeatureArray:
         rows = [self._items(row, index) for index, row in enumerate(self._column.rows())]
         longest = max(map(len, rows), default=0)
         padded = np.empty((len(rows), longest, *self._feature.shape), column_dtype(self._feature.dtype))
@@ -90,10 +89,10 @@ class SequenceOutput(FeatureOutput):
             padded[index, : len(row)] = row
         return padded
 
-    def single(self) -> Array:
+    def single(self) -> FeatureArray:
         return self._items(self._column.rows()[0], 0)
 
-    def _items(self, row: Array, index: int) -> Array:
+    def _items(self, row: FeatureArray, index: int) -> FeatureArray:
         if len(row) % self._feature.num_values:
             raise InvalidArgumentError(
                 f"Feature {self._column.name!r} must hold a multiple of {self._feature.num_values} values (items of "
@@ -123,7 +122,7 @@ class SparseOutput(FeatureOutput):
     def single(self) -> SparseTensorValue:
         return SparseTensorValue(*self._row(0), np.array(self._feature.sizes, np.int64))
 
-    def _row(self, index: int) -> tuple[Array, Array]:
+    def _row(self, index: int) -> tuple[FeatureArray, FeatureArray]:
         """Indices (k, rank) and values (k,) of one record."""
         values = self._values.rows()[index]
         parts = [column.rows()[index] for column in self._indices]
@@ -135,7 +134,7 @@ class SparseOutput(FeatureOutput):
         order = np.lexsort(parts[::-1])
         return indices[order], values[order]
 
-    def _check(self, key: str, part: Array, size: int, num_values: int, index: int) -> None:
+    def _check(self, key: str, part: FeatureArray, size: int, num_values: int, index: int) -> None:
         if len(part) != num_values:
             raise InvalidArgumentError(
                 f"Sparse feature {self._name!r} must have one index for each value, but record {index} holds "
@@ -180,7 +179,7 @@ class RaggedOutput(FeatureOutput):
             counts = [len(part) for part in lengths]
         return nested, counts
 
-    def _lengths(self, level: int, index: int, num_values: int) -> Array:
+    def _lengths(self, level: int, index: int, num_values: int) -> FeatureArray:
         partition = self._feature.partitions[level]
         numbers = self._cuts[level].rows()[index] if partition.key else np.empty(0, np.int64)
         try:
@@ -191,9 +190,9 @@ class RaggedOutput(FeatureOutput):
                 f"record {index} has {numbers.tolist()!r:.100} in {partition.key!r}: {error}."
             ) from error
 
-    def _splits(self, lengths: Any) -> Array:
+    def _splits(self, lengths: Any) -> FeatureArray:
         return np.concatenate([[0], np.cumsum(lengths)]).astype(self._feature.row_splits_dtype)
 
 
-def _joined(rows: Sequence[Array], dtype: np.dtype[Any]) -> Array:
+def _joined(rows: Sequence[FeatureArray], dtype: np.dtype[Any]) -> FeatureArray:
     return np.concatenate([np.empty(0, column_dtype(dtype)), *rows])

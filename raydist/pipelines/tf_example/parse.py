@@ -55,7 +55,29 @@ def parse_example(serialized: Any, features: Mapping[str, Feature]) -> dict[str,
 
 
 def parse_single_example(serialized: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
-    """Parse one serialized tf.train.Example (tf.io.parse_single_example): see :func:`parse_example`."""
+    """Parse one serialized tf.train.Example (tf.io.parse_single_example).
+
+    Args:
+        serialized: One record.
+        features: For each wanted feature what it is to become, as for :func:`parse_example`.
+
+    Returns:
+        A dict with one value per feature. FixedLenFeature: an array of shape `shape`; of shape () a numpy scalar or
+        bytes. VarLenFeature: an array of shape (k,). FixedLenSequenceFeature: an array of shape (k, *shape).
+        SparseFeature: a SparseTensorValue of shape `size`. RaggedFeature: an array of shape (k,), with partitions a
+        RaggedTensorValue.
+
+    Raises:
+        InvalidArgumentError: As for :func:`parse_example`.
+        SpecError: `serialized` is not bytes.
+
+    Source: tf.io.parse_single_example (TensorFlow 2.x API).
+
+    >>> import raydist as rd
+    >>> record = bytes.fromhex("0a0e0a0c0a0361676512051a030a012a")  # age: int64 [42]
+    >>> parse_single_example(record, {"age": rd.VarLenFeature("int64"), "name": rd.VarLenFeature(bytes)})
+    {'age': array([42]), 'name': array([], dtype=object)}
+    """
     if not isinstance(serialized, bytes):
         raise SpecError(
             f"parse_single_example must get one record as bytes, got {type(serialized).__name__}. "

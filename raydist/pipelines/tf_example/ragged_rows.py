@@ -21,7 +21,7 @@ def row_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> 
     """
     lengths = _LENGTHS[partition.kind](partition, numbers, num_values)
     if len(lengths) and lengths.min() < 0:
-        raise ValueError("they must ascend")
+        raise ValueError(f"they must ascend, but a row would have {int(lengths.min())} values")
     if lengths.sum() != num_values:
         raise ValueError(f"they cover {int(lengths.sum())} values")
     return lengths
@@ -29,7 +29,7 @@ def row_lengths(partition: RowPartition, numbers: _Numbers, num_values: int) -> 
 
 def _of_splits(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
     if len(numbers) and numbers[0] != 0:
-        raise ValueError("the first must be 0")
+        raise ValueError(f"the first must be 0, got {int(numbers[0])}")
     return np.diff(numbers)
 
 
@@ -47,7 +47,7 @@ def _of_limits(partition: RowPartition, numbers: _Numbers, num_values: int) -> _
 
 def _of_row_ids(partition: RowPartition, numbers: _Numbers, num_values: int) -> _Numbers:
     if len(numbers) and (numbers[0] < 0 or np.diff(numbers).min(initial=0) < 0):
-        raise ValueError("they must be >= 0 and ascend")
+        raise ValueError(f"they must be >= 0 and ascend, got {int(numbers.min())} .. {int(numbers.max())}")
     if len(numbers) and numbers[-1] >= _MOST_EMPTY_ROWS + num_values:
         raise ValueError(f"row {int(numbers[-1])} would follow too many empty ones")
     return np.bincount(numbers).astype(np.int64) if len(numbers) else numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raydist.pipelines.formats.byte_streams import open_stream
-from raydist.pipelines.formats.tfrecord import RecordReader
+from raydist.pipelines.formats.tfrecord import TFRecordReader
 from raydist.pipelines.tf_example.message import example_class
 
 COMPRESS: dict[str | None, Callable[[bytes], bytes]] = {None: bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}
@@ -43,7 +43,7 @@ def framed(*records: bytes) -> bytes:
 
 def read_all(path: Path, compression: str | None = None, **options: Any) -> tuple[list[bytes], list[Exception]]:
     """Every record and every error of a file."""
-    reader = RecordReader(open_stream(str(path), compression), **options)
+    reader = TFRecordReader(open_stream(str(path), compression), **options)
     records: list[bytes] = []
     errors: list[Exception] = []
     while not reader.ended:

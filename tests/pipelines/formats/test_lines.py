@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 import raydist as rd
 from raydist.pipelines.formats import lines as lines_module
 from raydist.pipelines.formats.byte_streams import open_stream
-from raydist.pipelines.formats.lines import LineReader
+from raydist.pipelines.formats.csv_lines import CsvParser
+from raydist.pipelines.formats.json_lines import JsonParser
+from raydist.pipelines.formats.lines import LineParser, LineReader
 
 
 def read_all(path: Path, limit: int = 3, **options: int) -> tuple[list[bytes], list[int], Exception | None]:
@@ -49,3 +53,18 @@ def test_a_line_without_end_is_limited(tmp_path: Path) -> None:
     assert isinstance(error, rd.DataLossError)
     assert "at most 500000 bytes, but line 1 has more" in str(error)
     assert error.offset == 6
+
+
+SCHEMA = pa.schema({"x": pa.int64()})
+
+
+@pytest.mark.parametrize(
+    ("parser", "lines"), [(CsvParser(SCHEMA, ("x",)), [b"1", b"2"]), (JsonParser(SCHEMA), [b'{"x": 1}', b'{"x": 2}'])]
+)
+def test_one_row_a_line(parser: LineParser, lines: list[bytes]) -> None:
+    copied = pickle.loads(pickle.dumps(parser))
+    batch = copied.parse(lines)
+    assert batch.schema == parser.schema == SCHEMA
+    assert batch.to_pydict() == {"x": [1, 2]}
+    with pytest.raises(pa.ArrowInvalid):
+        parser.parse([b"[not a row"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raydist.errors import DataLossError
 from raydist.pipelines.formats.byte_streams import open_stream
-from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES, RecordReader, frame, masked_crc32c
+from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES, TFRecordReader, frame, masked_crc32c
 from tests.pipelines.formats.record_files import COMPRESS, crc32c, framed, masked, read_all
 from tests.real_data import real_file
 
@@ -79,7 +79,7 @@ def test_reads_what_tensorflow_wrote(name: str) -> None:
 def test_goes_on_from_the_offset_of_any_record(tmp_path: Path, compression: str | None) -> None:
     path = tmp_path / "x.tfrecord"
     path.write_bytes(COMPRESS[compression](framed(*RECORDS)))
-    reader = RecordReader(open_stream(str(path), compression))
+    reader = TFRecordReader(open_stream(str(path), compression))
     for index in range(len(RECORDS) + 1):
         assert (reader.index, reader.offset) == (index, len(framed(*RECORDS[:index])))
         rest, errors = read_all(path, compression, offset=reader.offset, index=reader.index)
@@ -98,7 +98,7 @@ def test_records_larger_than_the_buffer(tmp_path: Path) -> None:
 def test_one_call_stops_after_some_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     path.write_bytes(frame(bytes(1 << 20)) * 10)
-    reader = RecordReader(open_stream(str(path), None))
+    reader = TFRecordReader(open_stream(str(path), None))
     found, error = reader.read(10)
     assert (len(found), error) == (4, None)
     reader.close()
@@ -259,7 +259,7 @@ def test_an_error_of_the_system_keeps_its_type(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "x.tfrecord"
     path.write_bytes(framed(b"a") * 20_000)
     stream = open_stream(str(path), None)
-    reader = RecordReader(stream)
+    reader = TFRecordReader(stream)
     first, _ = reader.read(1)
     assert first == [b"a"]
 

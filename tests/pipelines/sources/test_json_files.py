@@ -89,7 +89,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         ("mixed", {}, rd.DataLossError, "must be JSON objects of one kind"),
         ("deep", {}, rd.SpecError, "A list in column 'x' must hold values of one shape"),
         ("nothing", {}, rd.SpecError, "Column 'x' must hold numbers.* got null"),
-        ("good", {"columns": ["y"]}, rd.InvalidArgumentError, r"fields of the objects \(x\), got \['y'\]"),
+        ("good", {"columns": ["y"]}, rd.InvalidArgumentError, r"fields of the objects in '.*' \(x\), got \['y'\]"),
         ("good", {"columns": []}, rd.InvalidArgumentError, r"got \[\]"),
         ("good", {"compression_type": "ZLIB"}, rd.DataLossError, "written with compression_type='ZLIB'"),
     ]

@@ -10,7 +10,8 @@ import pytest
 
 import raydist as rd
 from raydist.pipelines.formats.byte_streams import ByteStream
-from raydist.pipelines.sources.record_files import RecordFilesOp, RecordFormat
+from raydist.pipelines.sources.file_format import RecordFormat
+from raydist.pipelines.sources.record_files import RecordFilesOp
 from tests.contracts.op import check_op
 
 

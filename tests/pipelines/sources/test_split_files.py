@@ -16,7 +16,8 @@ from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.sources import parquet
-from raydist.pipelines.sources.split_files import FileSplit, FileSplitsOp, SplitFilesOp, SplitFormat
+from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
+from raydist.pipelines.sources.split_files import FileSplitsOp, SplitFilesOp
 from raydist.pipelines.sources.table_files import TableFilesOp
 from tests.contracts.op import check_op, collect, iterate
 

@@ -10,7 +10,8 @@ import pytest
 import raydist as rd
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.sources.table_files import TableFilesOp, TableFormat, TableReader, table_paths
+from raydist.pipelines.sources.file_format import TableFormat, TableReader
+from raydist.pipelines.sources.table_files import TableFilesOp, table_paths
 from tests.contracts.op import check_op
 
 
@@ -44,7 +45,7 @@ class WordReader(TableReader):
 @dataclass(frozen=True)
 class WordFormat(TableFormat):
     name: ClassVar[str] = "from_words"
-    label: str = ", loud"
+    label: str = "loud"
     spec: Any = rd.TensorSpec((), str)
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:

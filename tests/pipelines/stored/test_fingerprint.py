@@ -14,8 +14,13 @@ import pytest
 import torch
 
 from raydist.dataset import Dataset
+from raydist.dataset.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.stored.chunks import Chunk
 from raydist.pipelines.stored.fingerprint import _RAYDIST, _is_library, fingerprint
+from raydist.pipelines.stored.manifest import StoredFile
+from raydist.pipelines.tf_example.composite_features import RaggedFeature
+from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
 
 SCALE = 2
 TABLE = {"a": np.arange(3)}
@@ -109,6 +114,33 @@ def test_it_is_the_same_in_every_process() -> None:
 )
 def test_what_differs_is_told_apart(first: Any, second: Any) -> None:
     assert fingerprint(first) != fingerprint(second)
+
+
+# What the fingerprints were when snapshots could be made first: another one would make users' snapshots anew.
+EARLIER: dict[str, tuple[Callable[[], Any], str]] = {
+    "numbers": (
+        lambda: Dataset.range(9).shuffle(4, seed=1).repeat(2).batch(3).skip(1).take(2).prefetch(1),
+        "d65d6005f0b2799b8a0a670575ee0aed",
+    ),
+    "arrays": (
+        lambda: Dataset.from_tensor_slices({"x": np.arange(4), "s": ["a", "b", "c", "d"]}).shard(2, 0).cache(),
+        "bf8e7cd7492e58677a0c6382e85b6764",
+    ),
+    "records": (lambda: TFRecordDataset(["a", "b"], "GZIP", 2), "15800b9ea257f150cfcb678e9c062b4e"),
+    "lines": (lambda: TextLineDataset("a"), "3ecee297773a9a05376a00db9748071a"),
+    "fixed": (lambda: FixedLengthRecordDataset("a", 3, 2, 1), "e0c91effa523ef836b400b2e72146b7b"),
+    "features": (
+        lambda: (FixedLenFeature((2,), "float32", 0), VarLenFeature("int64"), RaggedFeature("int64")),
+        "b1354258e14068b054903c8ef3c0556b",
+    ),
+    "saved": (lambda: StoredFile("part", 0, (Chunk(0, 1, 2, 3, 4),)), "74de0ae050c031f44e32a9514178ec0c"),
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_it_is_that_of_earlier_versions(name: str) -> None:
+    make, known = EARLIER[name]
+    assert fingerprint(make()) == known
 
 
 def test_globals_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from raydist.nest import flatten
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.stored.chunks import Chunk
 from raydist.pipelines.stored.containers import Container
-from raydist.pipelines.stored.manifest import Manifest, Part
+from raydist.pipelines.stored.manifest import Manifest, StoredFile
 
 NAMES = ("bool", "int8", "uint64", "float16", "float32", "complex128", "S", "U")
 SPECS, STRUCTURE = flatten({name: (TensorSpec((None, 3), np.dtype(name)),) for name in NAMES})
@@ -20,7 +20,7 @@ MANIFEST = Manifest(
     STRUCTURE,
     tuple(SPECS),
     Container("arrow", "GZIP"),
-    (Part("a", 0, CHUNKS), Part("b", 0, CHUNKS), Part("c", 7, CHUNKS)),
+    (StoredFile("a", 0, CHUNKS), StoredFile("b", 0, CHUNKS), StoredFile("c", 7, CHUNKS)),
     "seed 5",
 )
 

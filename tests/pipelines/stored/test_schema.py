@@ -8,7 +8,7 @@ import pytest
 from raydist.errors import SpecError
 from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.rows import block_of_rows
-from raydist.pipelines.stored.schema import Layout, block_of_batch
+from raydist.pipelines.stored.schema import BlockSchema, block_of_batch
 from tests.contracts.op import same
 
 
@@ -27,41 +27,41 @@ def rows(*values: Any) -> Block:
     ],
 )
 def test_what_is_laid_out_comes_back(blocks: list[Block]) -> None:
-    layout = Layout()
-    found = [block_of_batch(layout.batch(block), block.structure) for block in blocks]
+    schema = BlockSchema()
+    found = [block_of_batch(schema.batch(block), block.structure) for block in blocks]
     for mine, theirs in zip(found, blocks, strict=True):
         assert same(mine.rows(), theirs.rows())
 
 
 def test_a_leaf_that_had_two_shapes_has_one_schema_from_then_on() -> None:
-    layout = Layout()
-    schemas = [layout.batch(rows(np.zeros(size))).schema for size in (2, 2, 3, 2, 5)]
+    schema = BlockSchema()
+    schemas = [schema.batch(rows(np.zeros(size))).schema for size in (2, 2, 3, 2, 5)]
     assert schemas[0] == schemas[1]
     assert schemas[1] != schemas[2]
     assert schemas[2] == schemas[3] == schemas[4]
 
 
 def test_columns_are_dense_again() -> None:
-    layout = Layout()
-    layout.batch(rows(np.zeros(2), np.zeros(3)))
-    block = block_of_batch(layout.batch(rows(np.zeros(2), np.ones(2))), rows(1).structure)
+    schema = BlockSchema()
+    schema.batch(rows(np.zeros(2), np.zeros(3)))
+    block = block_of_batch(schema.batch(rows(np.zeros(2), np.ones(2))), rows(1).structure)
     assert block.columns[0].tolist() == [[0, 0], [1, 1]]
     assert block.columns[0].dtype == np.float64
 
 
 def test_other_elements() -> None:
-    layout = Layout()
-    layout.batch(rows(1))
+    schema = BlockSchema()
+    schema.batch(rows(1))
     with pytest.raises(SpecError, match="one structure and dtype"):
-        layout.batch(rows(1.0))
+        schema.batch(rows(1.0))
 
 
 def test_scalars_beside_arrays() -> None:
-    layout = Layout()
-    layout.batch(rows(1))
-    layout.batch(rows(np.zeros(2, np.int64)))
+    schema = BlockSchema()
+    schema.batch(rows(1))
+    schema.batch(rows(np.zeros(2, np.int64)))
     with pytest.raises(SpecError, match="one rank"):
-        layout.batch(rows(2))
+        schema.batch(rows(2))
     text = object_column(["a", np.array(["b"], object)])
     with pytest.raises(SpecError, match="one rank"):
-        Layout().batch(Block(rows("a").structure, rows("a").specs, (text,), 2))
+        BlockSchema().batch(Block(rows("a").structure, rows("a").specs, (text,), 2))

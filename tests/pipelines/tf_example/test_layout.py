@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raydist.pipelines.tf_example.layout import Layout
+from raydist.pipelines.tf_example.layout import ExampleLayout
 from tests.pipelines.formats.record_files import example
 
 
@@ -13,7 +13,7 @@ def matrix(*records: bytes) -> np.ndarray:
 
 def test_values_differ_and_the_rest_agrees() -> None:
     record = example(a=[1.5, 2.5], b=[b"xy"], c=[300])
-    layout = Layout.of(record)
+    layout = ExampleLayout.of(record)
     assert layout is not None
     assert {name: (values.kind, len(values)) for name, values in layout.features.items()} == {
         "a": ("float_list", 2),
@@ -30,7 +30,7 @@ def test_values_differ_and_the_rest_agrees() -> None:
 
 def test_numbers_of_other_widths_have_another_layout() -> None:
     wide, two = example(x=[300]), example(x=[3, 4])  # both two bytes of values
-    layout = Layout.of(wide)
+    layout = ExampleLayout.of(wide)
     assert layout is not None
     assert len(wide) == len(two)
     assert layout.matches(matrix(wide, two)).tolist() == [True, False]
@@ -50,13 +50,13 @@ def test_numbers_of_other_widths_have_another_layout() -> None:
     ],
 )
 def test_unusual_records_have_none(record: bytes) -> None:
-    assert Layout.of(record) is None
+    assert ExampleLayout.of(record) is None
 
 
 def test_lists_that_are_not_packed() -> None:
     floats = bytes.fromhex("0a13 0a11 0a0178 120c 120a 0d0000003f 0d0000803f".replace(" ", ""))
     numbers = bytes.fromhex("0a0d 0a0b 0a0178 1206 1a04 0805 0806".replace(" ", ""))
     for record, expected in ((floats, [0.5, 1.0]), (numbers, [5, 6])):
-        layout = Layout.of(record)
+        layout = ExampleLayout.of(record)
         assert layout is not None
         assert layout.features["x"].decode([record], matrix(record)).tolist() == [expected]

@@ -226,3 +226,107 @@ def test_round_trip_of_what_tensorflow_wrote(name: str, tmp_path: Path) -> None:
     alone = [rd.parse_example(record, features) for record in rd.TFRecordDataset(original).as_numpy_iterator()]
     for key in features:
         assert np.concatenate([batch[key] for batch in batches]).tolist() == [one[key] for one in alone]
+
+
+def test_lines_of_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one\r\n\ntwo\rhalves\nlast")
+    (tmp_path / "b").write_bytes(b"")
+    (tmp_path / "c").write_bytes(b"\n")
+    paths = [tmp_path / name for name in "abc"]
+    expected = [b"one", b"", b"two\rhalves", b"last", b""]
+    check_op(lambda: rd.TextLineDataset(paths), expected)
+    assert list(rd.TextLineDataset(paths[0])) == expected[:4]
+    assert list(rd.TextLineDataset([paths[0], paths[0]], num_parallel_reads=2))[:3] == [b"one", b"one", b""]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_lines_resumes_in_compressed_files(tmp_path: Path, compression: str | None) -> None:
+    lines = [b"%d" % i * i for i in range(15)]
+    (tmp_path / "x").write_bytes(COMPRESS[compression](b"\n".join(lines)))
+    for reads in (1, 2):
+        check_op(partial(rd.TextLineDataset, [tmp_path / "x"] * 2, compression, reads))
+    assert list(rd.TextLineDataset(tmp_path / "x", compression)) == lines
+
+
+def test_lines_properties(tmp_path: Path) -> None:
+    dataset = rd.TextLineDataset(tmp_path / "x")
+    assert dataset.element_spec == rd.TensorSpec((), bytes)
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
+    assert "TextLineDataset-1: TextLineDataset(compression_type=None, files in turn: 1)" in dataset.explain()
+
+
+def test_lines_errors_stand_at_their_place(tmp_path: Path) -> None:
+    (tmp_path / "good").write_bytes(b"x\n")
+    (tmp_path / "packed").write_bytes(COMPRESS["GZIP"](b"x\n"))
+    names = [tmp_path / "missing", tmp_path, tmp_path / "packed", tmp_path / "good"]
+    found = collect(rd.TextLineDataset(names).as_numpy_iterator())
+    assert [item[0] for item in found[:3]] == ["NotFoundError", "InvalidArgumentError", "DataLossError"]
+    assert "try compression_type='GZIP'" in found[2][1]
+    assert found[3:] == [b"x"]
+    check_op(lambda: rd.TextLineDataset(names))
+
+
+def test_lines_the_wrong_compression_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"text\n")
+    with pytest.raises(rd.DataLossError, match="Was the file written with compression_type='GZIP'"):
+        next(iter(rd.TextLineDataset(tmp_path / "x", "GZIP")))
+
+
+def test_lines_truncated_and_corrupt_compressed_files(tmp_path: Path) -> None:
+    packed = COMPRESS["GZIP"](b"".join(b"line %d\n" % i for i in range(100)))
+    for damaged in (packed[:-20], packed[:-8] + bytes(8)):
+        (tmp_path / "x").write_bytes(damaged)
+        found = collect(rd.TextLineDataset(tmp_path / "x", "GZIP").as_numpy_iterator())
+        assert found[-1][0] == "DataLossError"
+        assert found[:-1] == [b"line %d" % i for i in range(len(found) - 1)]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_fixed_records(tmp_path: Path, compression: str | None) -> None:
+    (tmp_path / "x").write_bytes(COMPRESS[compression](b"##aaabbbccc!"))
+    paths = [tmp_path / "x"] * 2
+    check_op(
+        lambda: rd.FixedLengthRecordDataset(paths, 3, 2, 1, compression),
+        [b"aaa", b"bbb", b"ccc", b"aaa", b"bbb", b"ccc"],
+    )
+    check_op(lambda: rd.FixedLengthRecordDataset(paths, 3, 2, 1, compression, num_parallel_reads=2))
+
+
+def test_fixed_errors_stand_at_their_place(tmp_path: Path) -> None:
+    (tmp_path / "good").write_bytes(b"abcd")
+    (tmp_path / "cut").write_bytes(b"efg")
+    (tmp_path / "empty").write_bytes(b"")
+    names = [tmp_path / "missing", tmp_path / "cut", tmp_path / "empty", tmp_path, tmp_path / "good"]
+    dataset = rd.FixedLengthRecordDataset(names, 2)
+    found = collect(dataset.as_numpy_iterator())
+    assert [item if isinstance(item, bytes) else item[0] for item in found] == [
+        *("NotFoundError", b"ef", "DataLossError", "InvalidArgumentError"),
+        *(b"ab", b"cd"),
+    ]
+    assert found[2][1].endswith(f"1 bytes are left behind record 0 (file {str(tmp_path / 'cut')!r}, byte 2).")
+    check_op(lambda: rd.FixedLengthRecordDataset(names, 2))
+
+
+def test_fixed_a_file_without_its_header(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"ab")
+    with pytest.raises(rd.DataLossError, match="must reach byte 3"):
+        next(iter(rd.FixedLengthRecordDataset(tmp_path / "x", 2, header_bytes=3)))
+
+
+def test_fixed_properties(tmp_path: Path) -> None:
+    dataset = rd.FixedLengthRecordDataset("x", 2)
+    assert dataset.element_spec == rd.TensorSpec((), bytes)
+    assert dataset.cardinality() == rd.UNKNOWN_CARDINALITY
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 0, 0), "record_bytes must be >= 1, got 0"),
+        ((1, -1, 0), "header_bytes and footer_bytes must be >= 0, got -1 and 0"),
+        ((1, 0, -2), "must be >= 0, got 0 and -2"),
+    ],
+)
+def test_fixed_bad_sizes(sizes: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.FixedLengthRecordDataset("x", *sizes)

@@ -10,9 +10,10 @@ from typing import final
 
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
-from raydist.pipelines.sources.pieces import Piece, PieceReader, RecordReader
+from raydist.pipelines.sources.file_format import RecordReader
+from raydist.pipelines.sources.pieces import Piece, PieceReader
 
-__all__ = ["ReadAhead"]
+__all__ = ["PiecesAhead"]
 
 _PIECES = 2  # held ready: one is handed out while the next is read
 _PIECE_BYTES = 1 << 20
@@ -74,7 +75,7 @@ def _read(shelf: _Shelf) -> None:
 
 
 @final
-class ReadAhead:
+class PiecesAhead:
     """Hands out the pieces of a file; its thread begins with the first call of `start` or `read`."""
 
     def __init__(self, open_reader: Callable[[], RecordReader], path: str) -> None:

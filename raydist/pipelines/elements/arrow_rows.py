@@ -1,6 +1,6 @@
 """Rows of Arrow tables, of any origin, as blocks: columns by name as a dict.
 
-(Blocks as record batches of raydist's own, and back: `pipelines/elements/arrow.py`.)
+(Blocks as record batches of raydist's own, and back: `arrow.py`.)
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from raydist.errors import RaydistError
 from raydist.nest import flatten
+from raydist.pipelines.elements.arrow_types import is_text, spec_of_schema
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.formats.arrow_types import is_text, spec_of_schema
 
 __all__ = ["RowSchema", "null_rows"]
 

@@ -24,7 +24,7 @@ def spec_of_schema(schema: pa.Schema) -> dict[str, Any]:
         SpecError: No column, two columns of one name, or a type that no tensor can hold.
     """
     if len(schema) == 0:
-        raise SpecError("A table must have at least one column, got none.")
+        raise SpecError("A table must have at least one column, got none. Write it with one.")
     return _spec_of_fields(list(schema), "")
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
-from raydist.pipelines.sources import read_ahead
-from raydist.pipelines.sources.read_ahead import ReadAhead
+from raydist.pipelines.sources import pieces_ahead
+from raydist.pipelines.sources.pieces_ahead import PiecesAhead
 from tests.pipelines.sources.lists import ListReader
 
 
 def test_pieces_come_in_order_and_a_few_ahead() -> None:
     reader = ListReader([b"%d" % i * 100 for i in range(5000)])
-    ahead = ReadAhead(lambda: reader, "x")
+    ahead = PiecesAhead(lambda: reader, "x")
     found: list[bytes] = []
     ended = False
     while not ended:
@@ -29,16 +29,16 @@ def test_pieces_come_in_order_and_a_few_ahead() -> None:
 
 
 def test_large_records_come_in_small_pieces() -> None:
-    ahead = ReadAhead(lambda: ListReader([bytes(400_000)] * 40), "x")
+    ahead = PiecesAhead(lambda: ListReader([bytes(400_000)] * 40), "x")
     assert [len(ahead.read().records) for _ in range(3)] == [16, 2, 2]
     ahead.close()
 
 
 def test_closing_stops_the_thread_and_closes_the_file() -> None:
     reader = ListReader([b"x"] * 100_000)
-    ahead = ReadAhead(lambda: reader, "x")
+    ahead = PiecesAhead(lambda: reader, "x")
     ahead.close()
-    ahead = ReadAhead(lambda: reader, "x")
+    ahead = PiecesAhead(lambda: reader, "x")
     ahead.start()
     ahead.close()
     ahead.close()
@@ -48,7 +48,7 @@ def test_closing_stops_the_thread_and_closes_the_file() -> None:
 
 def test_who_is_dropped_stops_too() -> None:
     reader = ListReader([b"x"] * 100_000)
-    ahead = ReadAhead(lambda: reader, "x")
+    ahead = PiecesAhead(lambda: reader, "x")
     ahead.read()
     (thread,) = [t for t in threading.enumerate() if t.name == "raydist-read"]
     gone = weakref.ref(ahead)
@@ -63,7 +63,7 @@ def test_what_kills_the_thread_is_raised() -> None:
     def leave() -> ListReader:
         raise SystemExit(3)
 
-    ahead = ReadAhead(leave, "x")
+    ahead = PiecesAhead(leave, "x")
     for _ in range(2):
         with pytest.raises(SystemExit):
             ahead.read()
@@ -71,14 +71,14 @@ def test_what_kills_the_thread_is_raised() -> None:
 
 
 def test_a_file_system_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "Timeouts", lambda: Timeouts(input_s=0.05))
+    monkeypatch.setattr(pieces_ahead, "Timeouts", lambda: Timeouts(input_s=0.05))
     answer = threading.Event()
 
     def wait() -> ListReader:
         answer.wait(20)
         return ListReader([b"late"])
 
-    ahead = ReadAhead(wait, "far")
+    ahead = PiecesAhead(wait, "far")
     with pytest.raises(DeadlineExceededError, match="records of 'far' must be read within 0.05 s"):
         ahead.read()
     answer.set()

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import raydist as rd
-from raydist.pipelines.formats.arrow_types import is_text, read_names, spec_of_schema
+from raydist.pipelines.elements.arrow_types import is_text, read_names, spec_of_schema
 
 
 @pytest.mark.parametrize(

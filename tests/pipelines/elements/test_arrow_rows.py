@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raydist as rd
+from raydist.pipelines.elements.arrow_rows import RowSchema, null_rows
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError
-from raydist.pipelines.formats.arrow_rows import RowSchema, null_rows
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "number": (pa.int16(), st.integers(-9, 9)),

@@ -1,0 +1,84 @@
+"""How files are cut into records: TFRecordDataset, TextLineDataset and FixedLengthRecordDataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.formats.byte_streams import ByteStream
+from raydist.pipelines.formats.fixed_records import FixedRecordReader
+from raydist.pipelines.formats.lines import LineReader
+from raydist.pipelines.formats.tfrecord import TFRecordReader
+from raydist.pipelines.sources.file_format import RecordFormat
+
+__all__ = ["FixedLengthFormat", "TFRecordFormat", "TextLineFormat"]
+
+
+@final
+@dataclass(frozen=True)
+class TFRecordFormat(RecordFormat):
+    """Records framed by their length and checksums.
+
+    Attributes:
+        compression_type: None, "GZIP" or "ZLIB".
+        max_record_bytes: A record that claims to be longer is damage.
+    """
+
+    name: ClassVar[str] = "TFRecordDataset"
+    compression_type: str | None
+    max_record_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.max_record_bytes < 1:
+            raise InvalidArgumentError(f"max_record_bytes must be >= 1, got {self.max_record_bytes!r}.")
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> TFRecordReader:
+        return TFRecordReader(stream, offset=offset, index=index, max_record_bytes=self.max_record_bytes)
+
+
+@final
+@dataclass(frozen=True)
+class TextLineFormat(RecordFormat):
+    """Lines of text.
+
+    Attributes:
+        compression_type: None, "GZIP" or "ZLIB".
+    """
+
+    name: ClassVar[str] = "TextLineDataset"
+    compression_type: str | None
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> LineReader:
+        return LineReader(stream, offset=offset, index=index)
+
+
+@final
+@dataclass(frozen=True)
+class FixedLengthFormat(RecordFormat):
+    """Records of one size, between a header and a footer.
+
+    Attributes:
+        compression_type: None, "GZIP" or "ZLIB". Sizes count decompressed bytes.
+        record_bytes: Of one record, >= 1.
+        header_bytes: Before the first record.
+        footer_bytes: Behind the last one.
+    """
+
+    name: ClassVar[str] = "FixedLengthRecordDataset"
+    compression_type: str | None
+    record_bytes: int
+    header_bytes: int = 0
+    footer_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.record_bytes < 1:
+            raise InvalidArgumentError(f"record_bytes must be >= 1, got {self.record_bytes!r}.")
+        if min(self.header_bytes, self.footer_bytes) < 0:
+            raise InvalidArgumentError(
+                f"header_bytes and footer_bytes must be >= 0, got {self.header_bytes!r} and {self.footer_bytes!r}."
+            )
+
+    def reader(self, stream: ByteStream, offset: int, index: int) -> FixedRecordReader:
+        sizes = (self.record_bytes, self.header_bytes, self.footer_bytes)
+        return FixedRecordReader(stream, *sizes, offset=offset, index=index)
