@@ -122,7 +122,7 @@ class TunedExecutor(Executor):
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         """A block of no stage that was asked for: here and now."""
         if self._closed:
-            raise CancelledError("This executor is closed and takes no more work.")
+            raise CancelledError(f"{spec.name} needs an open executor, and this one is closed. Use a new iterator.")
         return InlineExecutor().submit(spec, block, starts)
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class ThreadExecutor(Executor):
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         if not self._finalizer.alive:
-            raise CancelledError("This executor is closed and takes no more work.")
+            raise CancelledError(f"{spec.name} needs an open executor, and this one is closed. Use a new iterator.")
         with self._starting:  # a prefetching thread and its consumer may both come first
             self._start()
         task = _Task(spec, block, starts, self._limit_s)

@@ -85,7 +85,7 @@ def _require_same(made: Sequence[Item], row: int, expected: Sequence[Item]) -> N
     """SpecError unless row `row` of the one block in `made` is the one element in `expected`."""
     (whole,), (one,) = made, expected
     if not isinstance(whole, Block) or not isinstance(one, Block):
-        raise SpecError("elements fail")
+        raise SpecError(f"elements fail: row {row} gave {one!r:.80}")
     if (whole.structure, whole.specs) != (one.structure, one.specs):
         raise SpecError(f"it gives {whole.signature} {whole.specs} instead of {one.signature} {one.specs}")
     for mine, theirs in zip(whole.columns, one.columns, strict=True):

@@ -14,6 +14,12 @@ _READ_BYTES = 1 << 20  # at a time, where the size is not known
 def read_file(path: Any) -> bytes:
     """Everything in a file, given by a path or a URI. Waits for the disk or the server.
 
+    Args:
+        path: Of the file: text, bytes, a `pathlib.Path`, or a URI that fsspec or pyarrow knows.
+
+    Returns:
+        Its bytes as they lie there: nothing is decompressed.
+
     Raises:
         NotFoundError: There is no such file.
         InvalidArgumentError: It is no plain file, or the URI's scheme is unknown.
