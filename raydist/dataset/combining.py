@@ -68,7 +68,7 @@ class Combining(DatasetBase):
             TypeError: An argument is no dataset.
             SpecError: Structures or dtypes differ, as in `concatenate`.
 
-        Source: tf.data.Dataset.sample_from_datasets.
+        Source: tf.data.Dataset.sample_from_datasets (which is empty where no weight is > 0).
 
         >>> a, b = rd.Dataset.range(0, 5), rd.Dataset.range(10, 15)
         >>> sorted(int(x) for x in rd.Dataset.sample_from_datasets([a, b], weights=[0.2, 0.8], seed=1))
