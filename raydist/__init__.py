@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from raydist.pipelines.metering.stats import PipelineStats as PipelineStats
     from raydist.pipelines.metering.stats import StageStats as StageStats
     from raydist.pipelines.run.iterator import DatasetIterator as DatasetIterator
-    from raydist.pipelines.run.iterator import Optional as Optional
+    from raydist.pipelines.run.optional import Optional as Optional
     from raydist.pipelines.run.profile import Profile as Profile
     from raydist.pipelines.tf_example.composite_features import FixedLenSequenceFeature as FixedLenSequenceFeature
     from raydist.pipelines.tf_example.composite_features import RaggedFeature as RaggedFeature
@@ -113,7 +113,7 @@ _MODULE_OF = {
     "NotFoundError": "raydist.errors",
     "OneDeviceStrategy": "raydist.strategies.one_device",
     "OptimizationOptions": "raydist.options",
-    "Optional": "raydist.pipelines.run.iterator",
+    "Optional": "raydist.pipelines.run.optional",
     "Options": "raydist.options",
     "OutOfRangeError": "raydist.errors",
     "PerReplica": "raydist.values",

@@ -22,7 +22,8 @@ from raydist.options import InputOptions, Timeouts
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.run.iterator import DatasetIterator, Optional
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.optional import Optional
 from raydist.pipelines.run.split import no_rows_error
 from raydist.values import InputContext
 

@@ -12,7 +12,8 @@ from raydist.dataset.files import FileSources
 from raydist.dataset.ordering import Ordering
 from raydist.dataset.sources import Sources
 from raydist.dataset.storing import Storing
-from raydist.pipelines.run.iterator import DatasetIterator, Optional
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.optional import Optional
 
 __all__ = ["Dataset", "DatasetIterator", "Optional"]
 

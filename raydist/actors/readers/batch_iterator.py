@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Self, final
 
 from raydist.errors import OutOfRangeError
-from raydist.pipelines.run.iterator import Optional
+from raydist.pipelines.run.optional import Optional
 
 __all__ = ["BatchIterator"]
 

@@ -9,7 +9,6 @@ from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.run.iterator import Optional
 from tests.contracts.op import collect, iterate
 
 
@@ -23,18 +22,6 @@ def test_the_end_stays_the_end() -> None:
     other = Dataset.range(1).as_numpy_iterator()
     other.load_state_dict(iterator.state_dict())
     assert list(other) == []
-
-
-def test_optional() -> None:
-    iterator = Dataset.range(1).as_numpy_iterator()
-    first = iterator.get_next_as_optional()
-    assert first.has_value()
-    assert first.get_value() == 0
-    last = iterator.get_next_as_optional()
-    assert not last.has_value()
-    with pytest.raises(InvalidArgumentError, match="has no value"):
-        last.get_value()
-    assert (repr(Optional.from_value(3)), repr(last)) == ("Optional(3)", "Optional.empty()")
 
 
 def test_a_closed_iterator_says_so() -> None:
