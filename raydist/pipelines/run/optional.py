@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, Self, TypeVar, final
 
+from raydist.errors import InvalidArgumentError
+
 __all__ = ["Optional"]
 
 _T = TypeVar("_T")
