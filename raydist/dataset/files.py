@@ -12,7 +12,7 @@ from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.list_files import list_files_op
 from raydist.pipelines.sources.numpy_files import numpy_op
-from raydist.pipelines.sources.parquet import parquet_op
+from raydist.pipelines.sources.parquet_files import parquet_op
 from raydist.pipelines.stored.read import checked_manifest, saved_op, shards_op
 
 __all__ = ["FileSources"]

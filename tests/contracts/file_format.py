@@ -132,6 +132,7 @@ def _files(path: Path) -> list[Path]:
 def _check_damage(case: FileFormatCase, path: Path, expected: list[Any], count: int) -> None:
     for file in _files(path):
         content = file.read_bytes()
+        resumed = False
         for what, mutant in _damaged(case, content, count):
             file.write_bytes(mutant)
             found = _outcome(lambda: case.read([str(path)]))
@@ -139,8 +140,23 @@ def _check_damage(case: FileFormatCase, path: Path, expected: list[Any], count: 
             for kind, text in filter(is_error, found):
                 assert kind in CLEAR_ERRORS, f"{kind} is no clear error of {what} in {file}: {text}"
                 assert str(path) in text, f"the error of {what} names its file: {text}"
+            if not resumed and any(map(is_error, found)) and not all(map(is_error, found)):
+                _check_resume(lambda: case.read([str(path)]), found, f"{what} in {file}")
+                resumed = True
         file.write_bytes(content)
     assert same(_outcome(lambda: case.read([str(path)])), expected), "reading has changed nothing"
+
+
+def _check_resume(make_dataset: Callable[[], Dataset], found: list[Any], what: str) -> None:
+    """Errors keep their places, and their words, when an iterator is resumed before or behind them."""
+    first = iterate(make_dataset())
+    for done in range(len(found) + 1):
+        resumed = iterate(make_dataset())
+        resumed.load_state_dict(first.state_dict())
+        assert same(collect(resumed, 1000), found[done:]), f"resumed after {done} of the elements of {what}"
+        resumed.close()
+        collect(first, 1)
+    first.close()
 
 
 def _damaged(case: FileFormatCase, content: bytes, count: int) -> Iterator[tuple[str, bytes]]:

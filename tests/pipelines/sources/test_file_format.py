@@ -25,11 +25,11 @@ from raydist import pipelines
 from raydist.pipelines.formats.csv_lines import CsvParser
 from raydist.pipelines.formats.json_lines import JsonParser
 from raydist.pipelines.formats.lines import LineParser
-from raydist.pipelines.sources import arrow_files, parquet
+from raydist.pipelines.sources import arrow_files, parquet_files
 from raydist.pipelines.sources.arrow_files import ArrowFormat
 from raydist.pipelines.sources.file_format import FileFormat
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
-from raydist.pipelines.sources.parquet import ParquetFormat
+from raydist.pipelines.sources.parquet_files import ParquetFormat
 from raydist.pipelines.sources.record_formats import FixedLengthFormat, TextLineFormat, TFRecordFormat
 from raydist.pipelines.sources.row_lines import RowLinesFormat
 from raydist.pipelines.stored import write as stored_write
@@ -182,7 +182,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of some rows, so that a short file has several."""
-    for module in (arrow_files, parquet):
+    for module in (arrow_files, parquet_files):
         monkeypatch.setattr(module, "_SPLIT_BYTES", 1)
     monkeypatch.setattr(stored_write, "_CHUNK_ROWS", 2)
 
@@ -193,7 +193,7 @@ def test_every_format_keeps_the_contract(case: FileFormatCase, tmp_path: Path) -
 
 
 def test_huge_row_groups_keep_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_MAX_SPLIT_BYTES", 1)  # they are read in batches, one file after the other
+    monkeypatch.setattr(parquet_files, "_MAX_SPLIT_BYTES", 1)  # they are read in batches, one file after the other
     check_file_format(FORMATS[ParquetFormat]["plain"], tmp_path)
 
 

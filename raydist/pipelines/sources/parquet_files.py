@@ -14,7 +14,7 @@ from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.formats.parquet import ParquetFile, parquet_errors
+from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat, TableFormat, TableReader
 from raydist.pipelines.sources.split_files import FileSplitsOp, SplitFilesOp
 from raydist.pipelines.sources.table_files import TableFilesOp, shown_paths, table_paths

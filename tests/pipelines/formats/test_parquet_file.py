@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import raydist as rd
-from raydist.pipelines.formats import parquet as parquet_module
-from raydist.pipelines.formats.parquet import ParquetFile, parquet_errors
+from raydist.pipelines.formats import parquet_file
+from raydist.pipelines.formats.parquet_file import ParquetFile, parquet_errors
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_row_groups(file: ParquetFile, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.to_pydict() for batch in file.batches(2, ["x"], None)] == [{"x": [8, 9]}]
     assert [batch.to_pydict() for batch in file.batches(1, ["x"], pc.field("x") > 6)] == [{"x": [7]}]
     assert list(file.batches(0, ["x"], pc.field("x") > 6)) == []
-    monkeypatch.setattr(parquet_module, "_MAX_BATCH_ROWS", 3)
+    monkeypatch.setattr(parquet_file, "_MAX_BATCH_ROWS", 3)
     assert [batch.num_rows for batch in file.batches(0, ["y"], None)] == [3, 1]
     file.close()
 
