@@ -25,7 +25,7 @@ from raydist import pipelines
 from raydist.pipelines.formats.csv_lines import CsvParser
 from raydist.pipelines.formats.json_lines import JsonParser
 from raydist.pipelines.formats.lines import LineParser
-from raydist.pipelines.sources import arrow_files, parquet_files
+from raydist.pipelines.sources import arrow_files, parquet_files, row_lines
 from raydist.pipelines.sources.arrow_files import ArrowFormat
 from raydist.pipelines.sources.file_format import FileFormat
 from raydist.pipelines.sources.numpy_files import NumpyFileOp
@@ -184,6 +184,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of some rows, so that a short file has several."""
     for module in (arrow_files, parquet_files):
         monkeypatch.setattr(module, "_SPLIT_BYTES", 1)
+    monkeypatch.setattr(row_lines, "_MIN_LINES", 2)
     monkeypatch.setattr(stored_write, "_CHUNK_ROWS", 2)
 
 
