@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raydist.context.current import in_cross_replica_context as in_cross_replica_context
     from raydist.context.replica_context import ReplicaContext as ReplicaContext
     from raydist.context.strategy import Strategy as Strategy
-    from raydist.context.strategy import ValueContext as ValueContext
+    from raydist.context.strategy_values import ValueContext as ValueContext
     from raydist.dataset import Dataset as Dataset
     from raydist.dataset.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
     from raydist.dataset.readers import TextLineDataset as TextLineDataset
@@ -140,7 +140,7 @@ _MODULE_OF = {
     "SyncBatchNorm": "raydist.strategies.sync_batch_norm",
     "UNKNOWN_CARDINALITY": "raydist.values",
     "UnavailableError": "raydist.errors",
-    "ValueContext": "raydist.context.strategy",
+    "ValueContext": "raydist.context.strategy_values",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
     "compute_average_loss": "raydist.strategies.losses",
     "get_replica_context": "raydist.strategies.default",

@@ -13,7 +13,9 @@ from raydist.context.current import enter_replica
 from raydist.context.devices import parse_device
 from raydist.context.peers import Alone
 from raydist.context.replica_context import ReplicaContext
-from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
+from raydist.context.strategy import Strategy, require_call
+from raydist.context.strategy_input import require_dataset
+from raydist.context.strategy_values import ValueContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset
 from raydist.nest import flatten, unflatten

@@ -16,7 +16,9 @@ from typing import Any, TypeVar, TypeVarTuple, final
 import torch
 
 from raydist.actors.passes.link import InputHost
-from raydist.context.strategy import Strategy, ValueContext, require_call, require_dataset
+from raydist.context.strategy import Strategy, require_call
+from raydist.context.strategy_input import require_dataset
+from raydist.context.strategy_values import ValueContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.mirroring.calls import MirrorCalls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -18,13 +17,14 @@ from raydist.training.callbacks import Callback, History
 from raydist.training.evaluation import Evaluation
 from raydist.training.fit import Fit, FitPlan
 from raydist.training.model_state import pack, rebuild, restore_module, restore_optimizer
+from raydist.training.optimizers import require_optimizer
 from raydist.training.passes import distributed, num_batches
 from raydist.training.prediction import Prediction
 from raydist.training.reporter import Reporter
 from raydist.training.saving import read_model_file, write_model_file
 from raydist.training.steps import Compiled, Trainee
 from raydist.training.trackers import RowCount, Trackers, named_metrics
-from raydist.training.views import SilentView, View, make_view
+from raydist.training.views import open_view
 
 if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
@@ -169,7 +169,7 @@ class Model:
 
         Source: keras.Model.compile.
         """
-        _require_optimizer(optimizer, self._module, loss)
+        require_optimizer(optimizer, self._module, loss)
         if not callable(loss):
             raise InvalidArgumentError(f"loss must be callable as loss(prediction, target), got {loss!r}.")
         if steps_per_execution < 1:
@@ -230,7 +230,7 @@ class Model:
         hooks = CallbackList((*callbacks, history), self, params)
         if not self._module.training:
             self._module.train()
-        with _view(verbose) as view:
+        with open_view(verbose) as view:
             evaluation = Evaluation(trainee, hooks, Reporter(view))
             validate = None if held_out is None else lambda label: evaluation.run(held_out, label)
             Fit(trainee, plan, model=self, callbacks=hooks, reporter=Reporter(view), validate=validate).run()
@@ -264,7 +264,7 @@ class Model:
         """
         data = distributed(self._strategy, dataset)
         hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_batches(data)})
-        with _view(verbose) as view:
+        with open_view(verbose) as view:
             reporter = Reporter(view)
             logs = Evaluation(self._trainee(), hooks, reporter).run(data, "Evaluate")
             reporter.result(logs)
@@ -297,7 +297,7 @@ class Model:
         """
         data = distributed(self._strategy, dataset)
         hooks = CallbackList(callbacks, self, {"epochs": None, "steps": num_batches(data)})
-        with _view(verbose) as view:
+        with open_view(verbose) as view:
             return Prediction(self._strategy, self._module, hooks, Reporter(view)).run(data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -370,25 +370,3 @@ class Model:
                 f"This model of {type(self._module).__name__} must be compiled first: model.compile(optimizer, loss)."
             )
         return Trainee(self._strategy, self._module, self._compiled)
-
-
-@contextlib.contextmanager
-def _view(verbose: bool) -> Iterator[View]:
-    with contextlib.closing(make_view() if verbose else SilentView()) as view:
-        yield view
-
-
-def _require_optimizer(optimizer: Any, module: nn.Module, loss: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError(
-            f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}. "
-            "Example: torch.optim.SGD(model.parameters(), lr=0.1)."
-        )
-    known = {id(parameter) for part in (module, loss) if isinstance(part, nn.Module) for parameter in part.parameters()}
-    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = [tuple(parameter.shape) for parameter in given if id(parameter) not in known]
-    if foreign:
-        raise InvalidArgumentError(
-            f"The optimizer must hold parameters of the model: {len(foreign)} of its {len(given)} are not among them, "
-            f"the first has the shape {foreign[0]}. Make it from model.parameters(), once the module is complete."
-        )

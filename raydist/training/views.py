@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, TextIO, final
 
 from rich.console import Console, RenderableType
@@ -15,7 +17,7 @@ from rich.text import Text
 
 from raydist.training.progress import Report
 
-__all__ = ["LogView", "NotebookView", "SilentView", "TerminalView", "View", "make_view"]
+__all__ = ["LogView", "NotebookView", "SilentView", "TerminalView", "View", "make_view", "open_view"]
 
 
 class View(ABC):
@@ -143,3 +145,10 @@ def _notebook_display() -> Any:
     from IPython.display import display
 
     return display
+
+
+@contextlib.contextmanager
+def open_view(verbose: bool) -> Iterator[View]:
+    """The view that fits where this program writes, or a silent one; closed at the end."""
+    with contextlib.closing(make_view() if verbose else SilentView()) as view:
+        yield view

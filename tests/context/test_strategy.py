@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import raydist as rd
-from raydist.context.strategy import ValueContext
 
 
 @pytest.mark.parametrize(
@@ -37,19 +34,3 @@ def test_leaving_with_closes() -> None:
 def test_an_error_leaves_with_unchanged() -> None:
     with pytest.raises(KeyError, match="mine"), rd.OneDeviceStrategy():
         raise KeyError("mine")
-
-
-def test_rows_of_arrays_become_a_dataset() -> None:
-    dataset = rd.OneDeviceStrategy().make_numpy_dataset({"x": [1, 2]})
-    assert [element["x"].item() for element in dataset] == [1, 2]
-
-
-@pytest.mark.parametrize("wrong", [[1, 2], None, range(3)])
-def test_only_a_dataset_can_be_distributed(wrong: Any) -> None:
-    with pytest.raises(rd.SpecError, match="Dataset"):
-        rd.OneDeviceStrategy().distribute_dataset(wrong)
-
-
-def test_value_context() -> None:
-    context = ValueContext(1, 3)
-    assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (1, 3)

@@ -1,0 +1,107 @@
+"""What every strategy offers for input: datasets of which each replica gets its part."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, final
+
+from raydist.dataset import Dataset
+from raydist.errors import SpecError
+from raydist.options import InputOptions
+from raydist.values import InputContext
+
+__all__ = ["StrategyInput", "require_dataset"]
+
+
+class StrategyInput(ABC):
+    """Distributed datasets."""
+
+    @abstractmethod
+    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+        """A view of a dataset, batched by the *global* batch size, that gives each replica its piece of every batch.
+
+        With replica actors, batches are made on an actor while earlier ones are trained on. Waits for nothing; the
+        iterators of the view wait for their next batch (limit: `Timeouts.input_s`).
+
+        Shapes: a batch of b rows -> pieces of ceil(b / N) rows for N replicas, later ones shorter or empty
+            (`InputOptions.split` has another way).
+
+        Args:
+            dataset: A dataset whose last step is `batch`, by rows of all replicas together.
+            options: Workers, buffers, and how a batch is split.
+
+        Returns:
+            A DistributedDataset: each `iter()` of it is a pass, whose batches have one PerReplica per leaf (plain
+            tensors for one replica), on the replica's device.
+
+        Raises:
+            FailedPreconditionError: The strategy is closed.
+            SpecError: `dataset` is no raydist.Dataset.
+
+        Source: tf.distribute.Strategy.experimental_distribute_dataset.
+
+        >>> strategy = rd.OneDeviceStrategy("cpu")
+        >>> [batch.tolist() for batch in strategy.distribute_dataset(rd.Dataset.range(5).batch(3))]
+        [[0, 1, 2], [3, 4]]
+        """
+
+    @abstractmethod
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
+    ) -> Any:
+        """Like `distribute_dataset` for datasets that the user batches per replica; nothing is split or added.
+
+        Each replica in turn takes one of the function's batches, so N of them make one step. Waits as
+        `distribute_dataset` does.
+
+        Args:
+            dataset_fn: Makes the dataset, batched by rows of *one* replica; called with an InputContext once per input
+                pipeline (once per replica with `InputOptions.per_replica`).
+            options: Workers, buffers, and how often `dataset_fn` is called.
+
+        Returns:
+            A DistributedDataset, as `distribute_dataset` gives one.
+
+        Raises:
+            FailedPreconditionError: The strategy is closed.
+            SpecError: `dataset_fn` gave no raydist.Dataset.
+
+        Source: tf.distribute.Strategy.distribute_datasets_from_function.
+
+        >>> def make(context):
+        ...     return rd.Dataset.range(4).batch(context.get_per_replica_batch_size(2))
+        >>> batches = rd.OneDeviceStrategy("cpu").distribute_datasets_from_function(make)
+        >>> [batch.tolist() for batch in batches]
+        [[0, 1], [2, 3]]
+        """
+
+    @final
+    def make_numpy_dataset(self, arrays: Any) -> Dataset:
+        """A dataset of the rows of a nest of arrays: `Dataset.from_tensor_slices`. Waits for nothing.
+
+        Args:
+            arrays: A nest of arrays, tensors or lists of one length.
+
+        Returns:
+            A Dataset of that many elements.
+
+        Raises:
+            InvalidArgumentError: A leaf is a single number, or numbers of rows differ.
+
+        Source: tf.distribute.Strategy.experimental_make_numpy_dataset.
+
+        >>> [element["x"].item() for element in rd.OneDeviceStrategy("cpu").make_numpy_dataset({"x": [1, 2]})]
+        [1, 2]
+        """
+        return Dataset.from_tensor_slices(arrays)
+
+
+def require_dataset(dataset: Any) -> Dataset:
+    """`dataset` itself; SpecError unless it is a raydist Dataset."""
+    if not isinstance(dataset, Dataset):
+        raise SpecError(
+            f"A raydist.Dataset must be given, got {type(dataset).__name__}. "
+            "Make one with Dataset.from_tensor_slices, from_generator or another source."
+        )
+    return dataset

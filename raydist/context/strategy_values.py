@@ -1,0 +1,148 @@
+"""What every strategy offers for values of which each replica has its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from raydist.context.cross_replica import gather, local_results, reduce
+from raydist.values import ReduceOp
+
+__all__ = ["StrategyValues", "ValueContext"]
+
+
+@final
+class ValueContext:
+    """Tells a value function for which replica it computes.
+
+    Attributes:
+        replica_id_in_sync_group: The replica's rank, 0 .. num_replicas_in_sync - 1.
+        num_replicas_in_sync: All replicas.
+
+    Args:
+        replica_id_in_sync_group: See above.
+        num_replicas_in_sync: See above.
+
+    Source: tf.distribute.experimental.ValueContext.
+
+    >>> context = rd.ValueContext(replica_id_in_sync_group=1, num_replicas_in_sync=3)
+    >>> context.replica_id_in_sync_group, context.num_replicas_in_sync
+    (1, 3)
+    """
+
+    def __init__(self, replica_id_in_sync_group: int, num_replicas_in_sync: int) -> None:
+        self.replica_id_in_sync_group = replica_id_in_sync_group
+        self.num_replicas_in_sync = num_replicas_in_sync
+
+
+class StrategyValues(ABC):
+    """Values per replica: made, reduced, gathered, looked at."""
+
+    @property
+    @abstractmethod
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients meet in one step, >= 1.
+
+        Where a strategy finds its devices by itself, the first question may start or join Ray (limit:
+        `Timeouts.start_s`).
+
+        Source: tf.distribute.Strategy.num_replicas_in_sync.
+
+        >>> rd.OneDeviceStrategy("cpu").num_replicas_in_sync
+        1
+        """
+
+    @abstractmethod
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """One value per replica, computed in this process and at once.
+
+        Args:
+            value_fn: Called with a ValueContext once per replica, in rank order.
+
+        Returns:
+            A PerReplica of what it gave, to be an argument of `run`; from one replica its plain value.
+
+        Source: tf.distribute.Strategy.experimental_distribute_values_from_function.
+
+        >>> rd.OneDeviceStrategy("cpu").distribute_values_from_function(lambda context: context.num_replicas_in_sync)
+        1
+        """
+
+    @final
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
+        """Reduce a value over replicas.
+
+        Blocks until the steps that it comes from are done (limit: `Timeouts.step_s`), and raises their errors.
+
+        Shapes: (...) on every replica -> (...); with an axis that dimension is gone, and its lengths may differ.
+
+        Args:
+            reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+            value: A nest of PerReplica, tensors and numbers. Results of replicas without rows are passed over.
+            axis: None adds element by element (shapes must agree). An axis, or several, reduces over that dimension as
+                well; MEAN then divides by the true number of entries: rows [0, 1, 2, 3] and [4, 5] give sum 15, mean
+                2.5.
+
+        Returns:
+            The nest with a tensor on the CPU for each leaf.
+
+        Raises:
+            InvalidArgumentError: Another reduction, shapes that do not fit, an axis that is none, a plain value under
+                SUM with several replicas, or a value that no replica had rows for.
+            SpecError: A leaf is neither a tensor nor a number.
+
+        Source: tf.distribute.Strategy.reduce.
+
+        >>> import torch
+        >>> rd.OneDeviceStrategy("cpu").reduce(rd.ReduceOp.MEAN, torch.tensor([1.0, 3.0]), axis=0)
+        tensor(2.)
+        """
+        return reduce(reduce_op, value, axis, self.num_replicas_in_sync)
+
+    @final
+    def gather(self, value: Any, axis: int = 0) -> Any:
+        """Concatenate a value over replicas in rank order.
+
+        Blocks until the steps that it comes from are done (limit: `Timeouts.step_s`), and raises their errors.
+
+        Shapes: (n_i, ...) on replica i -> (sum of n_i, ...), where n_i is the length along `axis`.
+
+        Args:
+            value: A nest of PerReplica and tensors. Results of replicas without rows are passed over.
+            axis: The dimension along which to concatenate; negative ones count from the end.
+
+        Returns:
+            The nest with a tensor on the CPU for each leaf.
+
+        Raises:
+            InvalidArgumentError: Scalars, other dimensions that differ, or a value that no replica had rows for.
+            SpecError: A leaf is neither a tensor nor a number.
+
+        Source: tf.distribute.Strategy.gather.
+
+        >>> import torch
+        >>> rd.OneDeviceStrategy("cpu").gather(torch.tensor([1, 2]))
+        tensor([1, 2])
+        """
+        return gather(value, axis)
+
+    @final
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of single replicas.
+
+        Blocks until the steps that they come from are done (limit: `Timeouts.step_s`), and raises their errors.
+
+        Args:
+            value: A nest of PerReplica and anything else.
+
+        Returns:
+            One nest per replica in rank order, results of replicas without rows left out; a value without a PerReplica
+            in it alone in a tuple.
+
+        Source: tf.distribute.Strategy.experimental_local_results.
+
+        >>> rd.OneDeviceStrategy("cpu").local_results(rd.PerReplica([3, 4]))
+        (3, 4)
+        """
+        return local_results(value)
