@@ -10,7 +10,7 @@ import functools
 import uuid
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
 import torch
@@ -90,7 +90,7 @@ class SynchronousStrategy(Strategy):
 
     @final
     @contextlib.contextmanager
-    def _mark_created(self) -> Any:
+    def _mark_created(self) -> Iterator[None]:
         self._launch()
         with self._mirror.scope():
             yield
