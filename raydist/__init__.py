@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from raydist.pipelines.run.optional import Optional as Optional
     from raydist.pipelines.run.profile import Profile as Profile
     from raydist.pipelines.tf_example.composite_features import FixedLenSequenceFeature as FixedLenSequenceFeature
-    from raydist.pipelines.tf_example.composite_features import RaggedFeature as RaggedFeature
-    from raydist.pipelines.tf_example.composite_features import RaggedTensorValue as RaggedTensorValue
     from raydist.pipelines.tf_example.composite_features import SparseFeature as SparseFeature
     from raydist.pipelines.tf_example.composite_features import SparseTensorValue as SparseTensorValue
     from raydist.pipelines.tf_example.features import FixedLenFeature as FixedLenFeature
     from raydist.pipelines.tf_example.features import VarLenFeature as VarLenFeature
     from raydist.pipelines.tf_example.parse import parse_example as parse_example
     from raydist.pipelines.tf_example.parse import parse_single_example as parse_single_example
+    from raydist.pipelines.tf_example.ragged_features import RaggedFeature as RaggedFeature
+    from raydist.pipelines.tf_example.ragged_features import RaggedTensorValue as RaggedTensorValue
     from raydist.strategies.default import get_replica_context as get_replica_context
     from raydist.strategies.default import get_strategy as get_strategy
     from raydist.strategies.losses import compute_average_loss as compute_average_loss
@@ -119,8 +119,8 @@ _MODULE_OF = {
     "PerReplica": "raydist.values",
     "PipelineStats": "raydist.pipelines.metering.stats",
     "Profile": "raydist.pipelines.run.profile",
-    "RaggedFeature": "raydist.pipelines.tf_example.composite_features",
-    "RaggedTensorValue": "raydist.pipelines.tf_example.composite_features",
+    "RaggedFeature": "raydist.pipelines.tf_example.ragged_features",
+    "RaggedTensorValue": "raydist.pipelines.tf_example.ragged_features",
     "RaydistError": "raydist.errors",
     "ReduceOp": "raydist.values",
     "ReplicaContext": "raydist.context.replica_context",

@@ -13,12 +13,11 @@ from raydist.pipelines.tf_example.columns import FeatureColumn, FixedColumn, Rag
 from raydist.pipelines.tf_example.composite_features import (
     Feature,
     FixedLenSequenceFeature,
-    RaggedFeature,
-    RaggedTensorValue,
     SparseFeature,
     SparseTensorValue,
 )
 from raydist.pipelines.tf_example.features import FeatureArray, FixedLenFeature, column_dtype
+from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue
 from raydist.pipelines.tf_example.ragged_rows import row_lengths
 
 __all__ = ["FeatureOutput", "feature_output"]

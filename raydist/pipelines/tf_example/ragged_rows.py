@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raydist.pipelines.tf_example.composite_features import RowPartition
+from raydist.pipelines.tf_example.ragged_features import RowPartition
 
 __all__ = ["row_lengths"]
 

@@ -19,8 +19,8 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.stored.chunks import Chunk
 from raydist.pipelines.stored.fingerprint import _RAYDIST, _is_library, fingerprint
 from raydist.pipelines.stored.manifest import StoredFile
-from raydist.pipelines.tf_example.composite_features import RaggedFeature
 from raydist.pipelines.tf_example.features import FixedLenFeature, VarLenFeature
+from raydist.pipelines.tf_example.ragged_features import RaggedFeature
 
 SCALE = 2
 TABLE = {"a": np.arange(3)}

@@ -5,12 +5,7 @@ from collections.abc import Callable
 import pytest
 
 import raydist as rd
-from raydist.pipelines.tf_example.composite_features import (
-    Feature,
-    FixedLenSequenceFeature,
-    RaggedFeature,
-    SparseFeature,
-)
+from raydist.pipelines.tf_example.composite_features import Feature, FixedLenSequenceFeature, SparseFeature
 from tests.pipelines.formats.record_files import example
 
 
@@ -26,10 +21,6 @@ from tests.pipelines.formats.record_files import example
         (lambda: SparseFeature([], "v", "int64", []), "got 0 sizes"),
         (lambda: SparseFeature("a", "v", "int64", -1), "numbers >= 1, got -1"),
         (lambda: SparseFeature("a", "v", "str", 1), "must be int64, float32 or bytes"),
-        (lambda: RaggedFeature("int8"), "must be int64, float32 or bytes"),
-        (lambda: RaggedFeature("int64", row_splits_dtype="uint8"), "must be int32 or int64, got 'uint8'"),
-        (lambda: RaggedFeature("int64", partitions=["lengths"]), r"made by RaggedFeature.RowSplits.*got \['lengths'\]"),  # type: ignore[list-item]
-        (lambda: RaggedFeature.UniformRowLength(0), "length >= 1, got 0"),
     ],
 )
 def test_bad_arguments(make: Callable[[], object], message: str) -> None:

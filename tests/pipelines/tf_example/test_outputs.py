@@ -9,12 +9,11 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.tf_example.composite_features import (
     Feature,
     FixedLenSequenceFeature,
-    RaggedFeature,
-    RaggedTensorValue,
     SparseFeature,
     SparseTensorValue,
 )
 from raydist.pipelines.tf_example.parse import parse_example
+from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RaggedTensorValue
 from tests.pipelines.formats.record_files import example
 
 

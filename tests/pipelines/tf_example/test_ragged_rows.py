@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raydist.pipelines.tf_example.composite_features import RaggedFeature, RowPartition
+from raydist.pipelines.tf_example.ragged_features import RaggedFeature, RowPartition
 from raydist.pipelines.tf_example.ragged_rows import row_lengths
 
 
