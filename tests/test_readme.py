@@ -64,13 +64,20 @@ def test_examples_of_datasets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_every_strategy_and_only_those_are_in_the_table() -> None:
     rows = set(re.findall(r"^\| `rd\.(\w+Strategy)\(", README, flags=re.MULTILINE))
-    assert rows == {name for name in rd.__all__ if name.endswith("Strategy") and name != "Strategy"}
+    exported = {name for name in rd.__all__ if name.endswith("Strategy") and name != "Strategy"}
+    assert rows == exported, "README's table of strategies must have a row for each that `rd` exports"
 
 
 def test_every_method_of_datasets_is_in_the_table_and_no_other() -> None:
     section = README.partition("## Datasets")[2].partition("## ")[0]
-    named = set(re.findall(r"`(\w+)`", section.partition("\n\nNames")[0]))
-    assert named == {name for name in dir(rd.Dataset) if not name.startswith("_")}
+    table = section.partition("\n\nNames")[0]
+    methods = {name for name in dir(rd.Dataset) if not name.startswith("_")}
+    assert set(re.findall(r"`(\w+)`", table)) == methods, (
+        "README's table of datasets must name each method of rd.Dataset"
+    )
+    readers = {name for name in rd.__all__ if name.endswith("Dataset") and not isinstance(getattr(rd, name), type)}
+    missing = {name for name in readers if f"`rd.{name}`" not in table}
+    assert missing == set(), "README's table of datasets must name each function of `rd` that makes one"
 
 
 def test_time_limits_are_the_defaults() -> None:

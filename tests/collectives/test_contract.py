@@ -16,11 +16,12 @@ KINDS = ["local", *(backend.name for backend in BACKENDS)]
 
 def team_of(request: pytest.FixtureRequest, kind: str) -> contract.Team:
     """The ranks of one kind of group; a backend without any fails with what there is to do."""
+    fixture = f"{kind.replace('-', '_')}_team"
     try:
-        team: contract.Team = request.getfixturevalue(f"{kind}_team")
+        team: contract.Team = request.getfixturevalue(fixture)
     except pytest.FixtureLookupError:
         pytest.fail(
-            f"The table of backends names {kind!r}, but nobody checks it: add a fixture `{kind}_team` to "
+            f"The table of backends names {kind!r}, but nobody checks it: add a fixture `{fixture}` to "
             "tests/collectives/conftest.py that gives a tests.contracts.communicator.Team of its ranks.",
             pytrace=False,
         )

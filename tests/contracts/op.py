@@ -97,6 +97,7 @@ def check_op(
     copied = pickle.loads(pickle.dumps(make_dataset()))
     assert same(collect(iterate(copied), limit), elements), "a pickled dataset is the same dataset"
     _check_cardinality(make_dataset(), elements, limit)
+    _check_random_access(make_dataset(), elements)
     _check_spec(make_dataset(), elements)
     for number, make_executor in enumerate(executors):
         _check_resume(make_dataset, elements, limit, make_executor, executors[number - 1])
@@ -111,6 +112,16 @@ def _check_cardinality(dataset: Dataset, elements: list[Any], limit: int) -> Non
         errors = sum(map(is_error, elements))  # `take` does not count them, a `batch` that one spoils does
         assert len(elements) - errors <= min(count, limit) <= len(elements)
         assert len(dataset) == count
+
+
+def _check_random_access(dataset: Dataset, elements: list[Any]) -> None:
+    """Elements that can be read by their index are those that come in order, in whatever order they are asked for."""
+    access = dataset._op.random_access()
+    count = len(elements) if access is None else min(len(access), len(elements))
+    if access is None or count == 0 or any(map(is_error, elements)):
+        return
+    indices = np.random.default_rng(SEED).permutation(count)
+    assert same(numpy_rows(access.gather(indices)), [elements[index] for index in indices]), "elements by their index"
 
 
 def _check_spec(dataset: Dataset, elements: list[Any]) -> None:

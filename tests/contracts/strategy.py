@@ -228,7 +228,7 @@ CHECKS: tuple[Callable[[rd.Strategy], None], ...] = (
 
 
 def check_closing(make: Callable[[], rd.Strategy]) -> None:
-    """Closing fetches the last values, may be done twice, and ends all use; `with` closes."""
+    """Closing fetches the last values, may be done twice, and ends all use; `with` closes, after an error too."""
     with make() as strategy:
         with strategy.scope():
             weight = nn.Parameter(torch.zeros(()))
@@ -242,6 +242,10 @@ def check_closing(make: Callable[[], rd.Strategy]) -> None:
     ):
         with pytest.raises(rd.FailedPreconditionError, match="is closed and can't"):
             use()
+    with pytest.raises(KeyError, match="mine"), make() as strategy:
+        raise KeyError("mine")
+    with pytest.raises(rd.FailedPreconditionError, match="is closed and can't"):
+        strategy.run(len, args=([],))
 
 
 def check_strategy(make: Callable[[], rd.Strategy]) -> None:
