@@ -63,7 +63,7 @@ class _Choosing(ResumableProducer):
         self._stop_on_empty = op.stop_on_empty
         self._empty = [False] * len(sources)
         self._ended = False
-        self._agreement = OneKind(name)
+        self._kind = OneKind(name)
 
     def make(self, limit: int) -> Sequence[Item]:
         if self._ended:
@@ -89,7 +89,7 @@ class _Choosing(ResumableProducer):
 
     def _next(self, chosen: int) -> Sequence[Item]:
         try:
-            return self._agreement.checked([read_item(self._sources[chosen], 1)])
+            return self._kind.checked([read_item(self._sources[chosen], 1)])
         except StopIteration:
             self._empty[chosen] = True
             self._ended = self._stop_on_empty or all(self._empty)
@@ -99,14 +99,14 @@ class _Choosing(ResumableProducer):
         return {
             "empty": [number for number, empty in enumerate(self._empty) if empty],
             "ended": self._ended,
-            "signature": self._agreement.signature,
+            "signature": self._kind.signature,
             "choices": self._choices.state_dict(),
             "inputs": [source.state_dict() for source in self._sources],
         }
 
     def restore(self, border: State) -> None:
         self._empty = [number in border["empty"] for number in range(len(self._sources))]
-        self._ended, self._agreement.signature = bool(border["ended"]), str(border["signature"])
+        self._ended, self._kind.signature = bool(border["ended"]), str(border["signature"])
         self._choices.load_state_dict(border["choices"])
         for source, state in zip(self._sources, border["inputs"], strict=True):
             source.load_state_dict(state)

@@ -35,7 +35,7 @@ class Cycle(ResumableProducer):
         self._slots: list[CycleSlot | None] = [None] * length
         self._block_length = block_length
         self._num_threads = num_threads
-        self._agreement = OneKind(opener.name)
+        self._kind = OneKind(opener.name)
         self._turn = 0  # the slot whose turn it is
         self._used = 0  # elements handed out in this turn
 
@@ -51,7 +51,7 @@ class Cycle(ResumableProducer):
                 break
             items += made
             missing -= count_items(made)
-        return self._agreement.checked(join_items(items))
+        return self._kind.checked(join_items(items))
 
     def _make_some(self, limit: int) -> Sequence[Item]:
         if self._turns is not None:
@@ -144,7 +144,7 @@ class Cycle(ResumableProducer):
             "turn": self._turn,
             "used": self._used,
             **({} if self._turns is None else {"turns": self._turns.state_dict()}),
-            "signature": self._agreement.signature,
+            "signature": self._kind.signature,
             "slots": [None if slot is None else _slot_state(slot, room) for slot in self._slots],
         }
 
@@ -152,7 +152,7 @@ class Cycle(ResumableProducer):
         self._turn, self._used = int(border["turn"]), int(border["used"])
         if self._turns is not None:
             self._turns.load_state_dict(border["turns"])
-        self._agreement.signature = str(border["signature"])
+        self._kind.signature = str(border["signature"])
         saved = {state[0]: (place, state) for place, state in enumerate(border["slots"]) if state is not None}
         self._opener.go_to(border["input"], int(border["read"]), int(border["first"]))
         while self._opener.next_index < int(border["next"]):

@@ -83,7 +83,7 @@ class _Resampling(ClosesInput, ResumableProducer):
         self._source = source
         self._key = key
         self._label = label
-        self._agreement = OneKind(label)
+        self._kind = OneKind(label)
         self._request = RequestSize(min(_MAX_ROWS, max(1, _MAX_CELLS // op.balance.num_classes)))
         self._index = 0
         self._seen = np.zeros(op.balance.num_classes, np.int64)
@@ -103,7 +103,7 @@ class _Resampling(ClosesInput, ResumableProducer):
             rows = part.num_rows if isinstance(part, Block) else 1
             items += self._judged(part, item.slice(row, row + rows), start + row)
             row += rows
-        return self._agreement.checked(items)
+        return self._kind.checked(items)
 
     def _judged(self, answers: Item, elements: Block, start: int) -> list[Item]:
         """The elements that are kept, `answers` being their classes; an error in the place of each without a class."""

@@ -62,7 +62,7 @@ class _Scanning(ClosesInput, Producer):
         self._carried = FoldState(op.initial_state)
         self._source = source
         self._label = label
-        self._agreement = OneKind(label)
+        self._kind = OneKind(label)
         self._index = 0
 
     def make(self, limit: int) -> Sequence[Item]:
@@ -70,7 +70,7 @@ class _Scanning(ClosesInput, Producer):
         if isinstance(item, ElementError):
             self._index += 1
             return [item]
-        return self._agreement.checked(self._scan(item))
+        return self._kind.checked(self._scan(item))
 
     def _scan(self, block: Block) -> list[Item]:
         columns = [private_column(column) for column in block.columns]
