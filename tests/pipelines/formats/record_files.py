@@ -63,5 +63,7 @@ def example(**features: Sequence[Any] | None) -> bytes:
             kind = KIND_OF_TYPE[type(values[0])] if values else "int64_list"
             getattr(feature, kind).SetInParent()
             getattr(feature, kind).value.extend(values)
-    serialized: bytes = message.SerializeToString()
+    serialized: bytes = message.SerializeToString(
+        deterministic=True
+    )  # else the order of features is another one in each process
     return serialized
