@@ -18,7 +18,7 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecEr
 from raydist.options import Timeouts
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import Producer, ReplayIterator
 from raydist.pipelines.ops.prefetch import PrefetchOp
@@ -42,14 +42,10 @@ def ray_data_op(dataset: Any) -> DatasetOp:
 
 @final
 @dataclass(frozen=True, eq=False)
-class RayDataOp(DatasetOp):
+class RayDataOp(SourceOp):
     """The rows of `dataset`, which Ray executes once for every pass, in the order of its blocks."""
 
     dataset: Any
-
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
 
     @property
     def name(self) -> str:

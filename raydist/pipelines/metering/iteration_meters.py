@@ -37,7 +37,7 @@ class IterationMeters:
         ring: Where to record every block; None for nowhere.
 
     Attributes:
-        clock: See `engine/metered.py`.
+        clock: See `engine/metered_iterator.py`.
         tops: Name of the last stage that makes the elements of an operation, by the operation's `id`.
         decisions: What the autotuner did and why, oldest first.
         consumer_wait_s: Seconds in which the consumer of the whole pipeline waited for it.
