@@ -7,6 +7,7 @@ are equal. The price is one small all-gather per call, so gradients, whose layou
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import final
 
@@ -103,7 +104,7 @@ class CheckedCommunicator(Communicator):
 
     def __init__(self, inner: Communicator, device: torch.device) -> None:
         self._inner = inner
-        self._device = device
+        self.device = device
         self._num_calls = 0
 
     @property
@@ -113,6 +114,9 @@ class CheckedCommunicator(Communicator):
     @property
     def timeout_s(self) -> float:  # type: ignore[override]  # a view of the inner one's
         return self._inner.timeout_s
+
+    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+        return self._inner.allocate(sizes)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         self._check(f"all_reduce({op.value})", tensor)
@@ -135,7 +139,7 @@ class CheckedCommunicator(Communicator):
         return self._inner.reduce_scatter(output, inputs, op)
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        self._inner.send(describe_call("message", tensor).encode().to(self._device), destination)
+        self._inner.send(describe_call("message", tensor).encode().to(self.device), destination)
         return self._inner.send(tensor, destination)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
@@ -146,7 +150,7 @@ class CheckedCommunicator(Communicator):
             return self._inner.recv(tensor, source)
         # What was sent is taken off the wire, so that the next message is not mistaken for it.
         dtype: torch.dtype = getattr(torch, theirs.dtype.removeprefix("torch."))
-        self._inner.recv(torch.empty(theirs.shape, dtype=dtype, device=self._device), source).wait()
+        self._inner.recv(torch.empty(theirs.shape, dtype=dtype, device=self.device), source).wait()
         raise CollectiveMismatchError(
             f"A message must have one shape and dtype on both ends, got {mine.dtype} {mine.shape} on rank {self.rank} "
             f"for {theirs.dtype} {theirs.shape} from rank {source}."
@@ -169,10 +173,10 @@ class CheckedCommunicator(Communicator):
     def _check(self, name: str, tensor: torch.Tensor | None) -> None:
         call = describe_call(name, tensor, number=self._num_calls)
         self._num_calls += 1
-        exchange(self._inner, call, device=self._device)
+        exchange(self._inner, call, device=self.device)
 
     def _receive_call(self, source: int) -> Call:
-        row = torch.empty(_CALL_BYTES, dtype=torch.uint8, device=self._device)
+        row = torch.empty(_CALL_BYTES, dtype=torch.uint8, device=self.device)
         self._inner.recv(row, source).wait()
         return Call.decode(row.cpu())
 

@@ -208,6 +208,28 @@ def check_asynchronous(team: Team) -> None:
     assert team.run(several_at_once) == [[float(total + k * team.world_size) for k in range(4)]] * team.world_size
 
 
+def sums_of_allocated(communicator: Communicator) -> list[Any]:
+    sizes = [(5, torch.float32), (0, torch.float32), (70_000, torch.float64), (3, torch.int64)]
+    tensors = communicator.allocate(sizes)
+    kinds = [(tensor.numel(), tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+    results = []
+    for round_ in range(3):
+        for k, tensor in enumerate(tensors):
+            tensor.fill_(communicator.rank + k + round_)
+        works = [communicator.all_reduce(tensor, ReduceOp.SUM) for tensor in tensors]
+        for work in works:
+            work.wait()
+        results.append([tensor.unique().tolist() for tensor in tensors])
+    return [kinds == [(numel, dtype, (numel,)) for numel, dtype in sizes], *results]
+
+
+def check_allocated(team: Team) -> None:
+    """Memory of the group's own is of the asked size and dtype, and may be reduced again and again."""
+    size, total = team.world_size, sum(range(team.world_size))
+    rounds = [[[total + (k + round_) * size] if k != 1 else [] for k in range(4)] for round_ in range(3)]
+    assert team.run(sums_of_allocated) == [[True, *rounds]] * size
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +345,7 @@ CHECKS: tuple[Callable[[Team], None], ...] = (
     check_moves,
     check_tensor_kinds,
     check_asynchronous,
+    check_allocated,
     check_refusals,
     check_short_limit,
     check_hard_limit,
