@@ -93,7 +93,7 @@ class Generation:
     def abort(self) -> None:
         """Fail the group for every member."""
         rank, group = self.membership.rank, self.membership.group
-        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}"))
+        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
         if self._group is not None:
             self._backend.kill(self._group)
 

@@ -116,7 +116,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         def body(number: int) -> Steps | None:
             if small:
                 offset = self.rank * flat.nbytes
-                fold([self._slot(rank, number, flat, offset) for rank in range(self.world_size)], flat, op)
+                fold([_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)], flat, op)
                 staged.deliver()
                 return None
             return large()
@@ -128,7 +128,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             staged.deliver()
 
         brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
-        return self._start(name, output, body, brings_all=small, brought=brought)
+        return self._start(generation, name, output, body, brings_all=small, brought=brought)
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
         operation = f"send(to={destination})"
@@ -144,7 +144,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return TaskWork(generation, task)
 
     def barrier(self) -> None:
-        self._start("barrier", None, lambda number: None, brings_all=True).wait()
+        self._start(self._open("barrier"), "barrier", None, lambda number: None, brings_all=True).wait()
 
     def reconfigure(self, membership: Membership) -> None:
         self.membership.check_successor(membership)
@@ -178,7 +178,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             if not small:
                 return large(number)
             if everywhere:
-                fold([self._slot(rank, number, flat, 0) for rank in range(self.world_size)], flat, op)
+                fold([_slot(generation, rank, number, flat, 0) for rank in range(self.world_size)], flat, op)
                 staged.deliver()
             return None
 
@@ -193,7 +193,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             staged.deliver()
 
         brought = ((flat.data_ptr(), flat.nbytes),) if small else ()
-        return self._start(name, tensor, body, brings_all=small, memory=place, brought=brought)
+        return self._start(generation, name, tensor, body, brings_all=small, memory=place, brought=brought)
 
     def _broadcast(self, name: str, tensor: torch.Tensor, root: int) -> Work:
         staged = stage_bytes(tensor)
@@ -216,7 +216,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             if not small:
                 return large()
             for rank, target in targets.items():
-                target.copy_(self._slot(rank, number, target, 0))
+                target.copy_(_slot(generation, rank, number, target, 0))
             deliver()
             return None
 
@@ -230,10 +230,11 @@ class SharedMemoryCommunicator(JoiningCommunicator):
                 one.deliver()
 
         brought = ((source.data_ptr(), num_bytes),) if small and source is not None else ()
-        return self._start(name, tensor, body, brings_all=small, brought=brought)
+        return self._start(generation, name, tensor, body, brings_all=small, brought=brought)
 
     def _start(
         self,
+        generation: SharedGeneration,
         name: str,
         tensor: torch.Tensor | None,
         body: Body,
@@ -242,7 +243,6 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         memory: int = 0,
         brought: Brought = (),
     ) -> Work:
-        generation = self._open(name)
         call = self._describe_call(name, tensor)
         task = generation.sequence.call(name, call, body, brings_all=brings_all, memory=memory, brought=brought)
         generation.advance()  # perhaps others have come far enough for what was started earlier
@@ -256,12 +256,6 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             )
         generation.check(operation)
         return generation
-
-    def _slot(self, rank: int, number: int, like: torch.Tensor, offset: int) -> torch.Tensor:
-        """What a rank has brought to a collective."""
-        generation = self._open("")
-        place = generation.board.layout.slot(rank, number) + CALL_BYTES + offset
-        return generation.segment.view(place, like.numel(), like.dtype)
 
     def _describe_call(self, name: str, tensor: torch.Tensor | None) -> bytes:
         """The text that is compared, made once for each kind of call."""
@@ -277,6 +271,12 @@ class SharedMemoryCommunicator(JoiningCommunicator):
                 self._calls.clear()
             self._calls[key] = known
         return known
+
+
+def _slot(generation: SharedGeneration, rank: int, number: int, like: torch.Tensor, offset: int) -> torch.Tensor:
+    """What a rank has brought to a collective."""
+    place = generation.board.layout.slot(rank, number) + CALL_BYTES + offset
+    return generation.segment.view(place, like.numel(), like.dtype)
 
 
 def _describe(tensor: torch.Tensor) -> str:

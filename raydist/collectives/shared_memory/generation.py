@@ -79,7 +79,7 @@ class SharedGeneration:
     def abort(self) -> None:
         """Fail the group for every member."""
         rank, group = self.membership.rank, self.membership.group
-        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}"))
+        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
 
     def leave(self) -> None:
         """Let go of the segment: for the others, this rank is gone."""
