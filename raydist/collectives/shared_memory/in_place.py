@@ -38,14 +38,18 @@ class SharedTensors:
 
         They are forgotten when they are dropped.
         """
-        mine = []
         offsets = _offsets(sizes)
+        mine = []
         for (numel, dtype), offset in zip(sizes, offsets, strict=False):
-            copies = [segment.view(_PAGE + other * offsets[-1] + offset, numel, dtype) for other in range(world_size)]
+            places = [_PAGE + other * offsets[-1] + offset for other in range(world_size)]
+            tensor = segment.view(places[rank], numel, dtype)
+            mine.append(tensor)
             self._num_tensors += 1
-            mine.append(copies[rank])
             if numel:
-                self._remember(copies, rank)
+                # Tensors of their own, not views of the one that is given away: those would keep it.
+                copies = [segment.view(place, numel, dtype) for place in places]
+                self._copies[tensor.data_ptr()] = (self._num_tensors, copies)
+                weakref.finalize(tensor, self._copies.pop, tensor.data_ptr(), None).atexit = False
         return mine
 
     def find(self, tensor: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
@@ -54,13 +58,6 @@ class SharedTensors:
         if not copies or copies[0].dtype != tensor.dtype or copies[0].numel() != tensor.numel():
             return 0, []
         return number, copies
-
-    def _remember(self, copies: list[torch.Tensor], rank: int) -> None:
-        key = copies[rank].data_ptr()
-        # The rank's own copy is looked up by itself: what is kept here must not keep it.
-        kept = [copy.view(-1) for copy in copies]
-        self._copies[key] = (self._num_tensors, kept)
-        weakref.finalize(copies[rank], self._copies.pop, key, None)
 
 
 def allocation_bytes(sizes: Sequence[tuple[int, torch.dtype]], world_size: int) -> int:
