@@ -18,7 +18,7 @@ from raydist.collectives.shared_memory.joining import Meeting
 from raydist.collectives.shared_memory.layout import CALL_BYTES, CONTRIBUTION_BYTES
 from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
 from raydist.collectives.shared_memory.sequence import Body, Brought
-from raydist.collectives.shared_memory.staging import Gather, Reduction
+from raydist.collectives.shared_memory.staging import Gather, PairReduction, Reduction
 from raydist.collectives.shared_memory.task import Steps
 from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
@@ -124,7 +124,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         def large() -> Steps:
             staging = generation.staging
             windows = staging.whole(flat.numel(), flat.element_size(), num_tensors=self.world_size)
-            yield from staging.transfer(windows, Reduction(staging, parts, flat, op, scattered=True))
+            yield from staging.exchange(windows, Reduction(staging, parts, flat, op, scattered=True))
             staged.deliver()
 
         brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
@@ -187,9 +187,13 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             if places == {place} and place:
                 yield from reduce_in_place(generation.board, number, copies, op)
                 return
-            staging = generation.staging
-            transfer = Reduction(staging, [flat] * self.world_size, flat, op, everywhere=everywhere)
-            yield from staging.transfer(staging.sliced(flat.numel(), flat.element_size()), transfer)
+            staging, size = generation.staging, flat.element_size()
+            if self.world_size == 2:
+                pair = PairReduction(staging, flat, op)
+                yield from staging.exchange(staging.whole(flat.numel(), size, num_tensors=2), pair)
+            else:
+                transfer = Reduction(staging, [flat] * self.world_size, flat, op, everywhere=everywhere)
+                yield from staging.transfer(staging.sliced(flat.numel(), size), transfer)
             staged.deliver()
 
         brought = ((flat.data_ptr(), flat.nbytes),) if small else ()
@@ -222,7 +226,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
 
         def large() -> Steps:
             staging = generation.staging
-            yield from staging.transfer(staging.whole(num_bytes, 1, num_tensors=1), Gather(staging, source, targets))
+            yield from staging.exchange(staging.whole(num_bytes, 1, num_tensors=1), Gather(staging, source, targets))
             deliver()
 
         def deliver() -> None:
