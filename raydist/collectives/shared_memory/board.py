@@ -7,7 +7,6 @@ does, so that a rank that must wait for three others is woken once.
 from __future__ import annotations
 
 import enum
-import os
 import time
 from typing import final
 
@@ -34,8 +33,8 @@ class Count(enum.IntEnum):
     """1 once it has written why the group failed."""
 
 
-# Going to sleep and being woken takes 30 us and more; this long it pays to watch, where no other rank needs the core.
-_SPIN_S = 20e-6
+# Being woken takes 30 to 60 us (measured on two cores of a virtual machine).
+_WATCH_S = 120e-6
 _BELL_WORD = 8  # on a cache line of its own: sleepers read it
 
 
@@ -61,7 +60,7 @@ class Board:
         self._places = {count: [layout.words(other) // 8 + count for other in ranks] for count in Count}
         self._bells = [Bell(segment.address + layout.words(other) + _BELL_WORD * 8) for other in ranks]
         self._mine = self._bells[rank]
-        self._spins = len(os.sched_getaffinity(0)) >= layout.world_size > 1
+        self._watch_s = 0.0
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
@@ -140,12 +139,17 @@ class Board:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Return when somebody has rung since, after `seconds`, or for no reason."""
-        if self._spins:
-            end = time.perf_counter() + _SPIN_S
-            while time.perf_counter() < end:
-                if self._mine.count() != seen:
-                    return
-        self._mine.sleep(seen, seconds)
+        start = time.perf_counter()
+        watched_until = start + min(self._watch_s, seconds)
+        while time.perf_counter() < watched_until:
+            if self._mine.count() != seen:
+                break
+            self._mine.yield_core()
+        else:
+            self._mine.sleep(seen, seconds)
+        # What came soon is likely to come soon again; what did not is not waited for like this a second time.
+        soon = time.perf_counter() - start < _WATCH_S
+        self._watch_s = _WATCH_S if soon else self._watch_s / 2
 
     def wake(self, ranks: list[int] | range) -> None:
         for rank in ranks:
