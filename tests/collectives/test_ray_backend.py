@@ -148,7 +148,7 @@ def test_rays_own_functions(members: list[Any], backend: str) -> None:
 def test_a_group_that_the_driver_declares(members: list[Any], shared_actors: set[str]) -> None:
     register()
     name = f"test-{uuid.uuid4().hex}"
-    collective.create_collective_group(members, 2, [0, 1], backend=SHARED_MEMORY_BACKEND, group_name=name)
+    collective.create_collective_group(members, 2, [0, 1], backend=Backend(SHARED_MEMORY_BACKEND), group_name=name)
     try:
         check_everything(ray.get([member.declared.remote(name) for member in members], timeout=LIMIT_S))
         ray.get([member.leave.remote(name) for member in members], timeout=LIMIT_S)

@@ -11,7 +11,7 @@ import torch
 
 from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import Membership, Work
-from raydist.collectives.folding import fold
+from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
 from raydist.collectives.shared_memory.in_place import SharedTensors, allocation_bytes, reduce_in_place
 from raydist.collectives.shared_memory.joining import Meeting
@@ -116,7 +116,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         def body(number: int) -> Steps | None:
             if small:
                 offset = self.rank * flat.nbytes
-                fold([_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)], flat, op)
+                reduce_parts([_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)], flat, op)
                 staged.deliver()
                 return None
             return large()
@@ -178,7 +178,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             if not small:
                 return large(number)
             if everywhere:
-                fold([_slot(generation, rank, number, flat, 0) for rank in range(self.world_size)], flat, op)
+                reduce_parts([_slot(generation, rank, number, flat, 0) for rank in range(self.world_size)], flat, op)
                 staged.deliver()
             return None
 

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.folding import fold
+from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.board import Board, Count
 from raydist.collectives.shared_memory.layout import cut
 from raydist.collectives.shared_memory.segment import Segment
@@ -84,7 +84,7 @@ def reduce_in_place(board: Board, number: int, copies: Sequence[torch.Tensor], o
         parts = [copy[begin : min(begin + block, start + count)] for copy in copies]
         # In rank order the first two are added first, so that only these may hold the result.
         result = parts[rank] if rank < 2 else torch.empty_like(parts[rank])
-        fold(parts, result, op)
+        reduce_parts(parts, result, op)
         for other in range(size):
             if parts[other] is not result:
                 parts[other].copy_(result)

@@ -12,7 +12,7 @@ from typing import Protocol, final
 
 import torch
 
-from raydist.collectives.folding import fold
+from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.board import Board, Count
 from raydist.collectives.shared_memory.layout import NUM_BUFFERS, Layout, Window, cut
 from raydist.collectives.shared_memory.segment import Segment
@@ -153,7 +153,7 @@ class Reduction:
         parts = [staging.view(rank, buffer, mine, count, dtype) for rank in range(len(self._inputs))]
         parts[mine] = self._inputs[mine][start : start + count]
         result = staging.view(mine, buffer, mine, count, dtype)
-        fold(parts, result, self._op)
+        reduce_parts(parts, result, self._op)
         self._output[start : start + count].copy_(result)
 
     def unload(self, window: Window, buffer: int) -> None:
@@ -193,7 +193,7 @@ class PairReduction:
         mine = self._staging.rank
         result = self._tensor[window.start : window.stop]
         theirs = self._staging.view(1 - mine, buffer, 0, result.numel(), result.dtype)
-        fold([theirs, result] if mine else [result, theirs], result, self._op)
+        reduce_parts([theirs, result] if mine else [result, theirs], result, self._op)
 
     def unload(self, window: Window, buffer: int) -> None:
         """Nothing is left to be taken home."""

@@ -38,7 +38,7 @@ def test_a_segment_fits_the_64_megabytes_of_a_container() -> None:
 @given(numel=st.integers(0, 5000), itemsize=st.sampled_from([1, 2, 4, 8, 16]), world_size=st.integers(1, 6))
 def test_windows_cover_a_tensor_once(numel: int, itemsize: int, world_size: int) -> None:
     windows = cut(numel, itemsize, chunk_bytes=512, world_size=world_size)
-    covered = []
+    covered: list[int] = []
     for window in windows:
         for rank in range(world_size):
             start, count = window.slice_of(rank)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.folding import fold
+from raydist.collectives.reducing import reduce_parts
 from raydist.values import ReduceOp
 
 
@@ -15,7 +15,7 @@ def test_parts_are_added_up_in_their_order(num_threads: int, numel: int) -> None
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        fold(parts, out, ReduceOp.SUM)
+        reduce_parts(parts, out, ReduceOp.SUM)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(out, parts[0] + parts[1] + parts[2] + parts[3])
@@ -24,11 +24,11 @@ def test_parts_are_added_up_in_their_order(num_threads: int, numel: int) -> None
 @pytest.mark.parametrize("place", [0, 1])
 def test_the_result_may_take_the_place_of_an_early_part(place: int) -> None:
     parts = [torch.tensor([float(10**k)]) for k in range(4)]
-    fold(parts, parts[place], ReduceOp.SUM)
+    reduce_parts(parts, parts[place], ReduceOp.SUM)
     assert parts[place].item() == 1111.0
 
 
 def test_one_part_is_copied() -> None:
     out = torch.zeros(2)
-    fold([torch.tensor([1.0, 2.0])], out, ReduceOp.PRODUCT)
+    reduce_parts([torch.tensor([1.0, 2.0])], out, ReduceOp.PRODUCT)
     assert out.tolist() == [1.0, 2.0]
