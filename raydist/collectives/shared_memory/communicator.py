@@ -116,7 +116,8 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         def body(number: int) -> Steps | None:
             if small:
                 offset = self.rank * flat.nbytes
-                reduce_parts([_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)], flat, op)
+                slots = [_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)]
+                reduce_parts(slots, flat, op)
                 staged.deliver()
                 return None
             return large()
