@@ -154,7 +154,7 @@ class Reduction:
         parts[mine] = self._inputs[mine][start : start + count]
         result = staging.view(mine, buffer, mine, count, dtype)
         reduce_parts(parts, result, self._op)
-        self._output[start : start + count].copy_(result)
+        ctypes.memmove(self._output.data_ptr() + start * self._itemsize, result.data_ptr(), result.nbytes)
 
     def unload(self, window: Window, buffer: int) -> None:
         if not self._everywhere:
