@@ -56,9 +56,10 @@ class Board:
         ranks = range(layout.world_size)
         self._others = [other for other in ranks if other != rank]
         self._base = layout.words(rank) // 8
-        self._places = {count: [layout.words(other) // 8 + count for other in ranks] for count in Count}
+        self._places = [[layout.words(other) // 8 + count for other in ranks] for count in Count]
         self._bells = [Bell(segment.address + layout.words(other) + _BELL_WORD * 8) for other in ranks]
         self._mine = self._bells[rank]
+        self._failed = self._places[Count.FAILED]
         self._patience = Patience()
 
     # --- counters -----------------------------------------------------------------------------------------------------
@@ -119,15 +120,16 @@ class Board:
         start = self.layout.failure(self.rank)
         self._words[start // 8] = len(data)
         self._bytes[start + 8 : start + 8 + len(data)] = data
-        self.store(self._places[Count.FAILED][self.rank] * 8, 1)
+        self.store(self._failed[self.rank] * 8, 1)
         self.wake(range(self.layout.world_size))
 
     def posted(self) -> bytes | None:
         """What a rank has posted, the first in rank order."""
-        for rank, place in enumerate(self._places[Count.FAILED]):
-            if self._words[place]:
+        words = self._words
+        for rank, place in enumerate(self._failed):
+            if words[place]:
                 start = self.layout.failure(rank)
-                return bytes(self._bytes[start + 8 : start + 8 + self._words[start // 8]])
+                return bytes(self._bytes[start + 8 : start + 8 + words[start // 8]])
         return None
 
     # --- sleeping -----------------------------------------------------------------------------------------------------
