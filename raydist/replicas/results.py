@@ -43,7 +43,8 @@ class StepResult:
     leaves: tuple[Any, ...]
     absent: bool = False
 
-    def leaf(self, index: int) -> Any:
+    def leaf(self, index: int, place: int = 0) -> Any:
+        """See `values.Leaves.leaf`; a result is that of one step."""
         value = self.leaves[index]
         return value.unpack() if isinstance(value, _PackedTensor) else value
 

@@ -49,11 +49,13 @@ class PartSource:
         object_index: Which of the step's object arguments holds it; None if `value` is it.
         leaf_index: Which leaf of that object.
         value: The part itself, for values that came from the driver.
+        place: Which of the steps that the object holds.
     """
 
     object_index: int | None
     leaf_index: int = 0
     value: Any = None
+    place: int = 0
 
 
 @final
@@ -101,7 +103,7 @@ def address_parts(
         if part.ref not in places:
             places[part.ref] = len(refs)
             refs.append(part.ref)
-        sources.append(PartSource(places[part.ref], part.leaf_index))
+        sources.append(PartSource(places[part.ref], part.leaf_index, place=part.place))
     return tuple(sources), tuple(refs)
 
 
@@ -112,14 +114,14 @@ def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:
 
 def resolve_parts(sources: Sequence[PartSource], objects: Sequence[Leaves]) -> list[Any]:
     """This replica's values of the PerReplica arguments; one leaf given twice is one tensor."""
-    seen: dict[tuple[int, int], Any] = {}
+    seen: dict[tuple[int, int, int], Any] = {}
     parts = []
     for source in sources:
         if source.object_index is None:
             parts.append(source.value)
             continue
-        key = (source.object_index, source.leaf_index)
+        key = (source.object_index, source.leaf_index, source.place)
         if key not in seen:
-            seen[key] = objects[source.object_index].leaf(source.leaf_index)
+            seen[key] = objects[source.object_index].leaf(source.leaf_index, source.place)
         parts.append(seen[key])
     return parts

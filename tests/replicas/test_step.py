@@ -31,8 +31,8 @@ class Batch:
     def __init__(self, *leaves: str) -> None:
         self._leaves = leaves
 
-    def leaf(self, index: int) -> list[str]:
-        return [self._leaves[index]]
+    def leaf(self, index: int, place: int = 0) -> list[str]:
+        return [self._leaves[index] + "'" * place]
 
 
 def test_each_object_travels_once() -> None:
@@ -78,6 +78,24 @@ def test_one_leaf_given_twice_is_one_object() -> None:
     first, second, other = resolve_parts([PartSource(0, 0), PartSource(0, 0), PartSource(0, 1)], [Batch("a", "a")])
     assert first is second
     assert first is not other
+
+
+def test_one_object_may_hold_several_steps() -> None:
+    sources = [PartSource(0, 0), PartSource(0, 0, place=2), PartSource(0, 0, place=2)]
+    first, third, again = resolve_parts(sources, [Batch("a")])
+    assert (first, third) == (["a"], ["a''"])
+    assert again is third
+
+
+def test_the_place_in_an_object_travels_with_its_source() -> None:
+    class Placed(Stored):
+        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+            return Part(ref=self.ref, leaf_index=self.leaf_index, place=3)
+
+    assert address_parts([Placed(10, 0), Stored(10, 1)], 0, stand_in=True) == (
+        (PartSource(0, 0, place=3), PartSource(0, 1)),
+        (10,),
+    )
 
 
 def test_a_header_travels() -> None:

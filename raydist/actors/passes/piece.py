@@ -70,7 +70,7 @@ class BatchPiece:
         column = self.columns[index]
         return column.unpack() if isinstance(column, PackedText) else column
 
-    def leaf(self, index: int) -> Any:
+    def leaf(self, index: int, place: int = 0) -> Any:
         """Leaf `index` as a torch tensor on the CPU; bytes and text as a numpy object array (a scalar as itself).
 
         The tensor is private and writable. With `zero_copy` it is the object store's memory, shared with every process

@@ -49,9 +49,9 @@ class SharedPiece:
             self._piece = BatchPiece(columns, self._num_rows, self._zero_copy)
         return self._piece
 
-    def leaf(self, index: int) -> Any:
+    def leaf(self, index: int, place: int = 0) -> Any:
         """See `BatchPiece.leaf`."""
-        return self.fetch(Timeouts().input_s).leaf(index)
+        return self.fetch(Timeouts().input_s).leaf(index, place)
 
 
 def share_piece(mapped: MappedResults, put: Callable[[BatchPiece], Any], piece: BatchPiece) -> Any:
