@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from raydist.actors.passes.batch_queues import QueueEntry
+from raydist.actors.passes.credits import Credits
 from raydist.actors.passes.production import Poll, Production
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, UnavailableError
@@ -25,13 +26,13 @@ class Bench:
         self.productions: list[Production] = []
         self.stored: list[Any] = []
 
-    def start(self, dataset: Dataset, *, capacity: int = 3, replicas: int = 2) -> Production:
+    def start(self, dataset: Dataset, *, capacity: int = 3, replicas: int = 2, spare_bytes: int = 0) -> Production:
         iterator = DatasetIterator(dataset._op, options=dataset.options(), seed=0, epoch=0, convert=element_views)
         production = Production(
             GlobalBatches(iterator, replicas, "per_batch"),
             self.put,
             num_replicas=replicas,
-            capacity=capacity,
+            credits=Credits(capacity, replicas, spare_bytes),
             zero_copy=False,
             label="epoch 0",
         )
@@ -53,8 +54,8 @@ def bench() -> Iterator[Bench]:
         assert production.join(5.0)
 
 
-def read(production: Production, start: int, *, rank: int | None = None, most: int = 1) -> tuple[QueueEntry, ...]:
-    return production.poll(Poll(rank, start, start, most, wait_s=10.0))
+def read(production: Production, start: int, *, rank: int | None = None) -> tuple[QueueEntry, ...]:
+    return production.poll(Poll(rank, start, start, wait_s=10.0))
 
 
 def wait_until(condition: Any, limit_s: float = 10.0) -> None:
@@ -67,9 +68,9 @@ def wait_until(condition: Any, limit_s: float = 10.0) -> None:
 def test_places_come_in_order_with_the_state_after_them(bench: Bench) -> None:
     production = bench.start(Dataset.range(4).batch(2))
     first, second, end = (read(production, number)[0] for number in range(3))
-    assert first.batch is not None
-    assert [piece.leaf(0).tolist() for piece in first.batch.refs if piece is not None] == [[0], [1]]
-    assert second.state["step"] == 2
+    assert first.group is not None
+    assert [piece.leaf(0).tolist() for piece in first.group.refs] == [[0], [1]]
+    assert [state["step"] for state in second.states] == [2]
     assert (end.last, end.error) == (True, None)
 
 
@@ -95,11 +96,11 @@ def test_the_slowest_replica_sets_the_pace(bench: Bench) -> None:
     production = bench.start(Dataset.range(20).batch(2), capacity=2)
     wait_until(lambda: production.num_kept() == 2)
     production.release(0, 2)
-    assert production.poll(Poll(0, 2, 2, 1, wait_s=0.05)) == ()
+    assert production.poll(Poll(0, 2, 2, wait_s=0.05)) == ()
     production.release(1, 1)
     (entry,) = read(production, 2, rank=0)
-    assert entry.batch is not None
-    assert entry.batch.refs[1] is None
+    assert entry.group is not None
+    assert entry.group.refs[1] is None
 
 
 def test_an_error_stands_in_its_place(bench: Bench) -> None:
@@ -152,6 +153,7 @@ def test_a_batch_that_cannot_be_stored_is_not_passed_over(bench: Bench, monkeypa
 def test_a_pass_is_in_use_while_replicas_read_or_are_to_begin(bench: Bench) -> None:
     production = bench.start(Dataset.range(4).batch(2))
     assert not production.in_use
+    wait_until(lambda: production.num_kept() == 3)
     production.lend(0)
     production.release(0, 1)
     assert production.in_use
@@ -165,7 +167,7 @@ def test_a_pass_is_in_use_while_replicas_read_or_are_to_begin(bench: Bench) -> N
 def test_a_poll_ends_with_its_limit(bench: Bench) -> None:
     gate = threading.Event()
     production = bench.start(Dataset.range(1).map(lambda x: (gate.wait(10), x)[1]).batch(1))
-    assert production.poll(Poll(None, 0, 0, 1, wait_s=0.05)) == ()
+    assert production.poll(Poll(None, 0, 0, wait_s=0.05)) == ()
     gate.set()
     assert read(production, 0)
 
