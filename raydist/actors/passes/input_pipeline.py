@@ -86,7 +86,7 @@ class InputPipeline:
             _step_source(job, ops, make_executor),
             self._put,
             num_replicas=job.num_replicas,
-            credits=_credits(job),
+            credit=_credit(job),
             zero_copy=zero_copy,
             label=job.label,
             share=functools.partial(_share, pool.mapped, zero_copy) if shares and pool is not None else None,
@@ -189,7 +189,7 @@ def _share(mapped: MappedResults, zero_copy: bool, step: MadeStep) -> MadeStep:
     return replace(step, shared=share_step(mapped, step.cuts, step.structure.paths(), zero_copy=zero_copy))
 
 
-def _credits(job: InputJob) -> Credits:
+def _credit(job: InputJob) -> Credits:
     if job.input_options.prefetch_batches is not None:
         return Credits(job.capacity, job.num_replicas)
     return Credits.of_small_steps(job.capacity, job.num_replicas, store_bytes=_store_bytes())

@@ -71,7 +71,7 @@ class Production:
         put: Callable[[Any], Any],
         *,
         num_replicas: int,
-        credits: Credits,
+        credit: Credits,
         zero_copy: bool,
         label: str,
         share: Callable[[MadeStep], MadeStep] | None = None,
@@ -79,7 +79,7 @@ class Production:
     ) -> None:
         self._source = source
         self._put = put
-        self._credits = credits
+        self._credit = credit
         self._zero_copy = zero_copy
         self._label = label
         self._share = share
@@ -87,8 +87,8 @@ class Production:
         self._ended = False
         self._changed = threading.Condition()
         self._storing = threading.Lock()  # taken before `_changed`: groups are stored one after the other
-        self._open = OpenGroup(credits.group_bytes)
-        self._moving = OpenGroup(credits.group_bytes)  # closed, and being stored
+        self._open = OpenGroup(credit.group_bytes)
+        self._moving = OpenGroup(credit.group_bytes)  # closed, and being stored
         self._open_since = 0.0
         self._step_bytes = 0
         self._hungry: list[float] = []  # of the polls that wait: when their readers have no more work
@@ -128,7 +128,7 @@ class Production:
             return not self._queues.finished
 
     def _may_go_on(self) -> bool:
-        return self._queues.finished or self._credits.allow(
+        return self._queues.finished or self._credit.allow(
             ahead=self._queues.num_ahead + self._moving.num_steps + self._open.num_steps,
             held_bytes=self._queues.num_bytes + self._moving.num_bytes + self._open.num_bytes,
             step_bytes=self._step_bytes,
@@ -169,7 +169,7 @@ class Production:
                 self._open_since = time.monotonic()
             self._open.add(step, kind, sizes)
             self._step_bytes = sum(sizes)
-            full = self._open.is_full or self._open.num_steps >= self._credits.group_steps(self._pace_s)
+            full = self._open.is_full or self._open.num_steps >= self._credit.group_steps(self._pace_s)
             due_s = min(self._hungry, default=float("inf"))
             late = time.monotonic() + took_s > self._due_s(due_s)
             if not full and not late and self._open.num_steps == 1 and self._hungry:
@@ -189,7 +189,7 @@ class Production:
                 if not self._open.num_steps or self._queues.finished:
                     return
                 group = self._moving = self._open
-                self._open = OpenGroup(self._credits.group_bytes)
+                self._open = OpenGroup(self._credit.group_bytes)
             try:
                 stored = group.store(self._put, zero_copy=self._zero_copy)
             except Exception as error:  # the object store is full, say

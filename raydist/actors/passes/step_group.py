@@ -10,9 +10,9 @@ from raydist.actors.passes.piece import INLINE_BYTES, GroupPiece, Ref, is_regula
 from raydist.actors.passes.shared import SharedPieces
 
 if TYPE_CHECKING:
+    from raydist.actors.passes.shared import OnePiece
     from raydist.nest import Structure
     from raydist.pipelines.elements.items import State
-    from raydist.actors.passes.shared import OnePiece
     from raydist.pipelines.run.split import Cut
 
 __all__ = ["MadeStep", "OpenGroup", "StepBatch", "StepGroup"]

@@ -32,7 +32,7 @@ class Bench:
             GlobalBatches(iterator, replicas, "per_batch"),
             self.put,
             num_replicas=replicas,
-            credits=Credits(capacity, replicas, spare_bytes),
+            credit=Credits(capacity, replicas, spare_bytes),
             zero_copy=False,
             label="epoch 0",
         )
