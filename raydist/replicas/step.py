@@ -89,22 +89,25 @@ class StepHeader:
 
 
 def address_parts(
-    values: Sequence[PerReplica], rank: int, *, stand_in: bool
-) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
-    """Where replica `rank` finds its parts of `values`, and the object refs to send along, each once."""
-    refs: list[Any] = []
-    places: dict[Any, int] = {}
+    values: Sequence[PerReplica], rank: int, *, stand_in: bool, refs: dict[Any, int]
+) -> tuple[PartSource, ...]:
+    """Where replica `rank` finds its parts of `values`.
+
+    Args:
+        values: The PerReplica arguments of one step.
+        rank: The replica.
+        stand_in: A replica without rows is to work on other rows.
+        refs: The object refs that will be sent along, each with its place among them; those missing are added.
+    """
     sources = []
     for value in values:
         part = value.part_on(rank, stand_in=stand_in)
         if part.ref is None:
             sources.append(PartSource(None, value=part.value))
-            continue
-        if part.ref not in places:
-            places[part.ref] = len(refs)
-            refs.append(part.ref)
-        sources.append(PartSource(places[part.ref], part.leaf_index, place=part.place))
-    return tuple(sources), tuple(refs)
+        else:
+            index = refs.setdefault(part.ref, len(refs))
+            sources.append(PartSource(index, part.leaf_index, place=part.place))
+    return tuple(sources)
 
 
 def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, resolve_parts
@@ -35,18 +36,23 @@ class Batch:
         return [self._leaves[index] + "'" * place]
 
 
+def addressed(values: list[PerReplica], rank: int, *, stand_in: bool) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
+    refs: dict[Any, int] = {}
+    return address_parts(values, rank, stand_in=stand_in, refs=refs), tuple(refs)
+
+
 def test_each_object_travels_once() -> None:
     images, labels, other = Stored(10, 0), Stored(10, 1), Stored(20, 0)
-    sources, refs = address_parts([images, labels, PerReplica([5, 6]), other], 1, stand_in=True)
+    sources, refs = addressed([images, labels, PerReplica([5, 6]), other], 1, stand_in=True)
     assert refs == (11, 21)
     assert sources == (PartSource(0, 0), PartSource(0, 1), PartSource(None, value=6), PartSource(1, 0))
 
 
 def test_a_replica_without_rows_gets_the_stand_in() -> None:
     batch = Stored(10, 0, rows=(2, 0))
-    assert address_parts([batch], 1, stand_in=True)[1] == (111,)
-    assert address_parts([batch], 1, stand_in=False)[1] == (11,)
-    assert address_parts([batch], 0, stand_in=True)[1] == (10,)
+    assert addressed([batch], 1, stand_in=True)[1] == (111,)
+    assert addressed([batch], 1, stand_in=False)[1] == (11,)
+    assert addressed([batch], 0, stand_in=True)[1] == (10,)
 
 
 def test_rows_are_those_of_the_first_batch() -> None:
@@ -92,7 +98,7 @@ def test_the_place_in_an_object_travels_with_its_source() -> None:
         def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
             return Part(ref=self.ref, leaf_index=self.leaf_index, place=3)
 
-    assert address_parts([Placed(10, 0), Stored(10, 1)], 0, stand_in=True) == (
+    assert addressed([Placed(10, 0), Stored(10, 1)], 0, stand_in=True) == (
         (PartSource(0, 0, place=3), PartSource(0, 1)),
         (10,),
     )
