@@ -41,9 +41,8 @@ class Credits:
     @property
     def group_bytes(self) -> int:
         """Bytes of one replica's piece of a group, at most; a larger step goes alone."""
-        return (
-            min(_GROUP_BYTES, self.spare_bytes // (_GROUPS * self.num_replicas)) if self.spare_bytes else _GROUP_BYTES
-        )
+        spare = self.spare_bytes // (_GROUPS * self.num_replicas)
+        return min(_GROUP_BYTES, spare) if self.spare_bytes else _GROUP_BYTES
 
     def group_steps(self, pace_s: float | None) -> int:
         """Steps in one group at most, for a reader that lately needed `pace_s` seconds for one (None: not known)."""

@@ -114,7 +114,7 @@ def _unpack(array: pa.Array, dtype: bytes) -> _Array:
 
 
 def is_regular(columns: Columns) -> bool:
-    """Whether the leaves are rows, equally many of each, so that those of several steps can stand one after the other."""
+    """Whether the leaves are rows, equally many of each: those of several steps can stand one after the other."""
     return all(column.ndim and len(column) == len(columns[0]) for column in columns)
 
 
