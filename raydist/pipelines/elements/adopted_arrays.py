@@ -38,7 +38,7 @@ def large_blocks(values: list[Any]) -> list[Block] | None:
 def _is_large(value: Any) -> bool:
     if type(value) is _Array:  # the common case, and each microsecond counts: it is paid for every batch
         return bool(value.nbytes >= _LARGE_BYTES)
-    return sum(leaf.nbytes for leaf in _arrays(value)[0]) >= _LARGE_BYTES
+    return bool(sum(leaf.nbytes for leaf in _arrays(value)[0]) >= _LARGE_BYTES)
 
 
 def _is_dense(value: Any) -> bool:
