@@ -48,17 +48,32 @@ def figures_of(workload: str, *lines: Measured) -> Figures:
     return Figures((Table(BY_NAME[workload], lines),))
 
 
-def test_repetitions_fill_a_pass() -> None:
-    counts = []
+class Clock:
+    """A run whose repetitions take a time of their own; the first call takes long."""
 
-    def run(count: int) -> float:
-        counts.append(count)
-        return count * 0.01
+    def __init__(self, seconds: float) -> None:
+        self.now, self.counts, self.seconds = 0.0, list[int](), seconds
 
-    assert repetitions(run, 2.0) == 200
-    assert max(counts) <= 200
-    assert repetitions(run, 0.0) == 1
-    assert repetitions(lambda count: 100.0 * count, 2.0) == 2
+    def run(self, count: int) -> float:
+        self.now += self.seconds * count if self.counts else 100.0
+        self.counts.append(count)
+        return 0.0  # may be another time than the clock's
+
+    def read(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.01, 200), (0.0001, 20_000), (50.0, 2)])
+def test_repetitions_fill_a_pass_by_the_clock(seconds: float, expected: int) -> None:
+    clock = Clock(seconds)
+    assert repetitions(clock.run, 2.0, clock.read) == expected
+    assert max(clock.counts[1:]) <= max(4, expected)
+
+
+def test_a_pass_of_one_repetition_is_not_tried_before() -> None:
+    clock = Clock(1.0)
+    assert repetitions(clock.run, 0.0, clock.read) == 1
+    assert clock.counts == []
 
 
 def test_a_contender_is_its_session_and_its_descendants() -> None:
@@ -233,7 +248,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def make_runs(scene: Scene) -> Mapping[str, Run]:
         scene.resources.callback(log.append, "closed")
-        return {"run": lambda count: log.append(str(count)) or 0.25 * count}  # type: ignore[func-returns-value]
+
+        def run(count: int) -> float:
+            log.append(str(count))
+            return 0.25 * count
+
+        return {"run": run}
 
     monkeypatch.setattr(StepWorker, "_make_runs", lambda self: make_runs)
     return log
@@ -245,10 +265,11 @@ def request(**others: Any) -> dict[str, Any]:
 
 def test_the_first_pass_only_finds_out_how_long_one_is(counted: list[str]) -> None:
     worker = StepWorker("any")
-    assert worker.answer(request(target_s=1.0)) == {"runs": ["run"]}
+    assert worker.answer(request()) == {"runs": ["run"]}
     assert worker.answer({"run": "run"}) == {}
+    assert counted == []
     answer = worker.answer({"run": "run"})
-    assert (answer["ms"], answer["count"]) == (250.0, 4)
+    assert (answer["ms"], answer["count"]) == (250.0, 1)
     assert set(answer["cpu"]) == set(cpu.KINDS)
     worker.close()
     assert counted[-1] == "closed"

@@ -35,22 +35,25 @@ MakeRuns = Callable[[Scene], Mapping[str, Run]]
 """What a module of `benchmarks.steps.peers` has under the name `make_runs`."""
 
 
-def repetitions(run: Run, target_s: float) -> int:
-    """How many repetitions take about `target_s` seconds; finding out warms up, too."""
-    if target_s <= 0:
-        return 1
-    count, seconds = 2, run(2)
-    while seconds < target_s / 3:
-        count *= 4 if seconds < target_s / 12 else 2
-        seconds = run(count)
-    return max(2, round(count * target_s / seconds))
-
-
 def timed(action: Callable[[], object]) -> float:
     """Seconds of an action."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
+
+
+def repetitions(run: Run, target_s: float, now: Callable[[], float] = time.perf_counter) -> int:
+    """How many repetitions take about `target_s` seconds by the clock; finding out warms up, too."""
+    if target_s <= 0:
+        return 1
+    run(2)  # what is compiled, traced or shipped once
+    count, seconds = 1, 0.0
+    while seconds < target_s / 3:
+        count *= 4 if seconds < target_s / 12 else 2
+        start = now()
+        run(count)
+        seconds = now() - start
+    return max(2, round(count * target_s / seconds))
 
 
 def again(action: Callable[[], object], count: int) -> None:

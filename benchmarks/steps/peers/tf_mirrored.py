@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def images(folder: Path, global_batch: int) -> Any:
     return tf.data.Dataset.from_tensor_slices((pixels, labels)).repeat().batch(global_batch).prefetch(tf.data.AUTOTUNE)
 
 
+@functools.cache
 def make_strategy(num_replicas: int) -> Any:
+    """One for the process: a second one would number its collective operations from the start again."""
     if len(tf.config.list_logical_devices("CPU")) != num_replicas:
         raise AssertionError("Logical devices are made when this module is imported.")
     return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(num_replicas)])
