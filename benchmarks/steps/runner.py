@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.pipelines.contestant import Contestant, PassError
 from benchmarks.pipelines.results import Outcome
@@ -45,28 +46,41 @@ class StepRunner:
         table = Table(workload, tuple(Measured(line, Outcome(line.name)) for line in workload.lines))
         contenders = {line.contender: line for line in workload.lines}
         self._end_all_but(contenders)
-        for line in contenders.values():
-            self._report(f"{workload.name}: preparing {line.contender}")
-            self._prepare(workload, line, table)
+        self._report(f"{workload.name}: preparing")
+        self._prepare_all(workload, list(contenders.values()), table)
         for number in range(1 + min(self._settings.repeat, workload.most_repeats)):
             for one in table.lines:
                 self._report(f"{workload.name}: pass {number} of {one.line.name}")
                 self._pass(one, table)
         return table
 
-    def _prepare(self, workload: Workload, line: Line, table: Table) -> None:
-        if line.is_peer and self._settings.peer_python is None:
-            return self._give_up(line.contender, table, "left out")
+    def _prepare_all(self, workload: Workload, lines: Sequence[Line], table: Table) -> None:
+        """All contenders at once: nothing is timed yet, and most of it is waiting."""
         request = {
             "workload": workload.name,
             "folder": str(self._settings.folder),
             "ranks": workload.ranks,
             "target_s": min(workload.target_s, SMOKE_TARGET_S) if self._settings.smoke else workload.target_s,
         }
+        jobs = [(line, self._contestant(line)) for line in lines if not self._leaves_out(line, table)]
+        with ThreadPoolExecutor(max(1, len(jobs))) as pool:
+            problems = pool.map(lambda job: self._problem(job[1], request), jobs)
+        for (line, _), problem in zip(jobs, problems, strict=True):
+            if problem:
+                self._give_up(line.contender, table, problem)
+
+    def _leaves_out(self, line: Line, table: Table) -> bool:
+        absent = line.is_peer and self._settings.peer_python is None
+        if absent:
+            self._give_up(line.contender, table, "left out")
+        return absent
+
+    def _problem(self, contestant: Contestant, request: dict[str, Any]) -> str:
         try:
-            self._contestant(line).request(request)
+            contestant.request(request)
         except PassError as error:
-            self._give_up(line.contender, table, str(error))
+            return str(error)
+        return ""
 
     def _pass(self, one: Measured, table: Table) -> None:
         """The first one is a rehearsal, whose answer is empty."""

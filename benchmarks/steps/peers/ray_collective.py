@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from ray.util import collective
 from ray.util.collective import types
 
+from benchmarks.steps.peers.local_ray import keep_ray
 from benchmarks.steps.scene import Run, Scene, again, timed
 from benchmarks.steps.sizes import SIZES, buffer_of
 from raydist.collectives.base import Membership
@@ -47,16 +47,11 @@ class Member:
 
 
 def make_runs(scene: Scene) -> Mapping[str, Run]:
-    ray.init(
-        address="local",
-        num_cpus=scene.ranks,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    scene.resources.callback(ray.shutdown)
+    keep_ray(4)
     store = scene.resources.enter_context(RendezvousStore())
     members: list[Any] = [ray.remote(Member).options(num_cpus=1).remote() for _ in range(scene.ranks)]
+    for member in members:
+        scene.resources.callback(ray.kill, member)
     places = [store.membership(OWN, generation=0, rank=rank, world_size=scene.ranks) for rank in range(scene.ranks)]
     ray.get([member.join.remote(place) for member, place in zip(members, places, strict=True)], timeout=TIMEOUT_S)
 

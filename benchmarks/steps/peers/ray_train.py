@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import threading
 import time
@@ -11,12 +10,12 @@ from contextlib import ExitStack
 from multiprocessing.connection import Client
 from typing import Any
 
-import ray
 import ray.train.torch
 from ray.train import RunConfig, ScalingConfig
 from torch import nn
 
-from benchmarks.steps.peers.torch_loop import SETTINGS, best_setting, rank_runs
+from benchmarks.steps.peers.local_ray import keep_ray
+from benchmarks.steps.peers.torch_loop import SETTINGS, rank_runs, step_runs_of
 from benchmarks.steps.ranks import Ranks, serve_rank
 from benchmarks.steps.scene import Run, Scene
 
@@ -39,17 +38,6 @@ def first_step(config: dict[str, Any]) -> None:
         connection.send(time.perf_counter())
 
 
-def start_ray(scene: Scene) -> None:
-    ray.init(
-        address="local",
-        num_cpus=scene.ranks,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    scene.resources.callback(ray.shutdown)
-
-
 def fit(scene: Scene, storage: str, loop: Callable[[dict[str, Any]], None], address: str) -> threading.Thread:
     trainer = ray.train.torch.TorchTrainer(
         loop,
@@ -63,7 +51,7 @@ def fit(scene: Scene, storage: str, loop: Callable[[dict[str, Any]], None], addr
 
 
 def make_runs(scene: Scene) -> Mapping[str, Run]:
-    start_ray(scene)
+    keep_ray(scene.ranks)
     storage = scene.resources.enter_context(tempfile.TemporaryDirectory())
     if scene.workload == "start":
         return {"start": lambda count: seconds_to_first_step(scene, storage)}
@@ -71,7 +59,7 @@ def make_runs(scene: Scene) -> Mapping[str, Run]:
     ranks = Ranks(scene, scene.ranks)
     waiting.callback(fit(scene, storage, serve, ranks.address).join, END_S)
     ranks.accept()
-    return {"step": best_setting(ranks, scene)}
+    return step_runs_of(ranks, scene)
 
 
 def seconds_to_first_step(scene: Scene, storage: str) -> float:

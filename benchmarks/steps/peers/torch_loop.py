@@ -41,13 +41,31 @@ def loop(workload: str, folder: Path, wrap: Wrap, settings: dict[str, Any]) -> R
     return lambda count: timed(lambda: train(count))
 
 
-def best_setting(ranks: Ranks, scene: Scene) -> Run:
-    """The run of the setting that is fastest here."""
+class BestSetting:
+    """A run of all ranks, in the setting that is fastest here: its first call finds out which.
 
-    def seconds(name: str) -> float:
-        run = ranks.run(name)
-        count = repetitions(run, scene.target_s / 4)
+    Args:
+        ranks: They have a run for each of `SETTINGS`.
+        trial_s: Seconds for each setting.
+    """
+
+    def __init__(self, ranks: Ranks, trial_s: float) -> None:
+        self._ranks = ranks
+        self._trial_s = trial_s
+        self._best: Run | None = None
+
+    def __call__(self, count: int) -> float:
+        if self._best is None:
+            self._best = self._ranks.run(min(SETTINGS, key=self._seconds))
+        return self._best(count)
+
+    def _seconds(self, name: str) -> float:
+        run = self._ranks.run(name)
+        count = repetitions(run, self._trial_s)
         return min(run(count) for _ in range(2)) / count
 
+
+def step_runs_of(ranks: Ranks, scene: Scene) -> Mapping[str, Run]:
+    """What a contender with such ranks makes."""
     ranks.prepare(scene.workload, scene.folder)
-    return ranks.run(min(SETTINGS, key=seconds))
+    return {"step": BestSetting(ranks, scene.target_s / 4)}
