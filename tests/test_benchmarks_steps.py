@@ -27,7 +27,7 @@ from benchmarks.steps.models import MODELS
 from benchmarks.steps.ranks import Ranks, serve_rank
 from benchmarks.steps.scene import Run, Scene, repetitions
 from benchmarks.steps.worker import StepWorker
-from benchmarks.steps.workloads import DDP, ONE_REPLICA, PEERS, STOCK, WORKLOADS, Line, Workload
+from benchmarks.steps.workloads import BARE, DDP, ONE_REPLICA, PEERS, STOCK, STRATEGY, WORKLOADS, Line, Workload
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 ALL_LINES = [line for workload in WORKLOADS for line in workload.lines]
@@ -183,6 +183,8 @@ def test_bars_of_one_device_and_of_the_start_have_units() -> None:
         "one_device", measured("OneDeviceStrategy", 0.05, variant="5 ms"), measured("bare loop", 0.02, variant="5 ms")
     )
     assert list(values_of_bars(added).values()) == [pytest.approx(30.0)]
+    paired = measured(STRATEGY, 0.05, 0.95, 0.5, variant="5 ms"), measured(BARE, 0.02, 0.90, 0.1, variant="5 ms")
+    assert list(values_of_bars(figures_of("one_device", *paired)).values()) == [pytest.approx(50.0)]
     start = figures_of("start", measured("raydist, Ray is up", 4000.0), measured("Ray Train, Ray is up", 16000.0))
     assert list(values_of_bars(start).values()) == [4.0, 0.25]
 
