@@ -7,6 +7,7 @@ shape of the nest) and its leaves in a fixed order. A Python list is a leaf (it 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -62,7 +63,14 @@ def is_nested(value: Any) -> bool:
     >>> is_nested((1, 2)), is_nested([1, 2])
     (True, False)
     """
-    return isinstance(value, tuple | Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    kind: Any = type(value)
+    return _has_parts(kind)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_parts(kind: Any) -> bool:
+    # Asked for every leaf of every batch: abstract classes and `is_dataclass` take a microsecond.
+    return issubclass(kind, tuple | Mapping) or dataclasses.is_dataclass(kind)
 
 
 def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]]:
@@ -98,7 +106,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 
 
 def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
-    if not is_nested(value) or getattr(value, "__nest_leaf__", False):
+    if not _has_parts(type(value)) or getattr(value, "__nest_leaf__", False):
         leaves.append(value)
         return LEAF
     kind, keys, values = _parts(value)
