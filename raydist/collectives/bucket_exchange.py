@@ -218,7 +218,7 @@ def _add_late(gradients: dict[int, GlobalGradient], late: dict[int, GlobalGradie
             gradients[index] = gradient
 
 
-_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # type: ignore[attr-defined]  # missing in torch's stubs
+_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def _traced(number: int) -> contextlib.AbstractContextManager[object]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -156,10 +157,7 @@ CASES: dict[str, tuple[list[list[tuple[int, ...]]], str]] = {
 def test_ranks_that_train_different_parameters_are_told(passes: list[list[tuple[int, ...]]], said: str) -> None:
     told = run_ranks(3, functools.partial(said_to_each_other, passes=passes))
     assert len(set(told)) == 1
-    with pytest.raises(
-        CollectiveMismatchError, match=rf"rank 0: step 0.*rank 1: step 0.*{said}|{said}.*rank 1: step 0"
-    ):
-        raise CollectiveMismatchError(told[0])
+    assert re.search(rf"rank 0: step 0.*rank 1: step 0.*{said}|{said}.*rank 1: step 0", told[0])
 
 
 def test_processes_that_train_different_parameters_are_told(gloo_team: ProcessTeam) -> None:
