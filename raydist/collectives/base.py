@@ -14,6 +14,7 @@ from typing import final
 
 import torch
 
+from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
 __all__ = ["Communicator", "Membership", "Work"]
@@ -39,6 +40,19 @@ class Membership:
     world_size: int
     store_host: str = ""
     store_port: int = 0
+
+    def check_successor(self, later: Membership) -> None:
+        """Raise FailedPreconditionError where `later` does not come after this one in the same group.
+
+        >>> Membership("g", 1, 0, 2).check_successor(Membership("g", 1, 0, 1))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        raydist.errors.FailedPreconditionError: A new generation of group 'g' must be later than 1, got 1. Ask the ...
+        """
+        if later.group == self.group and later.generation <= self.generation:
+            raise FailedPreconditionError(
+                f"A new generation of group {self.group!r} must be later than {self.generation}, "
+                f"got {later.generation}. Ask the owner of the group for the present membership."
+            )
 
 
 class Work(ABC):

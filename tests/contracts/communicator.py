@@ -135,7 +135,10 @@ def check_reductions(team: Team) -> None:
 
 def reduced(op: ReduceOp, dtype: torch.dtype, world_size: int, *, place: int) -> Any:
     result = REDUCERS[op](np.stack([as_array(brought(rank + place, dtype)) for rank in range(world_size)]), axis=0)
-    return result.astype(bool).astype(float) if dtype is torch.bool else result
+    if dtype is torch.bool:
+        return result.astype(bool).astype(float)
+    # The product of many ranks leaves the small integers, and wraps.
+    return as_array(torch.from_numpy(result).to(torch.int64).to(dtype)) if dtype in WHOLE else result
 
 
 # --- moving tensors ---------------------------------------------------------------------------------------------------
