@@ -38,8 +38,7 @@ class Rank:
     ) -> dict[int, torch.Tensor]:
         exchange = self.open(trained, kept)
         for index in trained if order is None else order:
-            self.exchanges.note(index)
-            exchange.put(index, torch.full((2,), float(index)))
+            self.exchanges.receiver(index, torch.full((2,), float(index)))
         exchange.finish()
         found = {index: gradient.value for index, gradient in exchange.gradients().items()}
         self.exchanges.done()
