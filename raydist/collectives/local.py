@@ -14,7 +14,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
-from raydist.collectives.folding import COMBINERS
+from raydist.collectives.reducing import COMBINERS
 from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import check_reducible
 from raydist.errors import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from typing import final
 
@@ -11,26 +10,28 @@ import torch
 
 from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import Membership, Work
-from raydist.collectives.folding import fold
+from raydist.collectives.reducing import reduce_parts
+from raydist.collectives.shared_memory.calls import CallTexts, check_parts, describe_tensor
 from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
-from raydist.collectives.shared_memory.in_place import SharedTensors, allocation_bytes, reduce_in_place
+from raydist.collectives.shared_memory.in_place import (
+    SharedTensors,
+    allocation_bytes,
+    offer_segment,
+    open_offered,
+    reduce_in_place,
+)
 from raydist.collectives.shared_memory.joining import Meeting
 from raydist.collectives.shared_memory.layout import CALL_BYTES, CONTRIBUTION_BYTES
-from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
+from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import Body, Brought
-from raydist.collectives.shared_memory.staging import Gather, Reduction
+from raydist.collectives.shared_memory.staging import Gather, PairReduction, Reduction
 from raydist.collectives.shared_memory.task import Steps
 from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
-from raydist.errors import FailedPreconditionError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = ["SharedMemoryCommunicator"]
-
-_log = logging.getLogger("raydist")
-
-_CALL_TEXT = CALL_BYTES - 8
-_KNOWN_CALLS = 1024
 
 
 @final
@@ -53,7 +54,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         self._meeting = Meeting(membership, timeout_s)
         self._generation: SharedGeneration | None = None
         self._shared = SharedTensors()
-        self._calls: dict[tuple[str, torch.dtype, torch.Size], bytes] = {}
+        self._calls = CallTexts()
 
     def start(self) -> None:
         """Meet the other members. Blocking: until all have come, at most `timeout_s`.
@@ -68,17 +69,17 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return True
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        text = hashlib.sha256(repr(sizes).encode()).hexdigest()[:16]
-        name = f"allocate({len(sizes)} tensors, layout {text})"
+        layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
+        name = f"allocate({len(sizes)} tensors, layout {layout})"
         size = allocation_bytes(sizes, self.world_size)
         offer = torch.zeros(CALL_BYTES, dtype=torch.uint8)
         segment: Segment | None = None
         try:
             if self.rank == 0:
-                segment = _try_to_create(size, offer)
+                segment = offer_segment(size, offer)
             self._broadcast(name, offer, 0).wait()
             if self.rank != 0:
-                segment = _try_to_open(size, offer)
+                segment = open_offered(size, offer)
             agreed = torch.tensor([segment is not None], dtype=torch.uint8)
             self.all_reduce(agreed, ReduceOp.MIN).wait()
         finally:
@@ -94,18 +95,22 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         return self._reduce(f"all_reduce({op.value})", tensor, op, everywhere=True)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        self._check_rank("root", root)
         return self._reduce(f"reduce({op.value}, root={root})", tensor, op, everywhere=self.rank == root)
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_parts("all_gather", outputs, tensor, self.world_size)
         mine = stage_bytes(tensor)
         staged = [stage_bytes(output) for output in outputs]
         targets = {rank: one.carrier for rank, one in enumerate(staged)}
         return self._gather("all_gather", tensor, mine.carrier, targets, staged)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        self._check_rank("root", root)
         return self._broadcast(f"broadcast(root={root})", tensor, root)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        check_parts("reduce_scatter", inputs, output, self.world_size)
         staged = stage_reduction(output, op, 1)
         parts = [stage_reduction(value, op, 1).values.view(-1) for value in inputs]
         flat = staged.values.view(-1)
@@ -116,7 +121,8 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         def body(number: int) -> Steps | None:
             if small:
                 offset = self.rank * flat.nbytes
-                fold([_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)], flat, op)
+                slots = [_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)]
+                reduce_parts(slots, flat, op)
                 staged.deliver()
                 return None
             return large()
@@ -124,23 +130,25 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         def large() -> Steps:
             staging = generation.staging
             windows = staging.whole(flat.numel(), flat.element_size(), num_tensors=self.world_size)
-            yield from staging.transfer(windows, Reduction(staging, parts, flat, op, scattered=True))
+            yield from staging.exchange(windows, Reduction(staging, parts, flat, op, scattered=True))
             staged.deliver()
 
         brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
         return self._start(generation, name, output, body, brings_all=small, brought=brought)
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        self._check_rank("destination", destination)
         operation = f"send(to={destination})"
         generation = self._open(operation)
-        task = generation.mailboxes.send(operation, stage_bytes(tensor).carrier, _describe(tensor), destination)
+        task = generation.mailboxes.send(operation, stage_bytes(tensor).carrier, describe_tensor(tensor), destination)
         return TaskWork(generation, task)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        self._check_rank("source", source)
         operation = f"recv(from={source})"
         generation = self._open(operation)
         staged = stage_bytes(tensor)
-        task = generation.mailboxes.recv(operation, staged.carrier, _describe(tensor), source, staged.deliver)
+        task = generation.mailboxes.recv(operation, staged.carrier, describe_tensor(tensor), source, staged.deliver)
         return TaskWork(generation, task)
 
     def barrier(self) -> None:
@@ -178,7 +186,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             if not small:
                 return large(number)
             if everywhere:
-                fold([_slot(generation, rank, number, flat, 0) for rank in range(self.world_size)], flat, op)
+                reduce_parts([_slot(generation, rank, number, flat, 0) for rank in range(self.world_size)], flat, op)
                 staged.deliver()
             return None
 
@@ -187,9 +195,13 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             if places == {place} and place:
                 yield from reduce_in_place(generation.board, number, copies, op)
                 return
-            staging = generation.staging
-            transfer = Reduction(staging, [flat] * self.world_size, flat, op, everywhere=everywhere)
-            yield from staging.transfer(staging.sliced(flat.numel(), flat.element_size()), transfer)
+            staging, size = generation.staging, flat.element_size()
+            if self.world_size == 2:
+                pair = PairReduction(staging, flat, op)
+                yield from staging.exchange(staging.whole(flat.numel(), size, num_tensors=2), pair)
+            else:
+                transfer = Reduction(staging, [flat] * self.world_size, flat, op, everywhere=everywhere)
+                yield from staging.transfer(staging.sliced(flat.numel(), size), transfer)
             staged.deliver()
 
         brought = ((flat.data_ptr(), flat.nbytes),) if small else ()
@@ -222,7 +234,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
 
         def large() -> Steps:
             staging = generation.staging
-            yield from staging.transfer(staging.whole(num_bytes, 1, num_tensors=1), Gather(staging, source, targets))
+            yield from staging.exchange(staging.whole(num_bytes, 1, num_tensors=1), Gather(staging, source, targets))
             deliver()
 
         def deliver() -> None:
@@ -243,10 +255,16 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         memory: int = 0,
         brought: Brought = (),
     ) -> Work:
-        call = self._describe_call(name, tensor)
+        call = self._calls.text(name, tensor)
         task = generation.sequence.call(name, call, body, brings_all=brings_all, memory=memory, brought=brought)
         generation.advance()  # perhaps others have come far enough for what was started earlier
         return TaskWork(generation, task)
+
+    def _check_rank(self, role: str, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise InvalidArgumentError(
+                f"The {role} must be a rank of group {self.membership.group!r}, 0 to {self.world_size - 1}, got {rank}."
+            )
 
     def _open(self, operation: str) -> SharedGeneration:
         generation = self._generation
@@ -257,47 +275,8 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         generation.check(operation)
         return generation
 
-    def _describe_call(self, name: str, tensor: torch.Tensor | None) -> bytes:
-        """The text that is compared, made once for each kind of call."""
-        if tensor is None:
-            return name.encode()
-        key = (name, tensor.dtype, tensor.shape)
-        known = self._calls.get(key)
-        if known is None:
-            known = f"{name} of {_describe(tensor)}".encode()
-            if len(known) > _CALL_TEXT:
-                known = known[: _CALL_TEXT - 17] + b" " + hashlib.sha256(known).hexdigest()[:16].encode()
-            if len(self._calls) >= _KNOWN_CALLS:
-                self._calls.clear()
-            self._calls[key] = known
-        return known
-
 
 def _slot(generation: SharedGeneration, rank: int, number: int, like: torch.Tensor, offset: int) -> torch.Tensor:
     """What a rank has brought to a collective."""
     place = generation.board.layout.slot(rank, number) + CALL_BYTES + offset
     return generation.segment.view(place, like.numel(), like.dtype)
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
-def _try_to_create(size: int, offer: torch.Tensor) -> Segment | None:
-    """A new segment, and in `offer` how to open it; None, and an empty offer, where there is no room."""
-    try:
-        segment = Segment.create(size)
-    except OSError as error:
-        _log.warning("Tensors of %d bytes are not shared between ranks: %s. Reducing them takes longer.", size, error)
-        return None
-    text = segment.token + segment.name.encode()
-    offer[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return segment
-
-
-def _try_to_open(size: int, offer: torch.Tensor) -> Segment | None:
-    text = bytes(offer.tolist()).rstrip(b"\0")
-    try:
-        return Segment.open(text[TOKEN_BYTES:].decode(), size, text[:TOKEN_BYTES]) if text else None
-    except OSError:
-        return None

@@ -15,7 +15,7 @@ from typing import final
 
 __all__ = ["Bell", "Fence", "why_unsupported"]
 
-_SYS_FUTEX = 202  # on x86-64
+_SYS_FUTEX, _SYS_SCHED_YIELD = 202, 24  # on x86-64
 _WAIT, _WAKE_OP = 0, 5
 _EVERYBODY = 2**31 - 1
 # FUTEX_WAKE_OP's "add 1, then wake here too if the count before was 0": the second half finds nobody left.
@@ -64,6 +64,10 @@ class Bell:
     def ring(self) -> None:
         """Add one and wake whoever sleeps."""
         self._futex(_SYS_FUTEX, self._address, _WAKE_OP, _EVERYBODY, None, self._address, _ADD_ONE)
+
+    def yield_core(self) -> None:
+        """Let another thread or process have the core, if one wants it."""
+        self._futex(_SYS_SCHED_YIELD, None, 0, 0, None, None, 0)
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Return when the bell has been rung since its count was `seen`, after `seconds`, or for no reason."""

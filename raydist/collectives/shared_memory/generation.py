@@ -39,7 +39,7 @@ class SharedGeneration:
     def __init__(self, membership: Membership, segment: Segment, timeout_s: float) -> None:
         self.membership = membership
         self.segment = segment
-        self.board = Board(segment, Layout(membership.world_size), membership.rank)
+        self.board = Board(segment, Layout.of(membership.world_size), membership.rank)
         self.sequence = CollectiveSequence(segment, self.board)
         self.mailboxes = Mailboxes(segment, self.board)
         self.staging = Staging(segment, self.board)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import final
 
 import torch
 
-from raydist.collectives.folding import fold
+from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.board import Board, Count
 from raydist.collectives.shared_memory.layout import cut
-from raydist.collectives.shared_memory.segment import Segment
+from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
 from raydist.collectives.shared_memory.task import Reached, Steps
 from raydist.values import ReduceOp
 
-__all__ = ["SharedTensors", "allocation_bytes", "reduce_in_place"]
+__all__ = ["SharedTensors", "allocation_bytes", "offer_segment", "open_offered", "reduce_in_place"]
+
+_log = logging.getLogger("raydist")
 
 _LINE = 64
 _PAGE = 4096
@@ -65,6 +69,27 @@ def allocation_bytes(sizes: Sequence[tuple[int, torch.dtype]], world_size: int) 
     return _PAGE + world_size * _offsets(sizes)[-1]
 
 
+def offer_segment(size: int, offer: torch.Tensor) -> Segment | None:
+    """A new segment, and in `offer` how others open it; None where there is no room, and then nothing is offered."""
+    try:
+        segment = Segment.create(size)
+    except OSError as error:
+        _log.warning("Tensors of %d bytes cannot be shared by ranks: %s. Reducing them takes longer.", size, error)
+        return None
+    text = segment.token + segment.name.encode()
+    offer[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return segment
+
+
+def open_offered(size: int, offer: torch.Tensor) -> Segment | None:
+    """The segment that another rank offers; None where there is none, or it cannot be opened."""
+    text = bytes(offer.tolist()).rstrip(b"\0")
+    try:
+        return Segment.open(text[TOKEN_BYTES:].decode(), size, text[:TOKEN_BYTES]) if text else None
+    except OSError:
+        return None
+
+
 def _offsets(sizes: Sequence[tuple[int, torch.dtype]]) -> list[int]:
     """Where each tensor of a rank begins, and the length of all."""
     offsets = [0]
@@ -84,9 +109,9 @@ def reduce_in_place(board: Board, number: int, copies: Sequence[torch.Tensor], o
         parts = [copy[begin : min(begin + block, start + count)] for copy in copies]
         # In rank order the first two are added first, so that only these may hold the result.
         result = parts[rank] if rank < 2 else torch.empty_like(parts[rank])
-        fold(parts, result, op)
-        for other in range(size):
-            if parts[other] is not result:
-                parts[other].copy_(result)
+        reduce_parts(parts, result, op)
+        for part in parts:
+            if part is not result:
+                ctypes.memmove(part.data_ptr(), result.data_ptr(), result.nbytes)
     board.reach(Count.REDUCED, number + 1)
     yield Reached(board, Count.REDUCED, number + 1, last=True)

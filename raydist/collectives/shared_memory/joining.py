@@ -83,7 +83,7 @@ class Meeting:
         if reason is None:
             try:
                 remove_leftovers()
-                segment = Segment.create(Layout(self._membership.world_size).size)
+                segment = Segment.create(Layout.of(self._membership.world_size).size)
                 segment.hold(self._membership.rank)
                 offer = f"{segment.name} {segment.token.hex()}"
             except OSError as error:
@@ -98,7 +98,7 @@ class Meeting:
             return None, reason or _YES
         name, token = offer.split(" ")
         try:
-            segment = Segment.open(name, Layout(self._membership.world_size).size, bytes.fromhex(token))
+            segment = Segment.open(name, Layout.of(self._membership.world_size).size, bytes.fromhex(token))
             segment.hold(self._membership.rank)
         except OSError as error:
             return None, _describe(error)

@@ -12,89 +12,93 @@ CONTRIBUTION_BYTES = 16 << 10
 NUM_SLOTS = 32
 """Collectives of which the segment holds the descriptions at once."""
 CALL_BYTES = 256
+"""What a slot says about the call."""
+SLOT_BYTES = CALL_BYTES + CONTRIBUTION_BYTES
+NUM_BUFFERS = 4
+"""Of staging memory: while a rank fills one, those that lag behind may still read the one before the last."""
 WORDS_A_RANK = 16
 FAILURE_BYTES = 2048
 
 _PAGE = 4096
 _LINE = 64
-_MOST_STAGING = 24 << 20
+_MOST_STAGING = 32 << 20
+_MOST_CHUNK = 512 << 10
 _MOST_MAIL = 8 << 20
+_MOST_PIECE = 128 << 10
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Offsets in bytes, for a group of `world_size` ranks.
+    """Offsets in bytes. Made by :meth:`of`.
 
-    A page of proof and locks; then for each rank: its counters (two cache lines of its own), its slots, its report of a
-    failure, and its staging memory; then a mailbox for every ordered pair of ranks.
+    A page of proof and locks; then for each rank: its counters (two cache lines of its own), its report of a failure,
+    its slots, and its staging memory; then a mailbox for every ordered pair of ranks.
 
-    >>> Layout(2).size <= Layout(3).size <= 64 << 20
-    True
+    Attributes:
+        world_size: Number of ranks.
+        chunk_bytes: How much of one rank's slice passes through the staging memory at once.
+        mail_bytes: Half of a mailbox: one piece of a message.
+        failures_at: Where the reports of failures begin.
+        slots_at: Where the slots begin.
+        staging_at: Where the staging memory begins.
+        mail_words_at: Where the counters of mailboxes begin.
+        mail_at: Where the mailboxes begin.
+        size: All of it.
     """
 
     world_size: int
+    chunk_bytes: int
+    mail_bytes: int
+    failures_at: int
+    slots_at: int
+    staging_at: int
+    mail_words_at: int
+    mail_at: int
+    size: int
 
-    @property
-    def chunk_bytes(self) -> int:
-        """How much of one slice passes through the staging memory at once."""
-        most = _MOST_STAGING // (NUM_BUFFERS * self.world_size**2)
-        return max(_PAGE, min(512 << 10, _down(most, _PAGE)))
+    @staticmethod
+    def of(world_size: int) -> Layout:
+        """The layout for so many ranks.
 
-    @property
-    def mail_bytes(self) -> int:
-        """Half of a mailbox: one piece of a message."""
-        return max(_PAGE, min(128 << 10, _down(_MOST_MAIL // (2 * self.world_size**2), _PAGE)))
+        >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8)]
+        [2, 10, 38, 44]
+        """
+        pairs = world_size**2
+        chunk = max(_PAGE, min(_MOST_CHUNK, _down(_MOST_STAGING // (NUM_BUFFERS * pairs), _PAGE)))
+        mail = max(_PAGE, min(_MOST_PIECE, _down(_MOST_MAIL // (2 * pairs), _PAGE)))
+        failures = _up(_PAGE + world_size * WORDS_A_RANK * 8, _PAGE)
+        slots = _up(failures + world_size * FAILURE_BYTES, _PAGE)
+        staging = _up(slots + world_size * NUM_SLOTS * SLOT_BYTES, _PAGE)
+        mail_words = staging + NUM_BUFFERS * pairs * chunk
+        mails = _up(mail_words + pairs * 2 * _LINE, _PAGE)
+        size = mails + 2 * pairs * mail
+        return Layout(world_size, chunk, mail, failures, slots, staging, mail_words, mails, size)
 
-    def words(self, rank: int) -> int:
+    @staticmethod
+    def words(rank: int) -> int:
+        """A rank's counters."""
         return _PAGE + rank * WORDS_A_RANK * 8
 
     def failure(self, rank: int) -> int:
-        return self._failures + rank * FAILURE_BYTES
+        """A rank's report."""
+        return self.failures_at + rank * FAILURE_BYTES
 
     def slot(self, rank: int, number: int) -> int:
         """The slot of one collective: the rank's call, then what it brings."""
-        return self._slots + (rank * NUM_SLOTS + number % NUM_SLOTS) * SLOT_BYTES
+        return self.slots_at + (rank * NUM_SLOTS + number % NUM_SLOTS) * SLOT_BYTES
 
     def staging(self, rank: int, buffer: int) -> int:
         """One of a rank's buffers: a chunk for every rank's slice."""
-        return self._staging + (rank * NUM_BUFFERS + buffer) * self.chunk_bytes * self.world_size
+        return self.staging_at + (rank * NUM_BUFFERS + buffer) * self.chunk_bytes * self.world_size
 
     def mail_words(self, source: int, destination: int) -> int:
-        return self._mail_words + (source * self.world_size + destination) * 2 * _LINE
+        """The sender's counter; the receiver's follows on a cache line of its own."""
+        return self.mail_words_at + (source * self.world_size + destination) * 2 * _LINE
 
     def mail(self, source: int, destination: int, half: int) -> int:
-        pair = source * self.world_size + destination
-        return self._mail + (pair * 2 + half) * self.mail_bytes
-
-    @property
-    def size(self) -> int:
-        return self._mail + 2 * self.world_size**2 * self.mail_bytes
-
-    @property
-    def _failures(self) -> int:
-        return _up(self.words(self.world_size), _PAGE)
-
-    @property
-    def _slots(self) -> int:
-        return _up(self.failure(self.world_size), _PAGE)
-
-    @property
-    def _staging(self) -> int:
-        return _up(self.slot(self.world_size, 0), _PAGE)
-
-    @property
-    def _mail_words(self) -> int:
-        return self.staging(self.world_size, 0)
-
-    @property
-    def _mail(self) -> int:
-        return _up(self.mail_words(self.world_size, 0), _PAGE)
-
-
-NUM_BUFFERS = 3
-"""Of staging memory: a rank fills one while another is read by those that lag behind, and a third is being reduced."""
-SLOT_BYTES = CALL_BYTES + CONTRIBUTION_BYTES
+        """One half of a mailbox."""
+        return self.mail_at + ((source * self.world_size + destination) * 2 + half) * self.mail_bytes
 
 
 @final

@@ -12,14 +12,14 @@ from typing import Protocol, final
 
 import torch
 
-from raydist.collectives.folding import fold
+from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.board import Board, Count
 from raydist.collectives.shared_memory.layout import NUM_BUFFERS, Layout, Window, cut
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.task import Reached, Steps
 from raydist.values import ReduceOp
 
-__all__ = ["Gather", "Reduction", "Staging", "Transfer"]
+__all__ = ["Gather", "PairReduction", "Reduction", "Staging", "Transfer"]
 
 
 class Transfer(Protocol):
@@ -68,19 +68,37 @@ class Staging:
         board, first = self._board, self._num_windows
         self._num_windows += len(windows)
         for number, window in enumerate(windows, start=first):
-            # Whoever has served the window before last has taken home the one whose buffer is used again.
-            yield Reached(board, Count.SERVED, number - 1)
+            yield self._is_free(number)
             transfer.load(window, number % NUM_BUFFERS)
             board.reach(Count.LOADED, number + 1)
             if number > first:
                 yield Reached(board, Count.SERVED, number)
                 transfer.unload(windows[number - first - 1], (number - 1) % NUM_BUFFERS)
-            yield Reached(board, Count.LOADED, number + 1)
-            transfer.serve(window, number % NUM_BUFFERS)
-            board.reach(Count.SERVED, number + 1)
+            yield from self._serve(window, number, transfer)
         end = first + len(windows)
         yield Reached(board, Count.SERVED, end)
         transfer.unload(windows[-1], (end - 1) % NUM_BUFFERS)
+
+    def exchange(self, windows: Sequence[Window], transfer: Transfer) -> Steps:
+        """Pass windows of which nothing is taken home after all have served: each rank is done with its own part."""
+        board, first = self._board, self._num_windows
+        self._num_windows += len(windows)
+        for number, window in enumerate(windows, start=first):
+            yield self._is_free(number)
+            transfer.load(window, number % NUM_BUFFERS)
+            board.reach(Count.LOADED, number + 1)
+            if number > first:
+                yield from self._serve(windows[number - first - 1], number - 1, transfer)
+        yield from self._serve(windows[-1], first + len(windows) - 1, transfer)
+
+    def _serve(self, window: Window, number: int, transfer: Transfer) -> Steps:
+        yield Reached(self._board, Count.LOADED, number + 1)
+        transfer.serve(window, number % NUM_BUFFERS)
+        self._board.reach(Count.SERVED, number + 1)
+
+    def _is_free(self, number: int) -> Reached:
+        """The buffer of a window may be written: whoever has served the next one after its last has taken that home."""
+        return Reached(self._board, Count.SERVED, number - NUM_BUFFERS + 2)
 
     def _offset(self, rank: int, buffer: int, chunk: int) -> int:
         return self.layout.staging(rank, buffer) + chunk * self.layout.chunk_bytes
@@ -135,8 +153,8 @@ class Reduction:
         parts = [staging.view(rank, buffer, mine, count, dtype) for rank in range(len(self._inputs))]
         parts[mine] = self._inputs[mine][start : start + count]
         result = staging.view(mine, buffer, mine, count, dtype)
-        fold(parts, result, self._op)
-        self._output[start : start + count].copy_(result)
+        reduce_parts(parts, result, self._op)
+        ctypes.memmove(self._output.data_ptr() + start * self._itemsize, result.data_ptr(), result.nbytes)
 
     def unload(self, window: Window, buffer: int) -> None:
         if not self._everywhere:
@@ -149,6 +167,36 @@ class Reduction:
 
     def _slice(self, window: Window, rank: int) -> tuple[int, int]:
         return (window.start, window.stop - window.start) if self._scattered else window.slice_of(rank)
+
+
+@final
+class PairReduction:
+    """Two ranks that give each other all they have, and both add it up: one meeting a window instead of two.
+
+    Args:
+        staging: What it passes through.
+        tensor: Flat; replaced by the reduction.
+        op: How.
+    """
+
+    def __init__(self, staging: Staging, tensor: torch.Tensor, op: ReduceOp) -> None:
+        self._staging = staging
+        self._tensor = tensor
+        self._op = op
+
+    def load(self, window: Window, buffer: int) -> None:
+        size = self._tensor.element_size()
+        place = self._staging.address(self._staging.rank, buffer)
+        ctypes.memmove(place, self._tensor.data_ptr() + window.start * size, (window.stop - window.start) * size)
+
+    def serve(self, window: Window, buffer: int) -> None:
+        mine = self._staging.rank
+        result = self._tensor[window.start : window.stop]
+        theirs = self._staging.view(1 - mine, buffer, 0, result.numel(), result.dtype)
+        reduce_parts([theirs, result] if mine else [result, theirs], result, self._op)
+
+    def unload(self, window: Window, buffer: int) -> None:
+        """Nothing is left to be taken home."""
 
 
 @final

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.collectives.base import Communicator, Work
-from raydist.errors import (
-    CollectiveMismatchError,
-)
+from raydist.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 from tests.collectives.shared_memory.ranks import run_sharing, sharing_team
 from tests.collectives.threads import ThreadTeam, run_ranks
@@ -245,6 +245,54 @@ def test_a_shared_tensor_here_and_a_private_one_there() -> None:
         tensor = shared if communicator.rank == 0 else torch.empty(LARGE)
         tensor.fill_(communicator.rank + 1.0)
         communicator.all_reduce(tensor, ReduceOp.SUM).wait()
-        return tensor.unique().tolist()
+        return [tensor.amin().item(), tensor.amax().item()]
 
-    assert run_sharing(2, body) == [[3.0], [3.0]]
+    assert run_sharing(2, body) == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_rank_that_is_none_is_refused_before_anything_is_sent() -> None:
+    def body(communicator: Communicator) -> float:
+        calls: list[Callable[[], object]] = [
+            lambda: communicator.broadcast(torch.ones(1), 2),
+            lambda: communicator.reduce(torch.ones(1), -1, ReduceOp.SUM),
+            lambda: communicator.send(torch.ones(1), 2),
+            lambda: communicator.recv(torch.ones(1), 9),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidArgumentError, match=r"must be a rank of group 'team', 0 to 1, got"):
+                call()
+        with pytest.raises(InvalidArgumentError, match="all_gather needs 2 tensors"):
+            communicator.all_gather([torch.ones(1)], torch.ones(1))
+        with pytest.raises(InvalidArgumentError, match="reduce_scatter needs 2 tensors"):
+            communicator.reduce_scatter(torch.ones(1), [torch.ones(1), torch.ones(2)], ReduceOp.SUM)
+        return reduce_one(communicator)
+
+    assert run_sharing(2, body) == [2.0, 2.0]
+
+
+def test_memory_that_cannot_be_shared_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(communicator: Communicator) -> object:
+        if communicator.rank == 0:
+            monkeypatch.setattr(os, "posix_fallocate", refuse)
+        return contract.sums_of_allocated(communicator)
+
+    def refuse(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first, second = run_sharing(2, body)
+    assert first == second == run_ranks(2, contract.sums_of_allocated)[0]
+
+
+def test_a_group_of_two_generations_and_after_its_end() -> None:
+    with sharing_team(2) as team:
+        team.run(reduce_one)
+        team.reform()
+        assert team.run(reduce_one) == [2.0, 2.0]
+        groups = list(team._groups.values())
+        with pytest.raises(FailedPreconditionError, match="later than 1, got 1"):
+            groups[0].reconfigure(groups[0].membership)
+        for group in groups:
+            group.close()
+            group.close()
+        with pytest.raises(FailedPreconditionError, match="the group is closed"):
+            groups[0].all_reduce(torch.ones(1), ReduceOp.SUM)

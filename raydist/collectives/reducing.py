@@ -8,7 +8,7 @@ import torch
 
 from raydist.values import ReduceOp
 
-__all__ = ["COMBINERS", "fold"]
+__all__ = ["COMBINERS", "reduce_parts"]
 
 COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
@@ -23,7 +23,7 @@ COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
 _SERIAL_ELEMENTS = 1 << 15
 
 
-def fold(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
+def reduce_parts(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
     """Make `out` the reduction of `parts`: rank order, so that the same numbers give the same bits.
 
     float16 and bfloat16 are rounded after every step, as gloo does.
@@ -34,19 +34,19 @@ def fold(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None
         op: MEAN divides by the number of parts.
 
     >>> out = torch.empty(2)
-    >>> fold([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])], out, ReduceOp.MEAN)
+    >>> reduce_parts([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])], out, ReduceOp.MEAN)
     >>> out.tolist()
     [2.0, 4.0]
     """
     if out.numel() > _SERIAL_ELEMENTS and torch.get_num_threads() > 1:
         for start in range(0, out.numel(), _SERIAL_ELEMENTS):
             block = slice(start, start + _SERIAL_ELEMENTS)
-            _fold_block([part[block] for part in parts], out[block], op)
+            _reduce_block([part[block] for part in parts], out[block], op)
     else:
-        _fold_block(parts, out, op)
+        _reduce_block(parts, out, op)
 
 
-def _fold_block(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
+def _reduce_block(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
     combine = COMBINERS[op]
     if len(parts) == 1:
         out.copy_(parts[0])
