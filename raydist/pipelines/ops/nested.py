@@ -20,7 +20,6 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.probe import open_probe
 from raydist.pipelines.engine.producers import read_item
-from raydist.pipelines.ops.prefetch import PrefetchOp
 
 __all__ = ["Opener", "call_on_element", "graph_of", "open_nested", "probe_nested"]
 
@@ -111,8 +110,8 @@ class Opener:
         self._run = 1  # inputs whose datasets were alike, and may be again
         self._size = 1  # elements of each of these
 
-    def open_next(self, *, threaded: bool) -> OpIterator | ElementError:
-        """The dataset of the next input, read ahead by a thread if `threaded`; or the error at this place.
+    def open_next(self) -> OpIterator | ElementError:
+        """The dataset of the next input, or the error at this place.
 
         Raises:
             StopIteration: There are no more.
@@ -123,7 +122,7 @@ class Opener:
             return made
         index = self.next_index - 1
         try:
-            return open_nested(PrefetchOp(made) if threaded else made, self._ctx, self.name, index)
+            return open_nested(made, self._ctx, self.name, index)
         except Exception as error:
             return ElementError(self._explained(error, index))
 
