@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.bucket_exchange import BucketExchange, GlobalGradient, StepWeight
+from raydist.collectives.buckets.exchange import BucketExchange, GlobalGradient, StepWeight
 from raydist.values import ReduceOp
 
 __all__ = ["BackwardPass"]

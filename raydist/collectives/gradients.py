@@ -16,9 +16,9 @@ import torch
 from raydist.collectives.accumulation import LocalAccumulation, accumulate
 from raydist.collectives.backward_pass import BackwardPass
 from raydist.collectives.base import Communicator
-from raydist.collectives.bucket_exchange import StepWeight
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.exchanges import Exchanges
+from raydist.collectives.buckets.exchange import StepWeight
+from raydist.collectives.buckets.exchanges import Exchanges
+from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.interception import intercept_backward
 from raydist.collectives.trained_parameters import TrainedParameters
 from raydist.errors import FailedPreconditionError, InvalidArgumentError

@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 
 from raydist.collectives.backward_pass import BackwardPass
-from raydist.collectives.bucket_buffer import BucketBuffer
-from raydist.collectives.bucket_exchange import BucketExchange, StepWeight, make_buffers
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.buckets import ParameterSpec, plan_buckets
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.exchange import BucketExchange, StepWeight, make_buffers
+from raydist.collectives.buckets.layout import ParameterSpec, plan_buckets
+from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.local import LocalGroup
 from tests.collectives.threads import run_ranks
 

@@ -16,9 +16,9 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Work
-from raydist.collectives.bucket_buffer import BucketBuffer
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.buckets import BucketLayout
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.layout import BucketLayout
+from raydist.collectives.buckets.tail import PassStamp
 from raydist.values import ReduceOp
 
 __all__ = ["BucketExchange", "GlobalGradient", "StepWeight", "make_buffers"]

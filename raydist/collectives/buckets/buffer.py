@@ -11,8 +11,8 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.bucket_tail import BucketTail
-from raydist.collectives.buckets import Bucket, ParameterSpec
+from raydist.collectives.buckets.layout import Bucket, ParameterSpec
+from raydist.collectives.buckets.tail import BucketTail
 
 __all__ = ["BucketBuffer"]
 

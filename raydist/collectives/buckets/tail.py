@@ -13,7 +13,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.agreement import mismatch
+from raydist.collectives.buckets.agreement import mismatch
 
 __all__ = ["BucketTail", "PassStamp"]
 

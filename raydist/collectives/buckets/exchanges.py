@@ -13,12 +13,12 @@ from typing import final
 
 import torch
 
-from raydist.collectives.agreement import Agreement
 from raydist.collectives.base import Communicator
-from raydist.collectives.bucket_buffer import BucketBuffer
-from raydist.collectives.bucket_exchange import BucketExchange, StepWeight, make_buffers
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.buckets import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.agreement import Agreement
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.exchange import BucketExchange, StepWeight, make_buffers
+from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.tail import PassStamp
 from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
