@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.bucket_exchange import BucketExchange, GlobalGradient, StepWeight
+from raydist.collectives.buckets.exchange import BucketExchange, GlobalGradient, StepWeight
 from raydist.values import ReduceOp
 
 __all__ = ["BackwardPass"]
@@ -15,7 +15,7 @@ __all__ = ["BackwardPass"]
 
 @final
 class BackwardPass:
-    """Takes gradients from the hooks and gives the global ones at the end.
+    """The gradients that one exchange brings, in the form in which `.grad` holds them.
 
     Args:
         communicator: For what follows the buckets (rows of sparse gradients, a second derivative).
@@ -31,12 +31,6 @@ class BackwardPass:
         self._communicator = communicator
         self._weight = weight
         self._create_graph = create_graph
-
-    def appeared(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """Take a new gradient out of `.grad`, so that one that follows comes alone."""
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is not None:
-            self.exchange.put(index, gradient)
 
     def finish(self) -> dict[int, torch.Tensor]:
         """Parameter index -> new global gradient, for those that some replica has one for.

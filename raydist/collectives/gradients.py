@@ -16,9 +16,9 @@ import torch
 from raydist.collectives.accumulation import LocalAccumulation, accumulate
 from raydist.collectives.backward_pass import BackwardPass
 from raydist.collectives.base import Communicator
-from raydist.collectives.bucket_exchange import StepWeight
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.exchanges import Exchanges
+from raydist.collectives.buckets.exchange import StepWeight
+from raydist.collectives.buckets.exchanges import Exchanges
+from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.interception import intercept_backward
 from raydist.collectives.trained_parameters import TrainedParameters
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
@@ -52,7 +52,7 @@ class GradientReducer:
     ) -> None:
         self._communicator = communicator
         self._exchanges = Exchanges(communicator, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes)
-        self._parameters = TrainedParameters(self._appeared)
+        self._parameters = TrainedParameters(self._stray)
         self._accumulation = LocalAccumulation()
         self._appears_twice: set[int] = set()
         self._weight: StepWeight | None = None
@@ -62,7 +62,6 @@ class GradientReducer:
         self._twice_differentiable = False
         self._local = False
         self._inside = False
-        self._pass: BackwardPass | None = None
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Take charge of these parameters; those it has already are passed over.
@@ -156,7 +155,7 @@ class GradientReducer:
             raise
         finally:
             self._inside = False
-            self._pass = None
+            self._parameters.receiver = None
 
     def _synchronise(
         self,
@@ -182,9 +181,11 @@ class GradientReducer:
         for index, (_, contribution) in parts.items():
             if contribution is not None:
                 exchange.preload(index, contribution)
-        self._pass = BackwardPass(self._communicator, exchange, weight, create_graph=create_graph)
+        present = BackwardPass(self._communicator, exchange, weight, create_graph=create_graph)
+        self._parameters.receiver = self._exchanges.receiver
         original(*args, **kwargs)
-        new = self._pass.finish()
+        self._parameters.receiver = None
+        new = present.finish()
         parameters = self._parameters.all
         for index, gradient in new.items():
             base = parts[index][0] if index in parts else None
@@ -212,11 +213,8 @@ class GradientReducer:
             )
         return self._weight
 
-    def _appeared(self, index: int, parameter: torch.nn.Parameter) -> None:
-        if self._pass is not None:
-            self._pass.appeared(index, parameter)
-            self._exchanges.note(index)
-        elif self._weight is not None and not self._inside:
+    def _stray(self, index: int, parameter: torch.nn.Parameter) -> None:
+        if self._weight is not None and not self._inside:
             raise FailedPreconditionError(
                 "Inside a step, gradients must come from `tensor.backward()` or `torch.autograd.backward(...)` called "
                 f"on the thread that runs the step, or they would stay local, as that of parameter {index} of shape "

@@ -12,6 +12,7 @@ import torch
 __all__ = ["TrainedParameters"]
 
 _Listener = Callable[[int, torch.nn.Parameter], None]
+_Receiver = Callable[[int, torch.Tensor], None]
 
 
 @final
@@ -19,27 +20,28 @@ class TrainedParameters:
     """A growing list of parameters; their numbers in it are the same on every rank.
 
     Args:
-        appeared: A bound method, called with number and parameter when a gradient has been accumulated. It is held
-            weakly: the hooks live as long as the parameters do.
+        stray: A bound method, called with number and parameter when a gradient has appeared that nobody receives. It
+            is held weakly: the hooks live as long as the parameters do.
 
     Attributes:
+        receiver: Takes numbers and gradients out of `.grad` as they appear, so that one that follows comes alone.
         all: Every parameter.
         indices: Numbers of those that were trained when `look` was last called.
         trained: Those themselves.
     """
 
-    def __init__(self, appeared: _Listener) -> None:
+    def __init__(self, stray: _Listener) -> None:
+        self._door = _Door(stray)
         self.all: list[torch.nn.Parameter] = []
         self.indices: tuple[int, ...] = ()
         self.trained: tuple[torch.nn.Parameter, ...] = ()
-        self._appeared = weakref.WeakMethod(appeared)
         self._known: set[int] = set()
         self._handles: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._attached: Iterable[torch.nn.Parameter] | None = None
         self._flags: list[bool] = []
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add those that are new; a list that was given before, and has not changed, costs nothing."""
+        """Add those that are new; a tuple that was given before costs nothing."""
         if parameters is self._attached:
             return
         for parameter in parameters:
@@ -47,6 +49,7 @@ class TrainedParameters:
                 self._known.add(id(parameter))
                 self.all.append(parameter)
         self._attached = parameters if isinstance(parameters, tuple) else None
+        self.look()
 
     def look(self) -> tuple[int, ...]:
         """See which are trained now; each has a hook from its first time on."""
@@ -57,9 +60,17 @@ class TrainedParameters:
             self.trained = tuple(self.all[index] for index in self.indices)
             for index in self.indices:
                 if index not in self._handles:
-                    hook = functools.partial(_on_gradient, self._appeared, index)
+                    hook = functools.partial(self._door.gradient, index)
                     self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
         return self.indices
+
+    @property
+    def receiver(self) -> _Receiver | None:
+        return self._door.receiver
+
+    @receiver.setter
+    def receiver(self, receiver: _Receiver | None) -> None:
+        self._door.receiver = receiver
 
     def close(self) -> None:
         """Let go of them. May be called twice."""
@@ -72,8 +83,21 @@ class TrainedParameters:
         self._flags, self.indices, self.trained = [], (), ()
 
 
-def _on_gradient(listener: weakref.WeakMethod[_Listener], index: int, parameter: torch.nn.Parameter) -> None:
-    # The parameter holds the hook: a strong reference would keep reducer and model alive together.
-    appeared = listener()
-    if appeared is not None:
-        appeared(index, parameter)
+@final
+class _Door:
+    """Where gradients come in. The parameters hold it: it may not hold them, or model and reducer would never end."""
+
+    def __init__(self, stray: _Listener) -> None:
+        self.receiver: _Receiver | None = None
+        self._stray = weakref.WeakMethod(stray)
+
+    def gradient(self, index: int, parameter: torch.nn.Parameter) -> None:
+        receiver = self.receiver
+        if receiver is None:
+            stray = self._stray()
+            if stray is not None:
+                stray(index, parameter)
+            return
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            receiver(index, gradient)

@@ -12,9 +12,9 @@ from raydist.collectives.trained_parameters import TrainedParameters
 class Listener:
     def __init__(self) -> None:
         self.heard: list[int] = []
-        self.parameters = TrainedParameters(self.appeared)
+        self.parameters = TrainedParameters(self.stray)
 
-    def appeared(self, index: int, parameter: torch.nn.Parameter) -> None:
+    def stray(self, index: int, parameter: torch.nn.Parameter) -> None:
         assert parameter is self.parameters.all[index]
         self.heard.append(index)
 
@@ -63,3 +63,16 @@ def test_hooks_go_and_keep_nothing_alive() -> None:
     gc.collect()
     assert reference() is None
     (a * 2).sum().backward()
+
+
+def test_a_receiver_takes_gradients_out_of_the_parameters() -> None:
+    listener, (a, b, _) = Listener(), three()
+    received = []
+    listener.parameters.attach((a, b))
+    listener.parameters.look()
+    listener.parameters.receiver = lambda index, gradient: received.append((index, gradient.item()))
+    assert listener.parameters.receiver is not None
+    (2 * a + 3 * b).sum().backward()
+    listener.parameters.receiver = None
+    assert (sorted(received), listener.heard) == ([(0, 2.0), (1, 3.0)], [])
+    assert (a.grad, b.grad) == (None, None)

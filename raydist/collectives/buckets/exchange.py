@@ -16,9 +16,9 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Work
-from raydist.collectives.bucket_buffer import BucketBuffer
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.buckets import BucketLayout
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.layout import BucketLayout
+from raydist.collectives.buckets.tail import PassStamp
 from raydist.values import ReduceOp
 
 __all__ = ["BucketExchange", "GlobalGradient", "StepWeight", "make_buffers"]
@@ -218,7 +218,7 @@ def _add_late(gradients: dict[int, GlobalGradient], late: dict[int, GlobalGradie
             gradients[index] = gradient
 
 
-_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # type: ignore[attr-defined]  # missing in torch's stubs
+_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def _traced(number: int) -> contextlib.AbstractContextManager[object]:

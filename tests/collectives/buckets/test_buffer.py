@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.bucket_buffer import BucketBuffer
-from raydist.collectives.buckets import ParameterSpec, plan_buckets
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.layout import ParameterSpec, plan_buckets
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from raydist.collectives.base import Membership
-from raydist.collectives.bucket_buffer import BucketBuffer
-from raydist.collectives.bucket_exchange import BucketExchange, GlobalGradient, StepWeight, make_buffers
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.buckets import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.exchange import BucketExchange, GlobalGradient, StepWeight, make_buffers
+from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.errors import CollectiveMismatchError
 from tests.collectives.threads import run_ranks

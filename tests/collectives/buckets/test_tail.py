@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.collectives.bucket_tail import BucketTail, PassStamp
+from raydist.collectives.buckets.tail import BucketTail, PassStamp
 from raydist.errors import CollectiveMismatchError
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.agreement import mismatch
+from raydist.collectives.buckets.agreement import mismatch
 
 __all__ = ["BucketTail", "PassStamp"]
 
@@ -66,9 +66,14 @@ class BucketTail:
         num_slots: Parameters in the bucket.
         rank: This rank.
         world_size: All ranks.
+
+    Attributes:
+        complete: After `read`: whether every rank has all gradients, all dense.
+        late: After `read`: whether a rank has gradients that came too late.
     """
 
     def __init__(self, memory: torch.Tensor, num_slots: int, *, rank: int, world_size: int) -> None:
+        self.complete, self.late = False, False
         self._memory = memory
         self._num_slots = num_slots
         self._rank = rank
@@ -76,7 +81,7 @@ class BucketTail:
         self._complete = torch.tensor([1] * num_slots + [0] * num_slots, dtype=memory.dtype, device=memory.device)
         self._head = _fast(memory[: self._num_head])
         self._flags = memory[self._num_head :]
-        self._sent: list[int] = []
+        self._if_all_agree: list[int] = []
         self._received: list[int] = []
 
     @staticmethod
@@ -92,9 +97,12 @@ class BucketTail:
             late: This rank has gradients that did not make it into their buckets.
             details: By slot, whether this rank has a gradient and whether it is sparse; None: all of them, all dense.
         """
-        self._sent = [*stamp, int(details is not None), int(late)]
+        section = [*stamp, int(details is not None), int(late)]
         before = _SECTION * self._rank
-        self._head[:] = [0] * before + self._sent + [0] * (self._num_head - before - _SECTION)
+        self._head[:] = [0] * before + section + [0] * (self._num_head - before - _SECTION)
+        # What this rank lacks is never what all agree on: then details are read.
+        agreed = [*stamp, 0, 0]
+        self._if_all_agree = agreed * (self._num_head // _SECTION)
         if details is None:
             self._flags.copy_(self._complete)
         else:
@@ -107,22 +115,16 @@ class BucketTail:
         Raises:
             CollectiveMismatchError: On every rank alike: they are not in the same backward pass.
         """
-        self._received = [int(number.real) for number in self._head.tolist()]
-        if self._received == self._sent * (self._num_head // _SECTION):
+        received = self._head.tolist()
+        self.complete, self.late = True, False
+        if received == self._if_all_agree:
             return
+        self._received = [int(number.real) for number in received]
+        self.complete = not any(section[_INCOMPLETE] for section in self._sections())
+        self.late = any(section[_LATE] for section in self._sections())
         stamps = [tuple(section[:_STAMP_BYTES]) for section in self._sections()]
         if len(set(stamps)) > 1:
             raise mismatch("the backward pass", [PassStamp.decode(stamp).describe() for stamp in stamps])
-
-    @property
-    def complete(self) -> bool:
-        """Whether every rank has all gradients, all dense."""
-        return not any(section[_INCOMPLETE] for section in self._sections())
-
-    @property
-    def late(self) -> bool:
-        """Whether a rank has gradients that came too late."""
-        return any(section[_LATE] for section in self._sections())
 
     def details(self) -> tuple[list[bool], list[bool]]:
         """By slot: whether any rank has a gradient, and whether any has a sparse one."""

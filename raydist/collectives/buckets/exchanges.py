@@ -7,17 +7,19 @@ rank wants another one. Only then, and where there is no bucket yet, fingerprint
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import final
 
 import torch
 
-from raydist.collectives.agreement import Agreement
 from raydist.collectives.base import Communicator
-from raydist.collectives.bucket_buffer import BucketBuffer
-from raydist.collectives.bucket_exchange import BucketExchange, StepWeight, make_buffers
-from raydist.collectives.bucket_tail import PassStamp
-from raydist.collectives.buckets import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.agreement import Agreement
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.exchange import BucketExchange, StepWeight, make_buffers
+from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.tail import PassStamp
+from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
 __all__ = ["Exchanges"]
@@ -83,11 +85,19 @@ class Exchanges:
         self._last = BucketExchange(self._communicator, self.layout, self._free_buffers(kept), stamp, weight, held=held)
         return self._last
 
-    def note(self, index: int) -> None:
-        """A gradient has appeared: the order of the first pass is what buckets are laid out in."""
-        if self._seen is not None:
-            self._seen.pop(index, None)
-            self._seen[index] = None
+    @property
+    def receiver(self) -> Callable[[int, torch.Tensor], None]:
+        """What takes the gradients of the pass that has been opened."""
+        if self._last is None:
+            raise FailedPreconditionError("raydist bug: gradients must come in an open pass, and there is none.")
+        return self._last.put if self._seen is None else functools.partial(self._note, self._last, self._seen)
+
+    @staticmethod
+    def _note(exchange: BucketExchange, seen: dict[int, None], index: int, gradient: torch.Tensor) -> None:
+        """The order of the first pass is what buckets are laid out in."""
+        seen.pop(index, None)
+        seen[index] = None
+        exchange.put(index, gradient)
 
     def done(self) -> None:
         """The pass has ended well. The first one in a layout of several buckets agrees on a better one.
