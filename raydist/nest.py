@@ -63,8 +63,8 @@ def is_nested(value: Any) -> bool:
     >>> is_nested((1, 2)), is_nested([1, 2])
     (True, False)
     """
-    kind: Any = type(value)
-    return _has_parts(kind)
+    cls: Any = type(value)
+    return _has_parts(cls)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -106,7 +106,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 
 
 def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
-    if not _has_parts(type(value)) or getattr(value, "__nest_leaf__", False):
+    if not is_nested(value) or getattr(value, "__nest_leaf__", False):
         leaves.append(value)
         return LEAF
     kind, keys, values = _parts(value)
