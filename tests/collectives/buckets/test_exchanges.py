@@ -24,7 +24,7 @@ class Rank:
     """Runs passes over parameters of two elements, in buckets of one each."""
 
     def __init__(self, communicator: Communicator, num_parameters: int = 3) -> None:
-        self.parameters = [nn.Parameter(torch.zeros(2)) for _ in range(num_parameters)]
+        self.parameters = {number: nn.Parameter(torch.zeros(2)) for number in range(num_parameters)}
         self.exchanges = Exchanges(communicator, bucket_bytes=1, first_bucket_bytes=1)
         self.num_passes = 0
 
@@ -172,7 +172,7 @@ def test_processes_that_train_different_parameters_are_told(backend: str, reques
 
 def sums_of_kept_and_shared_memory(communicator: Communicator) -> list[list[float]]:
     """One rank holds on to gradients, so that it must use other memory than its peers do."""
-    parameters = [nn.Parameter(torch.zeros(20_000))]
+    parameters = {0: nn.Parameter(torch.zeros(20_000))}
     exchanges = Exchanges(communicator, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
     held, sums = [], []
     for number in range(4):
