@@ -13,6 +13,7 @@ __all__ = ["RequestSize"]
 _QUICK_S = 0.002  # a block that takes less may as well be larger
 _SLOW_S = 0.02  # one that takes more delays the first of its elements too much
 _MAX_BYTES = 1 << 20
+_FEW, _FEW_BYTES = 4, 4 << 20  # large elements come a few at a time: asking for one takes 20 to 60 us
 _FEWER = 16  # a filter may leave so few of the elements that it was asked for: one in so many
 
 
@@ -39,9 +40,14 @@ class RequestSize:
             self.rows = max(1, self.rows // 2)
         elif seconds < _QUICK_S and self.rows <= _FEWER * block.num_rows and self._is_small(block):
             self.rows = min(self._most, self.rows * 2)
-        if block.num_bytes > _MAX_BYTES:
+        if block.num_bytes > _most_bytes(block.num_rows):
             self.rows = max(1, self.rows // 2)
 
     def _is_small(self, block: Block) -> bool:
         """Whether twice as many elements like these could be asked for."""
-        return 2 * self.rows * block.num_bytes <= _MAX_BYTES * block.num_rows
+        rows = 2 * self.rows
+        return rows * block.num_bytes <= _most_bytes(rows) * block.num_rows
+
+
+def _most_bytes(rows: int) -> int:
+    return _MAX_BYTES if rows > _FEW else _FEW_BYTES

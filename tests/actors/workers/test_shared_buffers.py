@@ -89,18 +89,21 @@ def test_what_a_forked_child_can_see_is_not_written_again() -> None:
     array[100] = 1
     told, tell = os.pipe()
     child = os.fork()
-    if child == 0:  # no test framework, no finalizers: only look, once the parent has gone on
+    if child == 0:  # no test framework, no finalizers: only look, once the parent has gone on, or ended
+        os.close(tell)
         os.read(told, 1)
         os._exit(int(array[100] != 1))
-    del array, lease
-    fresh = shelf.lease()
-    assert fresh is not None, "there is room for another one"
-    assert fresh.address.token != token
-    fresh.open()[100] = 2
-    os.write(tell, b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(told)
-    os.close(tell)
+    try:
+        del array, lease
+        fresh = shelf.lease()
+        assert fresh is not None, "there is room for another one"
+        assert fresh.address.token != token
+        fresh.open()[100] = 2
+    finally:
+        os.close(told)
+        os.close(tell)
+        status = os.waitpid(child, 0)[1]
+    assert status == 0
 
 
 def test_buffers_end_with_their_shelf_and_what_is_held() -> None:

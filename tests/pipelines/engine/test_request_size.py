@@ -90,3 +90,9 @@ def test_who_hands_out_fewer_elements_is_asked_for_more_too() -> None:
         for _ in range(20):
             demand.read(Filtered(every), 1 << 40)
         assert demand.rows == most, "so many may come at once, too large or too late"
+
+
+def test_large_elements_are_asked_for_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(ask(monkeypatch, Source(1 << 20, 0.0))) == 4
+    assert max(ask(monkeypatch, Source(3 << 20, 0.0))) == 1
+    assert max(ask(monkeypatch, Source(1 << 16, 0.0))) == 16
