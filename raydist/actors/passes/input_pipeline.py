@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, final
 
 import ray
 
+from raydist.actors.passes.batch_group import MadeStep
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.credits import Credits
 from raydist.actors.passes.production import Poll, Production
 from raydist.actors.passes.shared import share_step
-from raydist.actors.passes.step_group import MadeStep
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.workers.growing_executor import GrowingExecutor
 from raydist.actors.workers.pools_of_passes import PassPools, SharedExecutor, choose_num_workers
@@ -190,9 +190,8 @@ def _share(mapped: MappedResults, zero_copy: bool, step: MadeStep) -> MadeStep:
 
 
 def _credit(job: InputJob) -> Credits:
-    if job.input_options.prefetch_batches is not None:
-        return Credits(job.capacity, job.num_replicas)
-    return Credits.of_small_steps(job.capacity, job.num_replicas, store_bytes=_store_bytes())
+    only_capacity = job.input_options.prefetch_batches is not None
+    return Credits.within(_store_bytes(), job.capacity, job.num_replicas, only_capacity=only_capacity)
 
 
 def _store_bytes() -> int | None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from raydist.actors.passes.batch_group import MadeStep, OpenGroup, StepBatch
 from raydist.actors.passes.piece import GroupPiece
 from raydist.actors.passes.shared import SharedPieces
-from raydist.actors.passes.step_group import MadeStep, OpenGroup, StepBatch
 from raydist.nest import LEAF, flatten
 from raydist.pipelines.run.split import cut_batch, deal
 
