@@ -92,6 +92,8 @@ class OptimizationOptions(SettingsGroup):
         dead_column_pruning: Let `from_arrow` and `from_parquet` leave out columns that the first map provably does not
             look at. Damage to such a column in a file is then not found.
         shard_pushdown: Call a map's function for the elements of one shard only.
+        window_stacking: Cut the batches of `window(...).flat_map(lambda w: w.batch(n))` from the input without a
+            dataset for each window, where the function provably does nothing else.
         inject_prefetch: Read a pipeline with functions ahead in a thread while that makes the whole faster, as the
             autotuner measures.
 
@@ -115,6 +117,7 @@ class OptimizationOptions(SettingsGroup):
     common_subgraph_elimination = typed(True, bool)
     dead_column_pruning = typed(True, bool)
     shard_pushdown = typed(True, bool)
+    window_stacking = typed(True, bool)
     inject_prefetch = typed(True, bool)
 
 

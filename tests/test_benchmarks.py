@@ -15,7 +15,6 @@ from benchmarks.pipelines.peers.raydist_passes import num_rows
 from benchmarks.pipelines.scene import Scene
 from benchmarks.pipelines.workload import Workload
 from benchmarks.pipelines.workloads import WORKLOADS
-from benchmarks.steps import BENCHMARKS
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 ON_RAY = ("mnist_input_workers", "jpeg_input_workers", "object_store_queue", "prefetched_next", "input_worker_scaling")
@@ -95,8 +94,3 @@ def test_data_is_made_once(tmp_path: Path) -> None:
     generate.ensure("mnist_tfrecords", tmp_path, smoke=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == first
     assert len(list((tmp_path / "mnist_tfrecords").iterdir())) == generate.NUM_SHARDS
-
-
-def test_step_benchmark_runs() -> None:
-    (alone,) = [step for step in BENCHMARKS if step.replicas == 1 and "13k" in step.name]
-    assert "ms a step" in alone.run(smoke=True)

@@ -207,9 +207,14 @@ def returns_nothing(fn: Callable[..., Any]) -> bool:
     (True, False)
     """
     key = _codes(fn)
-    if not key or key[0].co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+    return bool(key) and _code_returns_nothing(key[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_returns_nothing(code: CodeType) -> bool:
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return False
-    steps = list(dis.get_instructions(key[0]))
+    steps = list(dis.get_instructions(code))
     for before, step in zip(steps, steps[1:], strict=False):
         is_none = before.opname == "LOAD_CONST" and before.argval is None and not step.is_jump_target
         if step.opname == "RETURN_VALUE" and not is_none:

@@ -17,7 +17,7 @@ import torch
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gradients import GradientReducer
-from raydist.collectives.process_group import open_communicator
+from raydist.collectives.opening import open_communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import CancelledError, FailedPreconditionError
