@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 from raydist.errors import CancelledError, FailedPreconditionError
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.step_group import StepGroup
+    from raydist.actors.passes.batch_group import BatchGroup
     from raydist.actors.portable_errors import PortableError
     from raydist.pipelines.elements.items import State
     from raydist.pipelines.metering.stats import PipelineStats
@@ -39,7 +39,7 @@ class QueueEntry:
 
     number: int
     states: tuple[State, ...]
-    group: StepGroup | None = None
+    group: BatchGroup | None = None
     error: PortableError | None = None
     last: bool = False
     stats: PipelineStats | None = None

@@ -24,25 +24,28 @@ class Credits:
 
     Attributes:
         capacity: Steps made and not done with, however large they are.
-        num_replicas: Replicas that share a step.
         spare_bytes: What may be held in steps beyond `capacity`, while their reader is quick; 0 for none.
+        group_bytes: Of one replica's piece of a group, at most; a larger step goes alone.
     """
 
     capacity: int
-    num_replicas: int = 1
     spare_bytes: int = 0
+    group_bytes: int = _GROUP_BYTES
 
     @classmethod
-    def of_small_steps(cls, capacity: int, num_replicas: int, *, store_bytes: int | None) -> Credits:
-        """Credits for more than `capacity` steps where they are small, in an object store of `store_bytes`."""
-        wanted = _GROUPS * num_replicas * _GROUP_BYTES
-        return cls(capacity, num_replicas, wanted if store_bytes is None else min(wanted, store_bytes // 8))
+    def within(cls, store_bytes: int | None, capacity: int, num_replicas: int, *, only_capacity: bool) -> Credits:
+        """Credits that leave most of an object store of `store_bytes` (None: not known) to others.
 
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of one replica's piece of a group, at most; a larger step goes alone."""
-        spare = self.spare_bytes // (_GROUPS * self.num_replicas)
-        return min(_GROUP_BYTES, spare) if self.spare_bytes else _GROUP_BYTES
+        Args:
+            store_bytes: Its size.
+            capacity: See the class.
+            num_replicas: Replicas that share a step.
+            only_capacity: No steps beyond `capacity`, however small they are.
+        """
+        spare = _GROUPS * num_replicas * _GROUP_BYTES
+        if store_bytes is not None:
+            spare = min(spare, store_bytes // 8)
+        return cls(capacity, 0 if only_capacity else spare, spare // (_GROUPS * num_replicas))
 
     def group_steps(self, pace_s: float | None) -> int:
         """Steps in one group at most, for a reader that lately needed `pace_s` seconds for one (None: not known)."""

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, final
 
 import ray
 
+from raydist.actors.passes.batch_group import MadeStep
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.credits import Credits
 from raydist.actors.passes.production import Poll, Production
 from raydist.actors.passes.shared import share_step
-from raydist.actors.passes.step_group import MadeStep
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.workers.growing_executor import GrowingExecutor
+from raydist.actors.workers.kept_pages import keep_pages
 from raydist.actors.workers.pools_of_passes import PassPools, SharedExecutor, choose_num_workers
 from raydist.errors import CancelledError, RaydistError
 from raydist.pipelines.engine.machine import num_cores
@@ -50,9 +51,17 @@ class InputPipeline:
         name: The actor's name, which its input workers' names begin with.
         put: Stores a piece and returns its reference.
         node_id: Ray node for its input workers, unless resources are asked for them; None for any.
+        own_process: Memory that batches leave free may be kept for the next ones.
     """
 
-    def __init__(self, name: str, put: Callable[[GroupPiece], Any] = ray.put, *, node_id: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        put: Callable[[GroupPiece], Any] = ray.put,
+        *,
+        node_id: str | None = None,
+        own_process: bool = False,
+    ) -> None:
         self._name = name
         self._put = put
         self._node_id = node_id
@@ -60,6 +69,8 @@ class InputPipeline:
         self._abandoned: set[str] = set()
         self._pool_of_pass: dict[str, ActorExecutor] = {}
         self._pools = PassPools()
+        if own_process:
+            keep_pages(None)
 
     def open(self, key: str, job: InputJob) -> None:
         """Begin a pass. What goes wrong in opening it (a missing file, say) is raised here."""
@@ -190,9 +201,8 @@ def _share(mapped: MappedResults, zero_copy: bool, step: MadeStep) -> MadeStep:
 
 
 def _credit(job: InputJob) -> Credits:
-    if job.input_options.prefetch_batches is not None:
-        return Credits(job.capacity, job.num_replicas)
-    return Credits.of_small_steps(job.capacity, job.num_replicas, store_bytes=_store_bytes())
+    only_capacity = job.input_options.prefetch_batches is not None
+    return Credits.within(_store_bytes(), job.capacity, job.num_replicas, only_capacity=only_capacity)
 
 
 def _store_bytes() -> int | None:

@@ -85,8 +85,9 @@ class InputHost:
                 scheduling_strategy=node,
                 max_restarts=0,
                 max_task_retries=0,
+                enable_task_events=False,  # a poll more or less is no news: Ray's agents would spend CPU on each
             )
-            .remote(self._name, node_id=self._node_id)
+            .remote(self._name, node_id=self._node_id, own_process=True)
         )
 
     def close(self) -> None:

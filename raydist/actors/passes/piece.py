@@ -9,12 +9,12 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import pyarrow as pa
 
+from raydist.actors.passes.laid_parts import LaidParts
 from raydist.pipelines.elements.arrow import DTYPE_KEY, column_of_arrow, column_to_arrow
 
 if TYPE_CHECKING:
@@ -32,42 +32,74 @@ _PICKLED = b"pickle"  # in place of a dtype: the entries are pickled, one by one
 _MOST_ENTRIES = (1 << 31) - 1  # of a row of Arrow's fixed-size lists
 
 
+ArrowColumn = tuple[pa.Array, bytes]
+"""A column as an Arrow array, and the name of its dtype."""
+
+
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class GroupPiece:
     """One replica's pieces of consecutive steps, as the object store holds them (implements `values.Leaves`).
 
-    Attributes:
-        batch: One column per leaf: the rows of all steps, then those of stand-ins.
+    Args:
+        names: Of the columns.
+        columns: One per leaf: the rows of all steps, then those of stand-ins.
         ranges: First row and row behind the last of the piece at each place, then of its stand-in where any has one.
         whole: Each piece is one entry of each column: for leaves that are no rows, or not equally many.
         zero_copy: Hand out the store's own memory instead of a private copy.
         stand_in: The stand-in of a `whole` piece, which has other shapes.
-        absent: False: a piece is input, and input is always there, if only with zero rows.
     """
 
-    batch: pa.RecordBatch
-    ranges: tuple[tuple[int, int], ...]
-    whole: bool = False
-    zero_copy: bool = False
-    stand_in: GroupPiece | None = None
-    absent: bool = False
+    def __init__(
+        self,
+        names: Sequence[str],
+        columns: Sequence[_Array | LaidParts | ArrowColumn],
+        ranges: tuple[tuple[int, int], ...],
+        *,
+        whole: bool = False,
+        zero_copy: bool = False,
+        stand_in: GroupPiece | None = None,
+    ) -> None:
+        self._names = tuple(names)
+        self._columns = [_pack_column(column) if isinstance(column, np.ndarray) else column for column in columns]
+        self._ranges = ranges
+        self._whole = whole
+        self._stand_in = stand_in
+        self._batch: pa.RecordBatch | None = None
+        self.zero_copy = zero_copy
+        self.absent = False  # a piece is input, and input is always there, if only with zero rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self._names, self._columns, self._ranges, self._whole, self.zero_copy, self._stand_in)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its columns."""
-        return int(self.batch.nbytes)
+        return sum(column.num_bytes if isinstance(column, LaidParts) else column[0].nbytes for column in self._columns)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The columns as they lie there."""
+        if self._batch is None:
+            packed = [
+                _pack_column(column.join()) if isinstance(column, LaidParts) else column for column in self._columns
+            ]
+            fields = [
+                pa.field(name or "value", array.type, metadata={DTYPE_KEY: dtype})
+                for name, (array, dtype) in zip(self._names, packed, strict=True)
+            ]
+            self._batch = pa.RecordBatch.from_arrays([array for array, _ in packed], schema=pa.schema(fields))
+        return self._batch
 
     def array(self, index: int, place: int = 0) -> _Array:
         """Leaf `index` of the piece at `place`: for numbers read-only and without a copy."""
-        if place >= len(self.ranges):  # the stand-in, where there is none here
-            place -= len(self.ranges)
-            if self.stand_in is not None:
-                return self.stand_in.array(index)
-        start, stop = self.ranges[place]
+        if place >= len(self._ranges):  # the stand-in, where there is none here
+            place -= len(self._ranges)
+            if self._stand_in is not None:
+                return self._stand_in.array(index)
+        start, stop = self._ranges[place]
         field = self.batch.schema.field(index)
         found = _unpack(self.batch.column(index).slice(start, stop - start), field.metadata[DTYPE_KEY])
-        return _only_entry(found) if self.whole else found
+        return _only_entry(found) if self._whole else found
 
     def leaf(self, index: int, place: int = 0) -> Any:
         """Leaf `index` as a torch tensor on the CPU; bytes and text as a numpy object array (a scalar as itself).
@@ -156,29 +188,34 @@ def pack_piece(
     if stand_ins:
         of_stand_ins = dict(zip(stand_ins, ranges[len(pieces) :], strict=True))
         places += [of_stand_ins.get(step, places[step]) for step in range(len(pieces))]
-    columns = [_join(leaves) for leaves in zip(*parts, strict=True)]
-    return GroupPiece(_record_batch(columns, names), tuple(places), zero_copy=zero_copy)
+    columns = [_in_order(leaves) for leaves in zip(*parts, strict=True)]
+    return GroupPiece(names, columns, tuple(places), zero_copy=zero_copy)
 
 
 def _pack_whole(piece: Columns, names: Sequence[str], zero_copy: bool, stand_in: GroupPiece | None) -> GroupPiece:
     columns = [column[None] for column in piece]
-    return GroupPiece(_record_batch(columns, names), ((0, 1),), whole=True, zero_copy=zero_copy, stand_in=stand_in)
+    return GroupPiece(names, columns, ((0, 1),), whole=True, zero_copy=zero_copy, stand_in=stand_in)
 
 
-def _join(parts: Sequence[_Array]) -> _Array:
+def _in_order(parts: Sequence[_Array]) -> _Array | LaidParts:
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if LaidParts.suit(parts):
+        return LaidParts(parts)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _record_batch(columns: Sequence[_Array], names: Sequence[str]) -> pa.RecordBatch:
-    packed = [_pack_column(column) for column in columns]
-    fields = [
-        pa.field(name or "value", array.type, metadata={DTYPE_KEY: dtype})
-        for name, (array, dtype) in zip(names, packed, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays([array for array, _ in packed], schema=pa.schema(fields))
+def _unpickle(
+    names: tuple[str, ...],
+    columns: Sequence[_Array | ArrowColumn],
+    ranges: tuple[tuple[int, int], ...],
+    whole: bool,
+    zero_copy: bool,
+    stand_in: GroupPiece | None,
+) -> GroupPiece:
+    return GroupPiece(names, columns, ranges, whole=whole, zero_copy=zero_copy, stand_in=stand_in)
 
 
-def _pack_column(column: _Array) -> tuple[pa.Array, bytes]:
+def _pack_column(column: _Array) -> ArrowColumn:
     if column[:1].size > _MOST_ENTRIES:
         return _pickle_rows(column), _PICKLED
     try:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+from raydist.actors.passes.batch_group import MadeStep, OpenGroup
 from raydist.actors.passes.batch_queues import BatchQueues, Position, QueueEntry
 from raydist.actors.passes.credits import Credits
-from raydist.actors.passes.step_group import MadeStep, OpenGroup
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.metering.stats import PipelineStats
@@ -192,8 +192,13 @@ class Production:
                 self._open = OpenGroup(self._credit.group_bytes)
             try:
                 stored = group.store(self._put, zero_copy=self._zero_copy)
-            except Exception as error:  # the object store is full, say
-                self._fail(error)
+            except Exception as error:
+                what = f"{group.num_steps} steps ({group.num_bytes} bytes) of {self._label}"
+                self._fail(
+                    error,
+                    f"Storing {what}: the object store must have room. Use smaller batches, a smaller "
+                    "prefetch_batches, or start Ray with more object_store_memory.",
+                )
             else:
                 self._offer(group.states, group=stored, num_bytes=group.num_bytes)
             finally:
@@ -206,9 +211,9 @@ class Production:
                 self._queues.offer(QueueEntry(self._queues.num_offered, states, **what), num_bytes)
             self._changed.notify_all()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, *notes: str) -> None:
         """No batch may be passed over: nothing follows."""
-        self._offer(({},), error=pack_error(error), last=True)
+        self._offer(({},), error=pack_error(error, *notes), last=True)
 
     def poll(self, poll: Poll) -> tuple[QueueEntry, ...]:
         """The next entries for a reader. Waits up to `wait_s` for the first one."""

@@ -16,9 +16,9 @@ from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
+    from raydist.actors.passes.batch_group import StepBatch
     from raydist.actors.passes.job import InputJob
     from raydist.actors.passes.link import PipelineLink
-    from raydist.actors.passes.step_group import StepBatch
     from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import State
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.step_group import StepBatch
+    from raydist.actors.passes.batch_group import StepBatch
     from raydist.actors.readers.step_reader import ReadPlace, StepReader
 
 __all__ = ["FetchAhead"]

@@ -13,10 +13,10 @@ from raydist.errors import FailedPreconditionError
 from raydist.nest import unflatten
 
 if TYPE_CHECKING:
+    from raydist.actors.passes.batch_group import StepBatch
     from raydist.actors.passes.batch_queues import Position
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.passes.piece import Ref
-    from raydist.actors.passes.step_group import StepBatch
     from raydist.pipelines.elements.items import State
 
 __all__ = ["ReplicaIterator"]

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from raydist.actors.passes.batch_group import StepBatch
 from raydist.actors.passes.production import Poll
-from raydist.actors.passes.step_group import StepBatch
 from raydist.errors import DeadlineExceededError
 
 if TYPE_CHECKING:

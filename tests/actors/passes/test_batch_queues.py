@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from raydist.actors.passes.batch_group import BatchGroup
 from raydist.actors.passes.batch_queues import BatchQueues, Position, QueueEntry
-from raydist.actors.passes.step_group import StepGroup
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.nest import LEAF
@@ -18,7 +18,7 @@ NUM_REPLICAS = 3
 def steps(number: int, count: int, replicas: int = NUM_REPLICAS) -> QueueEntry:
     """A group of `count` steps."""
     refs = tuple(f"{number}/{rank}" for rank in range(replicas))
-    group = StepGroup(number, refs, ((1,) * replicas,) * count, LEAF)
+    group = BatchGroup(number, refs, ((1,) * replicas,) * count, LEAF)
     return QueueEntry(number, tuple({"after": number + place + 1} for place in range(count)), group=group)
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydist.actors.passes.batch_group import StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.credits import Credits
 from raydist.actors.passes.production import Poll, Production
-from raydist.actors.passes.step_group import StepBatch
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, UnavailableError
 from raydist.nest import LEAF
@@ -38,7 +38,7 @@ class Bench:
             GlobalBatches(iterator, replicas, "per_batch"),
             self.put,
             num_replicas=replicas,
-            credit=Credits(capacity, replicas, spare_bytes),
+            credit=Credits(capacity, spare_bytes),
             zero_copy=False,
             label="epoch 0",
         )
@@ -153,7 +153,12 @@ def test_a_batch_that_cannot_be_stored_is_not_passed_over(bench: Bench, monkeypa
     (entry,) = read(bench.start(large), 0)
     assert entry.last
     assert entry.error is not None
-    assert isinstance(entry.error.restore(), MemoryError)
+    error = entry.error.restore()
+    assert isinstance(error, MemoryError)
+    assert error.__notes__[-1] == (
+        "Storing 1 steps (160000 bytes) of epoch 0: the object store must have room. Use smaller batches, a "
+        "smaller prefetch_batches, or start Ray with more object_store_memory."
+    )
 
 
 def test_a_pass_is_in_use_while_replicas_read_or_are_to_begin(bench: Bench) -> None:
@@ -235,11 +240,11 @@ class Script:
         pass
 
 
-def produce(source: Script, credit: Credits) -> Production:
+def produce(source: Script, credit: Credits, replicas: int = 1) -> Production:
     production = Production(
         source,  # type: ignore[arg-type]  # a double
         lambda piece: piece,
-        num_replicas=credit.num_replicas,
+        num_replicas=replicas,
         credit=credit,
         zero_copy=False,
         label="script",
@@ -303,8 +308,8 @@ def test_every_place_reaches_every_replica_once_and_in_order(
     spare_bytes: int,
     turns: list[tuple[int, int, float | None]],
 ) -> None:
-    credit = Credits(capacity, replicas, spare_bytes)
-    production = produce(Script(places, replicas), credit)
+    credit = Credits(capacity, spare_bytes)
+    production = produce(Script(places, replicas), credit, replicas)
     takers = [Taker(production, rank, places) for rank in range(replicas)]
     largest = max((4 * rows * width for rows, width in filter(None, places)), default=0)
     turn = 0
@@ -352,7 +357,7 @@ def test_a_reader_that_has_work_is_given_larger_groups_and_fewer_answers() -> No
 
 def test_a_reader_that_stops_in_the_middle_of_a_group_loses_nothing() -> None:
     places: list[tuple[int, int] | None] = [(4, 1)] * 40
-    production = produce(Script(places, 2), Credits(capacity=2, num_replicas=2, spare_bytes=1 << 20))
+    production = produce(Script(places, 2), Credits(capacity=2, spare_bytes=1 << 20), replicas=2)
     while True:  # until a group of several steps is there
         start = production.reclaim().number
         (first, *_) = production.poll(Poll(None, start, start, wait_s=10.0, pace_s=0.001))

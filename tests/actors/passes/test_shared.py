@@ -94,10 +94,11 @@ def test_small_pieces_beside_shared_ones_travel_with_them(result: tuple[Any, Sta
     pieces = share(mapped, cut_of(result[1], slice(0, 2)), empty)
     assert pieces is not None
     assert [type(piece) for piece in pieces] == [SharedPiece, GroupPiece]
-    stand_in = Cut(empty.columns, 0, tuple(column[:2, :10] for column in cut_of(result[1], slice(0, 2)).columns))
-    pieces = share(mapped, cut_of(result[1], slice(0, 2)), stand_in)
+    narrow = tuple(column[:2, :10] for column in cut_of(result[1], slice(0, 2)).columns)
+    pieces = share(mapped, cut_of(result[1], slice(0, 2)), Cut(tuple(column[:0] for column in narrow), 0, narrow))
     assert pieces is not None
     assert SharedPieces((pieces[1],)).leaf(0, 1).tolist() == ROWS[:2, :10].tolist()
+    assert SharedPieces((pieces[1],)).leaf(0).tolist() == []
     assert share(mapped, empty) is None, "to store it saves a fetch"
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from raydist.actors.passes.batch_group import BatchGroup, StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.production import Poll
-from raydist.actors.passes.step_group import StepBatch, StepGroup
 from raydist.actors.readers.fetch_ahead import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import DeadlineExceededError, UnavailableError
@@ -43,7 +43,7 @@ class StepLink:
         end = min(self.made, poll.start + self.together)
         if poll.start >= end:
             return ()
-        group = StepGroup(poll.start, (), ((),) * (end - poll.start), LEAF)
+        group = BatchGroup(poll.start, (), ((),) * (end - poll.start), LEAF)
         entry = QueueEntry(poll.start, ({},) * (end - poll.start), group=group)
         return (entry, QueueEntry(end, ({},), last=True)) if end == 9 else (entry,)
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from raydist.pipelines.elements.items import State
     from raydist.pipelines.run.split import Cut
 
-__all__ = ["MadeStep", "OpenGroup", "StepBatch", "StepGroup"]
+__all__ = ["MadeStep", "OpenGroup", "StepBatch", "BatchGroup"]
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class StepGroup:
+class BatchGroup:
     """Consecutive global batches, as references to the replicas' pieces of them.
 
     Attributes:
@@ -36,7 +36,7 @@ class StepGroup:
     rows: tuple[tuple[int, ...], ...]
     structure: Structure
 
-    def only(self, rank: int) -> StepGroup:
+    def only(self, rank: int) -> BatchGroup:
         """These steps with the pieces of one replica: a process that holds a reference takes part in counting it."""
         return replace(self, refs=tuple(ref if index == rank else None for index, ref in enumerate(self.refs)))
 
@@ -46,7 +46,7 @@ class StepGroup:
 class StepBatch:
     """One global batch of a group."""
 
-    group: StepGroup
+    group: BatchGroup
     place: int
 
     @property
@@ -144,12 +144,12 @@ class OpenGroup:
         """The state after each step."""
         return tuple(step.state for step in self._steps)
 
-    def store(self, put: Callable[[GroupPiece], Any], *, zero_copy: bool) -> StepGroup:
+    def store(self, put: Callable[[GroupPiece], Any], *, zero_copy: bool) -> BatchGroup:
         """Write each replica's pieces with `put` (small ones not at all) and give the group that names them."""
         first = self._steps[0]
         refs = tuple(self._store(rank, put, zero_copy) for rank in range(len(first.cuts)))
         rows = tuple(tuple(cut.num_rows for cut in step.cuts) for step in self._steps)
-        return StepGroup(first.step, refs, rows, first.structure)
+        return BatchGroup(first.step, refs, rows, first.structure)
 
     def _store(self, rank: int, put: Callable[[GroupPiece], Any], zero_copy: bool) -> Ref:
         first = self._steps[0]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from raydist.actors.passes.batch_group import MadeStep, OpenGroup, StepBatch
 from raydist.actors.passes.piece import GroupPiece
 from raydist.actors.passes.shared import SharedPieces
-from raydist.actors.passes.step_group import MadeStep, OpenGroup, StepBatch
 from raydist.nest import LEAF, flatten
 from raydist.pipelines.run.split import cut_batch, deal
 
@@ -92,6 +92,17 @@ def test_a_group_is_bounded_by_its_largest_piece() -> None:
     assert filled(made(0, rows), most_bytes=3000).is_full
     large = filled(made(0, rows), most_bytes=10)
     assert large.is_full  # alone, whatever its size
+
+
+def test_one_row_of_300_mb_goes_alone_and_is_not_copied() -> None:
+    row = np.zeros((1, 300 << 20), np.uint8)
+    group = filled(made(0, row), most_bytes=4 << 20)
+    assert group.is_full
+    assert not accepts(group, made(1, row))
+    assert not accepts(filled(made(0, row[:, :10]), most_bytes=4 << 20), made(1, row))
+    stored: list[GroupPiece] = []
+    group.store(stored.append, zero_copy=True)
+    assert np.shares_memory(stored[0].array(0), row)
 
 
 def test_states_are_those_after_each_step() -> None:
