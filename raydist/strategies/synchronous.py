@@ -149,6 +149,7 @@ class SynchronousStrategy(Strategy):
             self._input_host = InputHost(
                 self._name, num_replicas=len(plan.setups), timeouts=self._timeouts, node_id=plan.node_id
             )
+        self._input_host.start()  # its process starts while the replicas' do
         return InputSide(self._input_host, len(plan.setups), self._timeouts, drain=self._drain)
 
     def _drain(self) -> None:

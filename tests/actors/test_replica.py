@@ -54,3 +54,9 @@ def test_errors_leave_as_values_whatever_their_class(error: BaseException, resto
     arrived = failure.value.portable.restore()
     assert type(arrived) is restored
     assert "mine" in str(arrived)
+
+
+def test_variables_are_set_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDIST_TEST_VARIABLE", "before")
+    ReplicaHost({"RAYDIST_TEST_VARIABLE": "3"})
+    assert os.environ["RAYDIST_TEST_VARIABLE"] == "3"
