@@ -71,7 +71,8 @@ def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Stag
     """Prepare `tensor` for a reduction in place (`op` MEAN travels as a sum)."""
     check_reducible(tensor.dtype, op)
     target = tensor.detach()
-    values = target.to(_CARRIERS.get(target.dtype, target.dtype)).contiguous()
+    carrier = _CARRIERS.get(target.dtype)
+    values = (target if carrier is None else target.to(carrier)).contiguous()
     return Staged(target, values, values, world_size if op is ReduceOp.MEAN else 1)
 
 

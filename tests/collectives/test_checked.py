@@ -5,11 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydist.collectives.base import Communicator
+from raydist.collectives.base import Communicator, Work
 from raydist.collectives.checked import Call, CheckedCommunicator, describe_call
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
+from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.threads import run_ranks
 from tests.contracts import communicator as contract
 
@@ -67,3 +68,34 @@ def test_calls_survive_the_journey() -> None:
     assert str(call) == "all_gather(axis=-1) of torch.bfloat16 (2, 0, 3) as call 5"
     with pytest.raises(InvalidArgumentError, match="fewer dimensions"):
         Call("x", "y", (10**6,) * 64).encode()
+
+
+def test_nothing_is_added_where_the_other_one_checks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(communicator: Communicator) -> list[float]:
+        monkeypatch.setattr(communicator, "all_gather", refuse)
+        checked = CheckedCommunicator(communicator, torch.device("cpu"))
+        assert checked.checks_itself
+        tensor, received = torch.ones(1), torch.zeros(1)
+        checked.all_reduce(tensor, ReduceOp.SUM).wait()
+        checked.barrier()
+        # One message each way: a description before it would be taken for it.
+        communicator.send(tensor, 1 - communicator.rank).wait()
+        checked.recv(received, 1 - communicator.rank).wait()
+        checked.send(tensor, 1 - communicator.rank).wait()
+        communicator.recv(received, 1 - communicator.rank).wait()
+        with pytest.raises(CollectiveMismatchError, match=r"rank 0: .* \(2,\) .*rank 1: .* \(3,\)"):
+            checked.all_reduce(torch.ones(2 + communicator.rank), ReduceOp.SUM).wait()
+        return received.tolist()
+
+    def refuse(outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        raise AssertionError("a round of its own")
+
+    assert run_sharing(2, body) == [[2.0], [2.0]]
+
+
+def test_memory_is_the_other_ones() -> None:
+    def body(group: LocalGroup) -> object:
+        checked = CheckedCommunicator(group, torch.device("cpu"))
+        return contract.sums_of_allocated(checked)
+
+    assert run_ranks(2, body) == run_ranks(2, contract.sums_of_allocated)
