@@ -185,17 +185,20 @@ class GradientReducer:
         self._parameters.receiver = self._exchanges.receiver
         original(*args, **kwargs)
         self._parameters.receiver = None
-        new = present.finish()
-        parameters = self._parameters.all
-        for index, gradient in new.items():
-            base = parts[index][0] if index in parts else None
-            parameters[index].grad = gradient if base is None else accumulate(base, gradient)
-        for index in parts.keys() - new.keys():
-            parameters[index].grad = parts[index][0]
+        self._show({index: base for index, (base, _) in parts.items()}, present.finish())
         self._accumulation.forget(trained)
         self._appears_twice.update(exchange.late)
         self._twice_differentiable |= create_graph
         self._exchanges.done()
+
+    def _show(self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor]) -> None:
+        """Let `.grad` hold what was global before, and what is new."""
+        parameters = self._parameters.all
+        for index, gradient in new.items():
+            base = earlier.get(index)
+            parameters[index].grad = gradient if base is None else accumulate(base, gradient)
+        for index in earlier.keys() - new.keys():
+            parameters[index].grad = earlier[index]
 
     def _keep_local(self, earlier: dict[int, torch.Tensor]) -> None:
         weight = self._open_step()
