@@ -64,7 +64,7 @@ class GradientReducer:
         self._inside = False
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Take charge of these parameters; those it has already are passed over.
+        """Take charge of these parameters, and of no others any more.
 
         Args:
             parameters: In the same order on every rank. Giving the same tuple again costs nothing.

@@ -17,7 +17,7 @@ _Receiver = Callable[[int, torch.Tensor], None]
 
 @final
 class TrainedParameters:
-    """A growing list of parameters; their numbers in it are the same on every rank.
+    """The parameters that a reducer is in charge of, each under a number that is the same on every rank.
 
     Args:
         stray: A bound method, called with number and parameter when a gradient has appeared that nobody receives. It
@@ -25,38 +25,49 @@ class TrainedParameters:
 
     Attributes:
         receiver: Takes numbers and gradients out of `.grad` as they appear, so that one that follows comes alone.
-        all: Every parameter.
+        all: Every parameter, by number.
         indices: Numbers of those that were trained when `look` was last called.
         trained: Those themselves.
     """
 
     def __init__(self, stray: _Listener) -> None:
         self._door = _Door(stray)
-        self.all: list[torch.nn.Parameter] = []
+        self.all: dict[int, torch.nn.Parameter] = {}
         self.indices: tuple[int, ...] = ()
         self.trained: tuple[torch.nn.Parameter, ...] = ()
-        self._known: set[int] = set()
+        self._numbers: dict[int, int] = {}
+        self._next = 0
         self._handles: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._attached: Iterable[torch.nn.Parameter] | None = None
         self._flags: list[bool] = []
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add those that are new; a tuple that was given before costs nothing."""
+        """Be in charge of these, and of no others any more; a tuple that was given before costs nothing."""
         if parameters is self._attached:
             return
-        for parameter in parameters:
-            if id(parameter) not in self._known:
-                self._known.add(id(parameter))
-                self.all.append(parameter)
+        given = {id(parameter): parameter for parameter in parameters}
+        for key in self._numbers.keys() - given.keys():
+            self._drop(self._numbers.pop(key))
+        for key, parameter in given.items():
+            if key not in self._numbers:
+                self._numbers[key] = self._next
+                self.all[self._next] = parameter
+                self._next += 1
         self._attached = parameters if isinstance(parameters, tuple) else None
+        self._flags = []
         self.look()
+
+    def _drop(self, index: int) -> None:
+        del self.all[index]
+        if index in self._handles:
+            self._handles.pop(index).remove()
 
     def look(self) -> tuple[int, ...]:
         """See which are trained now; each has a hook from its first time on."""
-        flags = [parameter.requires_grad for parameter in self.all]
-        if flags != self._flags:
+        flags = [parameter.requires_grad for parameter in self.all.values()]
+        if flags != self._flags or not flags:
             self._flags = flags
-            self.indices = tuple(index for index, flag in enumerate(flags) if flag)
+            self.indices = tuple(index for index, flag in zip(self.all, flags, strict=True) if flag)
             self.trained = tuple(self.all[index] for index in self.indices)
             for index in self.indices:
                 if index not in self._handles:
@@ -74,13 +85,7 @@ class TrainedParameters:
 
     def close(self) -> None:
         """Let go of them. May be called twice."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
-        self.all.clear()
-        self._known.clear()
-        self._attached = None
-        self._flags, self.indices, self.trained = [], (), ()
+        self.attach(())
 
 
 @final

@@ -10,7 +10,7 @@ from typing import Any, final
 from raydist.errors import CancelledError
 from raydist.replicas.pace import Pace
 from raydist.replicas.results import StepResult
-from raydist.replicas.step_group import GroupResult, PlannedStep
+from raydist.replicas.step_message import GroupResult, PlannedStep
 
 __all__ = ["DispatchedStep", "Dispatcher", "SentGroup"]
 

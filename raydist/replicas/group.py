@@ -22,7 +22,7 @@ from raydist.replicas.pace import Pace
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
-from raydist.replicas.step_group import GroupResult, PlannedStep, address_group
+from raydist.replicas.step_message import GroupResult, PlannedStep, address_steps
 from raydist.values import Part
 
 __all__ = ["ReplicaGroup"]
@@ -104,7 +104,7 @@ class ReplicaGroup:
         return _Outcome(self, self._dispatcher.add(step))
 
     def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
-        messages = address_group(steps, self.num_replicas)
+        messages = address_steps(steps, self.num_replicas)
         return [self._actors.steps(rank, group, refs) for rank, (group, refs) in enumerate(messages)]
 
     def wait(self) -> None:

@@ -28,7 +28,7 @@ from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader, resolve_parts
-from raydist.replicas.step_group import GroupResult, StepGroup
+from raydist.replicas.step_message import GroupResult, StepMessage
 from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
@@ -82,7 +82,7 @@ class ReplicaRunner:
             _for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s, backend=self._setup.backend
         )
 
-    def steps(self, group: StepGroup, objects: Sequence[Leaves]) -> GroupResult:
+    def steps(self, group: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
         """Run some steps; those behind one that fails are refused."""
         results: list[StepResult] = []
         error: BaseException | None = None

@@ -28,7 +28,7 @@ from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.results import StepValues, StructureMemory, returns_nothing
 from raydist.replicas.step import StepHeader, batch_rows
-from raydist.replicas.step_group import PlannedStep
+from raydist.replicas.step_message import PlannedStep
 from raydist.values import InputContext, PerReplica, ReduceOp
 
 __all__ = ["SynchronousStrategy"]

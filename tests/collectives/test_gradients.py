@@ -509,3 +509,21 @@ def test_a_thread_that_a_step_starts_must_not_run_backward() -> None:
         assert "called on the thread that runs the step" in str(error)
 
     on_two(build("linear"), body)
+
+
+def test_a_model_that_was_dropped_travels_no_more() -> None:
+    def body(group: LocalGroup) -> None:
+        models = [build("linear"), build("linear")]
+        reducer = GradientReducer(group)
+        for model in models:
+            reducer.attach(tuple(model.parameters()))
+            with reducer.step(weight=0.5):
+                loss_of(model, rows(2)).backward()
+        with reducer.step(weight=0.5):
+            loss_of(models[0], rows(2)).backward()
+        local, reduced = build("linear"), gradients_of(models[1])
+        loss_of(local, rows(2)).backward()
+        torch.testing.assert_close(reduced, gradients_of(local))
+        torch.testing.assert_close(gradients_of(models[0]), [2 * g for g in gradients_of(local) if g is not None])
+
+    run_ranks(2, body)

@@ -28,7 +28,7 @@ def test_only_those_that_are_trained_are_looked_at() -> None:
     b.requires_grad_(False)
     listener.parameters.attach([a, b])
     listener.parameters.attach((a, b, c))
-    assert listener.parameters.all == [a, b, c]
+    assert listener.parameters.all == {0: a, 1: b, 2: c}
     assert listener.parameters.look() == (0, 2)
     (a * b * c).sum().backward()
     assert sorted(listener.heard) == [0, 2]
@@ -46,6 +46,15 @@ def test_a_list_may_have_grown() -> None:
     growing.append(parameters[1])
     listener.parameters.attach(growing)
     assert listener.parameters.look() == (0, 1)
+
+
+def test_those_that_are_given_no_more_are_let_go_and_their_numbers_not_used_again() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b))
+    listener.parameters.attach((b, c))
+    assert (listener.parameters.all, listener.parameters.look()) == ({1: b, 2: c}, (1, 2))
+    (a * b * c).sum().backward()
+    assert sorted(listener.heard) == [1, 2]
 
 
 def test_hooks_go_and_keep_nothing_alive() -> None:

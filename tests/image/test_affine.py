@@ -33,6 +33,7 @@ def test_every_size_gives_what_numpy_gives(height: int, width: int, channels: in
     assert np.array_equal(image, kept)
     assert result.dtype == np.float32
     assert result.flags.writeable
+    assert result.base is None, "a map takes it over as it is"
 
 
 def test_uint8_is_rounded_and_cut_off() -> None:

@@ -16,7 +16,7 @@ from raydist.replicas.dispatcher import Dispatcher, SentGroup
 from raydist.replicas.pace import Pace
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
-from raydist.replicas.step_group import GroupResult, PlannedStep
+from raydist.replicas.step_message import GroupResult, PlannedStep
 from raydist.values import Part, PerReplica
 
 

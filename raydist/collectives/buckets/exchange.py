@@ -118,8 +118,9 @@ class BucketExchange:
         with self._lock:
             while len(self._works) < len(self.layout.buckets):
                 self._launch(len(self._works))
-        for work, buffer in zip(self._works, self._buffers, strict=True):
-            work.wait()
+        for number, (work, buffer) in enumerate(zip(self._works, self._buffers, strict=True)):
+            with _traced(f"raydist::wait for bucket {number}"):
+                work.wait()
             buffer.tail.read()  # before the next wait: ranks that do not fit together send no more
 
     def drain(self) -> None:
@@ -159,7 +160,7 @@ class BucketExchange:
 
     def _launch(self, number: int) -> None:
         buffer = self._buffers[number]
-        with _traced(number):
+        with _traced(f"raydist::bucket {number}"):
             details = self._fill(number, buffer)
             buffer.tail.write(self._encoded, late=bool(self.late), details=details)
             self._works.append(self._communicator.all_reduce(buffer.flat, ReduceOp.SUM))
@@ -221,8 +222,8 @@ def _add_late(gradients: dict[int, GlobalGradient], late: dict[int, GlobalGradie
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
-def _traced(number: int) -> contextlib.AbstractContextManager[object]:
+def _traced(name: str) -> contextlib.AbstractContextManager[object]:
     """A range in the traces of torch.profiler; entering one costs 5 us even while nobody traces."""
     if _profiled():
-        return torch.profiler.record_function(f"raydist::bucket {number}")
+        return torch.profiler.record_function(name)
     return contextlib.nullcontext()

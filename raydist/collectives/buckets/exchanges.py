@@ -8,7 +8,7 @@ rank wants another one. Only then, and where there is no bucket yet, fingerprint
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import final
 
 import torch
@@ -55,7 +55,7 @@ class Exchanges:
     def open(
         self,
         trained: tuple[int, ...],
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Mapping[int, torch.nn.Parameter],
         stamp: PassStamp,
         weight: StepWeight,
         *,
@@ -112,7 +112,7 @@ class Exchanges:
     def _change(
         self,
         trained: tuple[int, ...],
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Mapping[int, torch.nn.Parameter],
         stamp: PassStamp,
         weight: StepWeight,
         kept: Sequence[torch.Tensor],

@@ -12,6 +12,7 @@ from typing import final
 
 from raydist.collectives.shared_memory.futex import Bell, Fence
 from raydist.collectives.shared_memory.layout import CALL_BYTES, FAILURE_BYTES, Layout
+from raydist.collectives.shared_memory.patience import Patience
 from raydist.collectives.shared_memory.segment import Segment
 
 __all__ = ["Board", "Count"]
@@ -33,8 +34,6 @@ class Count(enum.IntEnum):
     """1 once it has written why the group failed."""
 
 
-# Being woken takes 30 to 60 us (measured on two cores of a virtual machine).
-_WATCH_S = 120e-6
 _BELL_WORD = 8  # on a cache line of its own: sleepers read it
 
 
@@ -57,10 +56,11 @@ class Board:
         ranks = range(layout.world_size)
         self._others = [other for other in ranks if other != rank]
         self._base = layout.words(rank) // 8
-        self._places = {count: [layout.words(other) // 8 + count for other in ranks] for count in Count}
+        self._places = [[layout.words(other) // 8 + count for other in ranks] for count in Count]
         self._bells = [Bell(segment.address + layout.words(other) + _BELL_WORD * 8) for other in ranks]
         self._mine = self._bells[rank]
-        self._watch_s = 0.0
+        self._failed = self._places[Count.FAILED]
+        self._patience = Patience()
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
@@ -120,15 +120,16 @@ class Board:
         start = self.layout.failure(self.rank)
         self._words[start // 8] = len(data)
         self._bytes[start + 8 : start + 8 + len(data)] = data
-        self.store(self._places[Count.FAILED][self.rank] * 8, 1)
+        self.store(self._failed[self.rank] * 8, 1)
         self.wake(range(self.layout.world_size))
 
     def posted(self) -> bytes | None:
         """What a rank has posted, the first in rank order."""
-        for rank, place in enumerate(self._places[Count.FAILED]):
-            if self._words[place]:
+        words = self._words
+        for rank, place in enumerate(self._failed):
+            if words[place]:
                 start = self.layout.failure(rank)
-                return bytes(self._bytes[start + 8 : start + 8 + self._words[start // 8]])
+                return bytes(self._bytes[start + 8 : start + 8 + words[start // 8]])
         return None
 
     # --- sleeping -----------------------------------------------------------------------------------------------------
@@ -139,17 +140,21 @@ class Board:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Return when somebody has rung since, after `seconds`, or for no reason."""
-        start = time.perf_counter()
-        watched_until = start + min(self._watch_s, seconds)
-        while time.perf_counter() < watched_until:
-            if self._mine.count() != seen:
-                break
+        watch_s = min(self._patience.watch_s(), seconds)
+        if watch_s > 0:
+            if self._rung_within(seen, watch_s):
+                self._patience.in_time()
+                return
+            self._patience.in_vain()
+        self._mine.sleep(seen, seconds)
+
+    def _rung_within(self, seen: int, seconds: float) -> bool:
+        end = time.perf_counter() + seconds
+        while self._mine.count() == seen:
+            if time.perf_counter() >= end:
+                return False
             self._mine.yield_core()
-        else:
-            self._mine.sleep(seen, seconds)
-        # What came soon is likely to come soon again; what did not is not waited for like this a second time.
-        soon = time.perf_counter() - start < _WATCH_S
-        self._watch_s = _WATCH_S if soon else self._watch_s / 2
+        return True
 
     def wake(self, ranks: list[int] | range) -> None:
         for rank in ranks:

@@ -257,7 +257,8 @@ class SharedMemoryCommunicator(JoiningCommunicator):
     ) -> Work:
         call = self._calls.text(name, tensor)
         task = generation.sequence.call(name, call, body, brings_all=brings_all, memory=memory, brought=brought)
-        generation.advance()  # perhaps others have come far enough for what was started earlier
+        if generation.sequence.num_begun > 1:
+            generation.advance()  # perhaps others have come far enough for what was started earlier
         return TaskWork(generation, task)
 
     def _check_rank(self, role: str, rank: int) -> None:
@@ -279,4 +280,4 @@ class SharedMemoryCommunicator(JoiningCommunicator):
 def _slot(generation: SharedGeneration, rank: int, number: int, like: torch.Tensor, offset: int) -> torch.Tensor:
     """What a rank has brought to a collective."""
     place = generation.board.layout.slot(rank, number) + CALL_BYTES + offset
-    return generation.segment.view(place, like.numel(), like.dtype)
+    return generation.view(place, like.numel(), like.dtype)

@@ -15,7 +15,7 @@ CALL_BYTES = 256
 """What a slot says about the call."""
 SLOT_BYTES = CALL_BYTES + CONTRIBUTION_BYTES
 NUM_BUFFERS = 4
-"""Of staging memory: while a rank fills one, those that lag behind may still read the one before the last."""
+"""Of staging memory, used in turn; `staging.py` says why as many are needed."""
 WORDS_A_RANK = 16
 FAILURE_BYTES = 2048
 

@@ -58,6 +58,7 @@ class Mailboxes:
         self._piece_bytes = self._layout.mail_bytes - CALL_BYTES
         self._outgoing: dict[int, deque[Task]] = {}
         self._incoming: dict[int, deque[Task]] = {}
+        self._num_under_way = 0
 
     def send(self, operation: str, data: torch.Tensor, call: str, destination: int) -> Task:
         """Start to send bytes; `call` says what they are."""
@@ -69,6 +70,8 @@ class Mailboxes:
 
     def advance(self) -> None:
         """Do all that can be done now."""
+        if not self._num_under_way:
+            return
         for queues in (self._outgoing, self._incoming):
             for queue in queues.values():
                 while queue:
@@ -76,6 +79,7 @@ class Mailboxes:
                     if not queue[0].done:
                         break
                     queue.popleft()
+                    self._num_under_way -= 1
 
     def missing(self, task: Task) -> set[int]:
         """The rank for which a message waits, or those before it do; none where it is not one of these."""
@@ -91,9 +95,11 @@ class Mailboxes:
                 for task in queue:
                     task.drop()
                 queue.clear()
+        self._num_under_way = 0
 
     def _start(self, queues: dict[int, deque[Task]], partner: int, task: Task) -> Task:
         queues.setdefault(partner, deque()).append(task)
+        self._num_under_way += 1
         self.advance()
         return task
 

@@ -72,7 +72,8 @@ class CollectiveSequence:
     def advance(self) -> None:
         """Do all that can be done now."""
         while True:
-            self._begin()
+            if self._called:
+                self._begin()
             for entry in self._begun:
                 task = entry.task
                 task.advance()
@@ -85,6 +86,11 @@ class CollectiveSequence:
                 self._num_ended += 1
             if not self._called or self._num_ended == ended:
                 return
+
+    @property
+    def num_begun(self) -> int:
+        """Collectives under way."""
+        return len(self._begun)
 
     def missing(self, task: Task) -> set[int]:
         """The ranks for which a collective waits, or those before it do; none where it is not one of these."""
@@ -116,8 +122,9 @@ class CollectiveSequence:
 
     def _steps(self, number: int, call: bytes, body: Body, *, brings_all: bool) -> Steps:
         yield Reached(self._board, Count.ENTERED, number + 1, last=brings_all)
-        calls = [self._board.call_of(rank, number) for rank in range(self._board.layout.world_size)]
-        if any(other != call for other in calls):
+        board = self._board
+        calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
+        if calls.count(call) < len(calls):
             raise mismatch_error([f"{text.decode(errors='replace').strip()} as call {number}" for text in calls])
         steps = body(number)
         if steps is not None:

@@ -1,7 +1,10 @@
 """Tensors that pass through the staging memory of a segment, window by window.
 
 A rank loads the part of a window that others need, makes its own part of the result once all have loaded, and takes the
-others' parts home while the next window is being loaded. Of three buffers, one may still be read by those that lag.
+others' parts home while the next window is being loaded.
+
+Nobody asks whether a buffer is free. Who loads window w has served w - 2, for which all had loaded w - 2, and before
+that they were done with w - 4: the last whose buffer it was.
 """
 
 from __future__ import annotations
@@ -68,7 +71,6 @@ class Staging:
         board, first = self._board, self._num_windows
         self._num_windows += len(windows)
         for number, window in enumerate(windows, start=first):
-            yield self._is_free(number)
             transfer.load(window, number % NUM_BUFFERS)
             board.reach(Count.LOADED, number + 1)
             if number > first:
@@ -84,7 +86,6 @@ class Staging:
         board, first = self._board, self._num_windows
         self._num_windows += len(windows)
         for number, window in enumerate(windows, start=first):
-            yield self._is_free(number)
             transfer.load(window, number % NUM_BUFFERS)
             board.reach(Count.LOADED, number + 1)
             if number > first:
@@ -95,10 +96,6 @@ class Staging:
         yield Reached(self._board, Count.LOADED, number + 1)
         transfer.serve(window, number % NUM_BUFFERS)
         self._board.reach(Count.SERVED, number + 1)
-
-    def _is_free(self, number: int) -> Reached:
-        """The buffer of a window may be written: whoever has served the next one after its last has taken that home."""
-        return Reached(self._board, Count.SERVED, number - NUM_BUFFERS + 2)
 
     def _offset(self, rank: int, buffer: int, chunk: int) -> int:
         return self.layout.staging(rank, buffer) + chunk * self.layout.chunk_bytes

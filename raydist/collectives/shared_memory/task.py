@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import final
 
 from raydist.collectives.shared_memory.board import Board, Count
@@ -36,27 +35,30 @@ class Condition(ABC):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Reached(Condition):
     """All ranks have counted so far.
 
-    Attributes:
+    Args:
         board: Where they count.
         count: What.
         value: How far.
         last: See `Condition`.
     """
 
-    board: Board
-    count: Count
-    value: int
-    last: bool = False
+    # One is made for every step of an operation: a frozen dataclass takes a microsecond more.
+    __slots__ = ("_board", "_count", "_value", "last")
+
+    def __init__(self, board: Board, count: Count, value: int, *, last: bool = False) -> None:
+        self._board = board
+        self._count = count
+        self._value = value
+        self.last = last
 
     def met(self) -> bool:
-        return self.board.all_reached(self.count, self.value)
+        return self._board.all_reached(self._count, self._value)
 
     def missing(self) -> tuple[int, ...]:
-        return self.board.missing(self.count, self.value)
+        return self._board.missing(self._count, self._value)
 
 
 Steps = Generator[Condition, None, None]

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.base import Communicator
+from raydist.collectives.base import Communicator, Membership, Work
 from raydist.collectives.buckets.exchange import BucketExchange, StepWeight
 from raydist.collectives.buckets.exchanges import Exchanges
 from raydist.collectives.buckets.tail import PassStamp
-from raydist.collectives.local import LocalGroup
+from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.errors import CollectiveMismatchError
+from raydist.values import ReduceOp
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import run_ranks
 
@@ -24,7 +25,7 @@ class Rank:
     """Runs passes over parameters of two elements, in buckets of one each."""
 
     def __init__(self, communicator: Communicator, num_parameters: int = 3) -> None:
-        self.parameters = [nn.Parameter(torch.zeros(2)) for _ in range(num_parameters)]
+        self.parameters = {number: nn.Parameter(torch.zeros(2)) for number in range(num_parameters)}
         self.exchanges = Exchanges(communicator, bucket_bytes=1, first_bucket_bytes=1)
         self.num_passes = 0
 
@@ -116,17 +117,32 @@ def test_what_stays_in_grad_moves_out() -> None:
     run_ranks(2, body)
 
 
-def test_a_pass_that_failed_is_waited_for() -> None:
-    def body(group: LocalGroup) -> list[list[float]]:
-        rank = Rank(group, 2)
-        rank.run((0, 1))
-        failed = rank.open((0, 1))
-        failed.put(0, torch.full((2,), 99.0))
-        failed.put(1, torch.full((2,), 99.0))
-        values = rank.run((0, 1))
-        return [values[0].tolist(), values[1].tolist()]
+def test_a_pass_that_failed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its memory is used again."""
+    group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
+    rank, events = Rank(group, 2), list[str]()
+    rank.run((0, 1))
+    start = LocalGroup.all_reduce
 
-    assert run_ranks(2, body) == [[[0.0, 0.0], [2.0, 2.0]]] * 2
+    def noted(self: LocalGroup, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        work = start(self, tensor, op)
+        events.append("sent")
+        wait = work.wait
+
+        def noted_wait() -> None:
+            events.append("waited")
+            wait()
+
+        monkeypatch.setattr(work, "wait", noted_wait)
+        return work
+
+    monkeypatch.setattr(LocalGroup, "all_reduce", noted)
+    failed = rank.open((0, 1))
+    failed.put(rank.buckets[0], torch.full((2,), 99.0))
+    assert events == ["sent"]
+    values = rank.run((0, 1), tuple(rank.buckets))
+    assert events == ["sent", "waited", "sent", "sent", "waited", "waited"]
+    assert [values[0].tolist(), values[1].tolist()] == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def said_to_each_other(communicator: Communicator, *, passes: list[list[tuple[int, ...]]]) -> str:
@@ -172,7 +188,7 @@ def test_processes_that_train_different_parameters_are_told(backend: str, reques
 
 def sums_of_kept_and_shared_memory(communicator: Communicator) -> list[list[float]]:
     """One rank holds on to gradients, so that it must use other memory than its peers do."""
-    parameters = [nn.Parameter(torch.zeros(20_000))]
+    parameters = {0: nn.Parameter(torch.zeros(20_000))}
     exchanges = Exchanges(communicator, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
     held, sums = [], []
     for number in range(4):

@@ -21,7 +21,7 @@ def test_a_call_is_made_into_text_once() -> None:
 
 def test_long_calls_fit_and_differ() -> None:
     shapes = [(1,) * 63 + (last,) for last in (1, 2)]
-    texts = [CallTexts().text("broadcast(root=0)", torch.empty(shape)) for shape in shapes]
+    texts = [CallTexts().text("with a long name" * 9, torch.empty(shape)) for shape in shapes]
     assert all(len(text) == CALL_BYTES - 8 for text in texts)
     assert texts[0] != texts[1]
 

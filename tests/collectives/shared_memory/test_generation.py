@@ -99,3 +99,17 @@ def test_what_breaks_inside_a_collective_fails_the_group(pair: list[SharedGenera
         pair[0].wait(task, None)
     with pytest.raises(UnavailableError, match=r"rank 0 failed inside a collective \(MemoryError: no room\)"):
         pair[1].check("work")
+
+
+def test_who_does_its_part_and_leaves_at_once_is_not_missed(
+    pair: list[SharedGeneration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_now(rank: int) -> bool:
+        call(pair[1])
+        return False
+
+    monkeypatch.setattr(pair[0].segment, "holds", leave_now)
+    task = call(pair[0])
+    pair[0].advance()
+    pair[0]._look_for_the_dead(task)
+    assert task.done

@@ -75,7 +75,7 @@ def test_who_waits_is_read_ahead_for_at_once(seconds: float) -> None:
     pipeline = Simulation(seconds, seconds, waits=0.5)
     pipeline.run(100 * seconds)
     (begin,) = pipeline.switches
-    assert begin <= 3 * 2 * seconds
+    assert begin <= 5 * 2 * seconds
 
 
 def test_who_computes_is_read_ahead_for_after_a_trial() -> None:
@@ -100,6 +100,27 @@ def test_a_thread_that_does_not_help_is_taken_back_soon_and_tried_ever_more_rare
     assert pipeline.seconds_on < 0.01 * pipeline.now
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_one_slow_block_among_cheap_ones_changes_nothing(threads: int) -> None:
+    pipeline = Simulation(0.02 * MS, 0.02 * MS, waits=1.0, threads=threads)
+    for _ in range(50):
+        pipeline.run(10 * MS)
+        pipeline.made_s = pipeline.busy_s = 20 * MS  # the machine did something else
+        pipeline.run(1 * MS)
+        pipeline.made_s = pipeline.busy_s = 0.02 * MS
+    assert pipeline.switches == []
+
+
+def test_slow_blocks_among_cheap_ones_are_made_ahead() -> None:
+    pipeline = Simulation(0.02 * MS, 2 * MS, waits=1.0)
+    for _ in range(10):
+        pipeline.run(15 * MS)
+        pipeline.made_s = 10 * MS  # a file is read
+        pipeline.run(1 * MS)
+        pipeline.made_s = 0.02 * MS
+    assert pipeline.judge.is_on
+
+
 def test_a_thread_ends_when_its_consumer_works_no_more() -> None:
     pipeline = Simulation(2 * MS, 2 * MS, waits=0.5)
     pipeline.run(1.0)
@@ -116,7 +137,7 @@ def test_several_threads_help_a_consumer_that_only_waits() -> None:
     slow = Simulation(10 * MS, 0.0, waits=1.0, threads=4)
     slow.run(1.0)
     (begin,) = slow.switches
-    assert begin <= 0.03
+    assert begin <= 0.05
     computing = Simulation(2 * MS, 0.0, gain=0.6, threads=4)
     computing.run(1.0)
     assert computing.judge.is_on

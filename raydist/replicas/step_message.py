@@ -11,7 +11,7 @@ from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.values import PerReplica
 
-__all__ = ["GroupResult", "PlannedStep", "StepGroup", "address_group"]
+__all__ = ["GroupResult", "PlannedStep", "StepMessage", "address_steps"]
 
 
 @final
@@ -35,7 +35,7 @@ class PlannedStep:
 
 @final
 @dataclass(frozen=True, slots=True)
-class StepGroup:
+class StepMessage:
     """What one replica is sent for some steps; the objects of the store that they use travel beside it, each once.
 
     Attributes:
@@ -77,12 +77,12 @@ class GroupResult:
         return self.results[place].leaf(index)
 
 
-def address_group(steps: Sequence[PlannedStep], num_replicas: int) -> list[tuple[StepGroup, list[Any]]]:
+def address_steps(steps: Sequence[PlannedStep], num_replicas: int) -> list[tuple[StepMessage, list[Any]]]:
     """For each replica the message, and the object refs to send along."""
     headers = pickle.dumps(tuple(step.header for step in steps), pickle.HIGHEST_PROTOCOL)
     messages = []
     for rank in range(num_replicas):
         refs: dict[Any, int] = {}
         sources = tuple(address_parts(step.parts, rank, stand_in=step.header.stand_in, refs=refs) for step in steps)
-        messages.append((StepGroup(headers, sources), list(refs)))
+        messages.append((StepMessage(headers, sources), list(refs)))
     return messages
