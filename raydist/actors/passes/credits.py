@@ -11,7 +11,7 @@ from typing import final
 
 __all__ = ["Credits"]
 
-_GROUP_BYTES = 4 << 20  # of one replica; 8 MB were no faster, and no longer fit into caches
+_GROUP_BYTES = 4 << 20  # of one replica
 _GROUP_S = 0.1  # work for the reader in one group
 _MOST_STEPS = 64  # in one group
 _GROUPS = 3  # one in use, one ready, one being made

@@ -2,8 +2,7 @@
 
 Ray writes the buffers of a pickle into the store in their order, each at a multiple of 64 bytes: those of a multiple of
 64 bytes have no gaps between them, and are one array where they are read. To join them first would be a copy more, of a
-size for which Ray starts threads to write it (0.7 ms CPU a step of 400 KB in all, against 0.3). Where something is
-otherwise, the arrays are joined by who reads them.
+size for which Ray starts threads to write it. Where they do not lie so, the arrays are joined by who reads them.
 """
 
 from __future__ import annotations
