@@ -198,7 +198,8 @@ class InputOptions:
             pipeline; AUTOTUNE (default) lets raydist choose.
         resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}; "memory" (bytes) is also what
             it may take at most.
-        prefetch_batches: Global batches kept ready; None for the number of replicas.
+        prefetch_batches: Global batches kept ready at most; None for the number of replicas, and for more of small ones
+            that are taken quickly: for a tenth of a second, in some megabytes a replica.
         per_replica: For `distribute_datasets_from_function`: call the function once per replica, not once per worker.
         zero_copy: Hand out read-only mappings of the object store on the CPU. A step must not work in place on them.
 

@@ -17,7 +17,6 @@ from benchmarks.pipelines.peers.raydist_passes import num_rows
 from benchmarks.pipelines.scene import Scene
 from benchmarks.pipelines.workload import Workload
 from benchmarks.pipelines.workloads import WORKLOADS
-from benchmarks.steps import BENCHMARKS
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 ON_RAY = ("mnist_input_workers", "jpeg_input_workers", "object_store_queue", "prefetched_next", "input_worker_scaling")
@@ -110,8 +109,3 @@ def test_pipelines_give_the_same_with_autotune_and_without(
     assert count == sum(1 for _ in tuned)
     assert count > 0
     assert f"| {make.__name__} |" in str(autotune.compare(make, tmp_path, rows=0.001, repeat=1))
-
-
-def test_step_benchmark_runs() -> None:
-    (alone,) = [step for step in BENCHMARKS if step.replicas == 1 and "13k" in step.name]
-    assert "ms a step" in alone.run(smoke=True)

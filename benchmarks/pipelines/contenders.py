@@ -49,5 +49,6 @@ _ALL = (
     Contender("DataLoader, 2 workers", "dataloader", "torch", num_workers=2),
     Contender("Ray Data", "ray_data", "ray", num_workers=2),
     Contender("grain", "grain_pipelines", "grain"),
+    Contender("SPDL", "spdl_pipelines", "spdl"),
 )
 CONTENDERS: Mapping[str, Contender] = MappingProxyType({contender.label: contender for contender in _ALL})

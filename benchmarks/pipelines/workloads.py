@@ -10,6 +10,7 @@ _SERVICE = "tf.data service, 2 workers"
 _LOADERS = ("DataLoader", "DataLoader, 2 workers")
 _RAY_DATA = "Ray Data"
 _GRAIN = "grain"
+_SPDL = "SPDL"
 _EVERYONE = (RAYDIST, _TF, _SERVICE, *_LOADERS, _RAY_DATA, _GRAIN)
 _BY_HAND = ("raydist, 1 call by hand", "raydist, 2 calls by hand", "raydist, 4 calls by hand")
 _ONE_WORKER, _TWO_WORKERS = "raydist, 1 input worker", "raydist, 2 input workers"
@@ -60,7 +61,7 @@ WORKLOADS = (
         "JPEGs 500x375: decode, random crop 224, flip, normalise, batch(32)",
         400,
         32,
-        (RAYDIST, _TF, *_LOADERS, _GRAIN, *_BY_HAND),
+        (RAYDIST, _TF, *_LOADERS, _GRAIN, _SPDL, *_BY_HAND),
         data=("jpegs",),
     ),
     Workload(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,7 @@ def codec(module: str) -> Any:
         FailedPreconditionError: It is not installed.
     """
     try:
-        return import_module(module)
+        return sys.modules.get(module) or import_module(module)  # asked for three times an image
     except ImportError as error:
         raise FailedPreconditionError(
             f"Decoding and resizing images needs {module.partition('.')[0]}, which cannot be imported ({error}). "

@@ -46,7 +46,7 @@ def _per_channel(name: str, values: Any, channels: int) -> np.ndarray[Any, np.dt
         raise InvalidArgumentError(
             f"{name} must be a number or {channels} of them, one for each channel of the image, got {values!r}."
         )
-    return np.broadcast_to(numbers, channels)
+    return numbers if numbers.ndim else np.full(channels, numbers)
 
 
 def _each(image: Image, scale: Image, offset: Image) -> Image:

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.supervision import first_line, wait_for
+from raydist.actors.workers.shared_buffers import BufferLease, BufferShelf
 from raydist.actors.workers.worker import InputWorker
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
@@ -63,10 +64,12 @@ class WorkerHandle:
 
     Attributes:
         name: The actor's name.
+        shelf: Buffers for its results.
     """
 
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
+        self.shelf = BufferShelf()
         self._kind = kind
         self._actor = actor
         self._ready: Any = actor.hello.remote()
@@ -89,12 +92,15 @@ class WorkerHandle:
             self._under_way.popleft()
         return len(self._under_way)
 
-    def run(self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
-        """Send a block; a stage comes along the first time. The reference to the result."""
+    def run(
+        self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...], lease: BufferLease | None = None
+    ) -> Any:
+        """Send a block; a stage comes along the first time. The reference to the result, or to what is in `lease`."""
         known = digest in self._digests
         if not known:
             self._learn(digest)
-        ref = self._actor.run.remote(digest, None if known else stage, block, starts)
+        sent = (digest, None if known else stage, block, starts)
+        ref = self._actor.run.remote(*sent) if lease is None else self._actor.run_into.remote(lease.address, *sent)
         self._under_way.append(ref)
         return ref
 

@@ -20,7 +20,7 @@ from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.blame_element import Streak, isolate
 from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
 from raydist.actors.workers.mapped_results import MappedResults
-from raydist.actors.workers.pool_task import PoolTask
+from raydist.actors.workers.pool_task import PoolTask, Sending
 from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
@@ -51,6 +51,7 @@ class ActorExecutor(Executor):
         resources: Ray resources of each; by default none (CPU 0): they share the cores with what runs beside them.
         node_id: Ray node to run on; None for any.
         memory_bytes: What each worker may take; by default `resources["memory"]`, else what is free when it starts.
+        consumed_here: Whether results stay in this process, so that memory shared with the workers is a way for them.
     """
 
     place: StagePlace = "actors"
@@ -64,11 +65,13 @@ class ActorExecutor(Executor):
         resources: Mapping[str, float] | None = None,
         node_id: str | None = None,
         memory_bytes: int | None = None,
+        consumed_here: bool = False,
     ) -> None:
         self.window = num_workers * _BLOCKS_PER_WORKER
         self.closed = False
         self.mapped = MappedResults()
         self.num_workers = num_workers
+        self._consumed_here = consumed_here
         self._condemned = Streak()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
@@ -82,8 +85,8 @@ class ActorExecutor(Executor):
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> PoolTask:
         return PoolTask(self, spec, block, starts)
 
-    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> tuple[WorkerHandle, Any, float]:
-        """Give a block to the least loaded worker: it, the reference to the result, and how long that may take."""
+    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
+        """Give a block to the least loaded worker."""
         with self._lock:
             if self.closed:
                 raise CancelledError(
@@ -94,7 +97,9 @@ class ActorExecutor(Executor):
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
             worker = self._workers[loads.index(min(loads))]
-            return worker, worker.run(digest, stage, block, starts), self._timeouts.element_s * (1 + min(loads))
+            lease = worker.shelf.lease() if self._consumed_here else None
+            ref = worker.run(digest, stage, block, starts, lease)
+            return Sending(worker, ref, self._timeouts.element_s * (1 + min(loads)), lease)
 
     def start(self) -> None:
         """Start the workers before the first block does. Does not wait for them."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raydist.actors.supervision import first_line, wait_for
+from raydist.actors.workers.buffered_results import BufferedResult
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.items import StageResult
@@ -16,10 +18,29 @@ from raydist.pipelines.engine.executor import Pending
 
 if TYPE_CHECKING:
     from raydist.actors.workers.handle import WorkerHandle
+    from raydist.actors.workers.shared_buffers import BufferLease
     from raydist.pipelines.elements.blocks import Block
     from raydist.pipelines.engine.kernel import StageSpec
 
-__all__ = ["PoolOfTask", "PoolTask"]
+__all__ = ["PoolOfTask", "PoolTask", "Sending"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A block on its way through a worker.
+
+    Attributes:
+        worker: Has it.
+        ref: The reference to the result.
+        limit_s: How long that may take.
+        lease: The buffer that the worker may write the result into; None for none.
+    """
+
+    worker: WorkerHandle
+    ref: Any
+    limit_s: float
+    lease: BufferLease | None = None
 
 
 class PoolOfTask(Protocol):
@@ -29,8 +50,8 @@ class PoolOfTask(Protocol):
     def closed(self) -> bool:
         """Whether the pool was closed: then nobody waits for results any more."""
 
-    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> tuple[WorkerHandle, Any, float]:
-        """Give a block to a worker: it, the reference to the result, and how long that may take in seconds."""
+    def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
+        """Give a block to a worker."""
 
     def received(self, ref: Any, result: StageResult) -> None:
         """The result of a block has been fetched by its reference."""
@@ -56,13 +77,7 @@ class PoolTask(Pending):
         self._pool = pool
         self._cancelled = False
         self._deaths = 0
-        self._worker: WorkerHandle
-        self._ref: Any
-        self._limit_s: float
-        self._send()
-
-    def _send(self) -> None:
-        self._worker, self._ref, self._limit_s = self._pool.send(self.spec, self.block, self.starts)
+        self._sent = pool.send(spec, block, starts)
 
     def cancel(self) -> None:
         """Let whoever waits for the result, or will, have a CancelledError."""
@@ -72,33 +87,36 @@ class PoolTask(Pending):
         return self._cancelled or self._pool.closed
 
     def done(self) -> bool:
-        return bool(ray.wait([self._ref], timeout=0, fetch_local=False)[0])
+        return bool(ray.wait([self._sent.ref], timeout=0, fetch_local=False)[0])
 
     def result(self) -> StageResult:
         while True:
-            self._worker.await_start(self._is_cancelled)
+            self._sent.worker.await_start(self._is_cancelled)
             try:
                 return self._receive()
             except RayTaskError as error:  # what the worker made could not be sent
                 raise self._cause_of(error) from None
             except RayActorError as error:
                 self._deaths += 1
-                if self._pool.replace(self._worker, error) is self._ref or self._deaths > 1:
+                if self._pool.replace(self._sent.worker, error) is self._sent.ref or self._deaths > 1:
                     return self._pool.run_alone(self, self._is_cancelled)
-                self._send()  # it had not been begun
+                self._sent = self._pool.send(self.spec, self.block, self.starts)  # it had not been begun
             except RayError as error:  # its result got lost with a machine, or does not fit into the object store
                 raise UnavailableError(
-                    f"A block of stage {self.spec.name} that input worker {self._worker.name} made cannot be had: "
+                    f"A block of stage {self.spec.name} that input worker {self._sent.worker.name} made cannot be had: "
                     f"{first_line(error)} Iterate again, or load the last saved state.",
-                    actor=self._worker.name,
+                    actor=self._sent.worker.name,
                 ) from error
 
     def _receive(self) -> StageResult:
-        if not wait_for(self._ref, self._limit_s, self._is_cancelled, actor=self._worker.name):
-            self._pool.give_up(self._worker)
+        if not wait_for(self._sent.ref, self._sent.limit_s, self._is_cancelled, actor=self._sent.worker.name):
+            self._pool.give_up(self._sent.worker)
             raise self._late()
-        result = unpack_result(ray.get(self._ref, timeout=self._limit_s))
-        self._pool.received(self._ref, result)
+        answer = ray.get(self._sent.ref, timeout=self._sent.limit_s)
+        if isinstance(answer, BufferedResult) and self._sent.lease is not None:
+            answer = answer.read(self._sent.lease.open())
+        result = unpack_result(answer)
+        self._pool.received(self._sent.ref, result)
         return result
 
     def _late(self) -> DeadlineExceededError:
@@ -106,12 +124,12 @@ class PoolTask(Pending):
         first, last = self.starts[0], self.starts[0] + self.block.num_rows - 1
         which = f"element {first}" if first == last else f"one of the elements {first} to {last}"
         return DeadlineExceededError(
-            f"Input worker {self._worker.name} must finish a block of stage {self.spec.name} within "
-            f"{self._limit_s:g} s (Timeouts.element_s, for each block in its queue), and has not: {labels} may be "
+            f"Input worker {self._sent.worker.name} must finish a block of stage {self.spec.name} within "
+            f"{self._sent.limit_s:g} s (Timeouts.element_s, for each block in its queue), and has not: {labels} may be "
             f"stuck at {which} of its input. The worker was killed. If the function is only slow, raise the limit."
         )
 
     def _cause_of(self, error: RayTaskError) -> Exception:
         cause = error.cause if isinstance(error.cause, Exception) else error
-        cause.add_note(f"In {self._worker.name}, sending the result of stage {self.spec.name}.")
+        cause.add_note(f"In {self._sent.worker.name}, sending the result of stage {self.spec.name}.")
         return cause

@@ -29,7 +29,7 @@ class IteratorPools:
 
     def __init__(self, kept_s: float = _KEPT_S) -> None:
         self._kept_s = kept_s
-        self._pools = PassPools()
+        self._pools = PassPools(consumed_here=True)
         self._cluster = ""
         self._closed = False
         self._lock = threading.RLock()  # of the timer, and of what is closed: iterators end in any thread
@@ -40,7 +40,7 @@ class IteratorPools:
         connect()
         self._stop_timer()
         if (cluster := _cluster_name()) != self._cluster:  # the workers that are kept ended with their cluster
-            self._pools, self._cluster = PassPools(), cluster
+            self._pools, self._cluster = PassPools(consumed_here=True), cluster
         pools = self._pools
         pool = pools.borrow(
             options.num_input_workers,

@@ -81,9 +81,14 @@ class SharedExecutor(Executor):
 
 @final
 class PassPools:
-    """Lends a pool to each pass, and keeps one that came back for the next pass that wants the like."""
+    """Lends a pool to each pass, and keeps one that came back for the next pass that wants the like.
 
-    def __init__(self) -> None:
+    Args:
+        consumed_here: Whether what the workers make stays in this process.
+    """
+
+    def __init__(self, *, consumed_here: bool = False) -> None:
+        self._consumed_here = consumed_here
         self._lock = threading.Lock()
         self._idle: ActorExecutor | None = None
 
@@ -111,6 +116,7 @@ class PassPools:
             timeouts=timeouts,
             node_id=node_id,
             memory_bytes=memory_bytes,
+            consumed_here=self._consumed_here,
         )
 
     def give_back(self, pool: ActorExecutor, *, patience_s: float) -> None:

@@ -8,6 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.actors.workers.buffered_results import BufferedResult, write_result
+from raydist.actors.workers.kept_pages import keep_pages
+from raydist.actors.workers.mapped_buffers import MappedBuffers
 from raydist.actors.workers.memory_limit import limit_memory
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.items import ElementError, StageResult
@@ -17,6 +20,7 @@ from raydist.pipelines.engine.row_results import join_results
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from raydist.actors.workers.shared_buffers import BufferAddress
     from raydist.pipelines.elements.blocks import Block
 
 __all__ = ["InputWorker", "PackedError", "WorkerResult", "unpack_result"]
@@ -48,10 +52,12 @@ class InputWorker:
         self._name = name
         self._memory_bytes = memory_bytes
         self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
+        self._buffers = MappedBuffers()
 
     def hello(self) -> int:
-        """Limit the process's memory; its id."""
+        """Limit the process's memory, and let it keep what it frees; its id."""
         self._memory_bytes = limit_memory(self._memory_bytes)
+        keep_pages(self._memory_bytes)
         return os.getpid()
 
     def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:
@@ -65,6 +71,16 @@ class InputWorker:
             return self._pack(_run(known, block, starts))
         except BaseException as error:  # nothing that a function raises may end the worker
             return pack_error(error, f"In {self._name}.")
+
+    def run_into(
+        self, address: BufferAddress, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]
+    ) -> WorkerResult | BufferedResult:
+        """:meth:`run`; a result that fits into the buffer at `address` is written there."""
+        result = self.run(digest, spec, block, starts)
+        memory = self._buffers.get(address) if isinstance(result, StageResult) else None
+        if memory is None or not isinstance(result, StageResult):
+            return result
+        return write_result(result, memory) or result
 
     def forget(self, digests: Sequence[bytes]) -> None:
         """Drop stages that will not be used again."""

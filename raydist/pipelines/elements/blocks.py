@@ -8,7 +8,7 @@ So `batch` is a reshape, `take` a slice, and a shuffle one gather.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
@@ -17,6 +17,7 @@ import numpy as np
 
 from raydist.errors import SpecError
 from raydist.nest import Structure, unflatten
+from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import TensorSpec, most_specific_common
 
 __all__ = ["Block", "Column", "common_specs", "concat_blocks", "copied", "object_column", "private_column"]
@@ -125,8 +126,11 @@ def _copied_column(column: Column) -> Column:
     return object_column([row.copy() if isinstance(row, np.ndarray) else row for row in column])
 
 
-def concat_blocks(blocks: Sequence[Block]) -> Block:
-    """One block of all their elements. Blocks of another structure or dtype are a SpecError that shows both."""
+def concat_blocks(blocks: Sequence[Block], memory: RecycledMemory | None = None) -> Block:
+    """One block of all their elements, in `memory` where one is given.
+
+    Blocks of another structure or dtype are a SpecError that shows both.
+    """
     first = blocks[0]
     if len(blocks) == 1:
         return first
@@ -134,7 +138,8 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
     for other in blocks[1:]:
         if other.specs is not specs or other.structure is not first.structure:  # else there is nothing to compare
             specs = common_specs(first, specs, other)
-    columns = tuple(_concat_columns([b.columns[i] for b in blocks]) for i in range(len(specs)))
+    join = np.concatenate if memory is None else memory.concatenate
+    columns = tuple(_concat_columns([b.columns[i] for b in blocks], join) for i in range(len(specs)))
     return Block(first.structure, specs, columns, sum(b.num_rows for b in blocks))
 
 
@@ -152,9 +157,9 @@ def common_specs(first: Block, specs: tuple[TensorSpec, ...], other: Block) -> t
     return tuple(common)
 
 
-def _concat_columns(columns: list[Column]) -> Column:
+def _concat_columns(columns: list[Column], join: Callable[[list[Column]], Column]) -> Column:
     if all(c.dtype != object and c.shape[1:] == columns[0].shape[1:] for c in columns):
-        return np.concatenate(columns)
+        return join(columns)
     if all(c.dtype == object and c.shape[1:] == columns[0].shape[1:] for c in columns):
         return np.concatenate(columns)
     return object_column([row for column in columns for row in column])

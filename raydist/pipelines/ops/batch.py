@@ -12,6 +12,7 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
 from raydist.pipelines.elements.items import ElementError, Groups, Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -71,6 +72,7 @@ class _BatchIterator(ClosesInput, OpIterator):
         self._op = op
         self._source = source
         self._name = name
+        self._memory = RecycledMemory()
         self._outbox: Outbox | None = None
 
     def next_block(self, limit: int) -> Block:
@@ -78,7 +80,7 @@ class _BatchIterator(ClosesInput, OpIterator):
         while not outbox:
             wanted = limit * self._op.batch_size
             items = read_items(self._source, wanted)
-            batches = cut_into_batches(items, self._op.batch_size, self._op.drop_remainder)
+            batches = cut_into_batches(items, self._op.batch_size, self._op.drop_remainder, self._memory)
             for batch in batches:
                 if isinstance(batch, ElementError) and isinstance(batch.error, SpecError):
                     batch.error.add_note(f"In {self._name}.")
@@ -99,15 +101,19 @@ class _BatchIterator(ClosesInput, OpIterator):
         self._source.load_state_dict(self._open_outbox().load_state_dict(state))
 
 
-def cut_into_batches(items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:
-    """Batches of `size` items; one that holds an error is that error."""
+def cut_into_batches(
+    items: Sequence[Item], size: int, drop_remainder: bool, memory: RecycledMemory | None = None
+) -> list[Item]:
+    """Batches of `size` items, in `memory` where blocks must be joined; one that holds an error is that error."""
     try:
-        return _cut_blocks([item for item in items if isinstance(item, Block)], items, size, drop_remainder)
+        return _cut_blocks([item for item in items if isinstance(item, Block)], items, size, drop_remainder, memory)
     except SpecError:
         return _cut_singly(items, size, drop_remainder)
 
 
-def _cut_blocks(blocks: Sequence[Block], items: Sequence[Item], size: int, drop_remainder: bool) -> list[Item]:
+def _cut_blocks(
+    blocks: Sequence[Block], items: Sequence[Item], size: int, drop_remainder: bool, memory: RecycledMemory | None
+) -> list[Item]:
     """The fast path: no error among the items, and one dtype and shape; so all whole batches are one reshape."""
     if not blocks:
         return _cut_singly(items, size, drop_remainder)
@@ -115,7 +121,7 @@ def _cut_blocks(blocks: Sequence[Block], items: Sequence[Item], size: int, drop_
         raise SpecError("An error is among the elements.")
     if all(block.num_rows % size == 0 for block in blocks[:-1]) and len(blocks) > 1:
         return [batch for block in blocks for batch in _cut_rows(block, size, drop_remainder)]
-    return _cut_rows(concat_blocks(blocks), size, drop_remainder)
+    return _cut_rows(concat_blocks(blocks, memory), size, drop_remainder)
 
 
 def _cut_rows(rows: Block, size: int, drop_remainder: bool) -> list[Item]:

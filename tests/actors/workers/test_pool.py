@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import ray
 
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
+from raydist.actors.workers.shared_buffers import BUFFER_NAME
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, RaydistError, UnavailableError
 from raydist.options import Options, Timeouts
@@ -130,6 +133,58 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(pool: ActorExecutor) ->
     assert [int(x) for x in iterator] == list(range(1, 1500))
     assert first not in pool.worker_names
     assert second in pool.worker_names
+
+
+def shared_addresses() -> list[tuple[int, int]]:
+    """Where this process maps memory that it shares with input workers."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if BUFFER_NAME in line]
+    return [(int(begin, 16), int(end, 16)) for begin, end in (line[0].split("-") for line in lines)]
+
+
+def is_shared(array: Any) -> bool:
+    address = array.__array_interface__["data"][0]
+    return any(begin <= address < end for begin, end in shared_addresses())
+
+
+def test_large_results_lie_where_their_worker_wrote_them() -> None:
+    dataset = Dataset.range(200).map(lambda x: np.full((250, 1000), x, np.float32)).batch(8)
+    pool = ActorExecutor(2, name="shared", consumed_here=True)
+    try:
+        for batch in iterate(dataset, pool):
+            assert is_shared(batch)
+            batch += 1  # it is the user's own
+        del batch
+        held = list(iterate(dataset, pool))  # more than there are buffers: the rest comes another way
+        assert [batch[:, 249, 999].tolist() for batch in held] == [list(range(k, k + 8)) for k in range(0, 200, 8)]
+        assert {is_shared(batch) for batch in held} == {True, False}
+        assert len(shared_addresses()) == sum(map(is_shared, held)), "no buffer holds two batches, none is idle"
+    finally:
+        pool.close()
+    assert held[0][0, 0, 0] == 0, "what is held outlives the pool"
+    del held
+    gc.collect()
+    assert not shared_addresses()
+
+
+def test_results_that_are_handed_on_are_not_shared(pool: ActorExecutor) -> None:
+    batch = next(iterate(Dataset.range(8).map(lambda x: np.full((50, 1000), x, np.float32)).batch(8), pool))
+    assert not is_shared(batch)
+
+
+def test_a_worker_that_is_killed_takes_no_result_with_it() -> None:
+    def slow(x: Any) -> Any:
+        time.sleep(0.005)
+        return np.full((50, 1000), x, np.float32)
+
+    pool = ActorExecutor(2, name="shared", consumed_here=True)
+    try:
+        iterator = iterate(Dataset.range(160).map(slow).batch(4), pool)
+        first = next(iterator)
+        os.kill(pid_of(pool, 0), signal.SIGKILL)
+        rest = list(iterator)
+        assert [int(batch[k, 0, 0]) for batch in (first, *rest) for k in range(4)] == list(range(160))
+    finally:
+        pool.close()
 
 
 def test_workers_that_cannot_start_are_named() -> None:

@@ -56,3 +56,21 @@ def test_blocks_are_multiples_of_what_the_consumer_takes_together() -> None:
     assert [size.rows(limit, 3, 1) for limit in (10, 30, 100)] == [10, 10, 40]
     assert [size.rows(limit, 1, 1) for limit in (20, 7, 3)] == [20, 7, 3], "a rest is completed, and no more"
     assert BlockSize(away=False, together=100).rows(200, 2, 1) == 64, "nothing is known of the size of elements"
+
+
+def test_blocks_stay_multiples_of_it_where_no_more_rows_fit() -> None:
+    size = BlockSize(away=False, together=3)
+    learn(size, rows=3, seconds=0.001, row_bytes=1 << 20)
+    assert size.rows(100, 1, 1) == 6, "of 8 that fit"
+    large = BlockSize(away=False, together=10)
+    learn(large, rows=3, seconds=0.001, row_bytes=1 << 20)
+    assert large.rows(100, 1, 1) == 8
+
+
+def test_a_batch_that_is_made_elsewhere_may_be_larger() -> None:
+    size = BlockSize(away=True, together=20)
+    learn(size, rows=3, seconds=0.1, row_bytes=1 << 20)
+    assert [size.rows(limit, 1, 1) for limit in (20, 100, 3)] == [20, 20, 3]
+    size = BlockSize(away=True, together=40)
+    learn(size, rows=3, seconds=0.1, row_bytes=1 << 20)
+    assert size.rows(100, 1, 1) == 8

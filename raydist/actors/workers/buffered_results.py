@@ -1,0 +1,134 @@
+"""Results of stages in a shared buffer: written once, joined on the way, and read where they lie."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+
+from raydist.actors.workers.shared_buffers import HEADER_BYTES
+from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.items import Item, StageResult
+
+__all__ = ["BufferedResult", "write_result"]
+
+_LINE_BYTES = 64  # arrays begin at cache lines
+_SMALL_BYTES = 1 << 16  # less travels with the answer
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BufferedResult:
+    """A result whose arrays lie in a buffer.
+
+    Attributes:
+        pickled: All else of it.
+        places: Offset and size of each array's memory.
+    """
+
+    pickled: bytes
+    places: tuple[tuple[int, int], ...]
+
+    def read(self, memory: _Array) -> StageResult:
+        """The result; its arrays are views of `memory`, which holds the buffer."""
+        view = memory.data
+        result: StageResult = pickle.loads(
+            self.pickled, buffers=[view[offset : offset + size] for offset, size in self.places]
+        )
+        return result
+
+
+def write_result(result: StageResult, memory: Any) -> BufferedResult | None:
+    """`result` with its arrays in `memory`; None if they are few bytes, or too many.
+
+    Neighbouring blocks become one: large elements, which a map makes blocks of their own, lie side by side as a batch.
+    """
+    if sum(item.num_bytes for item in result.items if isinstance(item, Block)) < _SMALL_BYTES:
+        return None
+    writer = _Writer(np.frombuffer(memory, np.uint8))
+    try:
+        joined = replace(result, items=tuple(_joined(result.items, writer)))
+        buffers: list[pickle.PickleBuffer] = []
+        pickled: bytes = cloudpickle.dumps(joined, protocol=5, buffer_callback=buffers.append)
+        return BufferedResult(pickled, tuple(writer.place(np.frombuffer(raw, np.uint8)) for raw in map(_raw, buffers)))
+    except _FullError:
+        return None
+
+
+def _raw(buffer: pickle.PickleBuffer) -> memoryview:
+    return buffer.raw()
+
+
+class _FullError(Exception):
+    """There is no room left."""
+
+
+@final
+class _Writer:
+    """Gives out a buffer's memory from its beginning on."""
+
+    def __init__(self, memory: _Array) -> None:
+        self._memory = memory
+        self._begin = _address(memory)
+        self._at = HEADER_BYTES
+
+    def reserve(self, num_bytes: int) -> int:
+        """The offset of `num_bytes` that nobody has."""
+        offset = self._at
+        if offset + num_bytes > len(self._memory):
+            raise _FullError
+        self._at = -(-(offset + num_bytes) // _LINE_BYTES) * _LINE_BYTES
+        return offset
+
+    def place(self, data: _Array) -> tuple[int, int]:
+        """Where some bytes lie; they are copied if they do not lie here yet."""
+        offset = _address(data) - self._begin
+        if not 0 < offset < len(self._memory):
+            offset = self.reserve(len(data))
+            self._memory[offset : offset + len(data)] = data
+        return offset, len(data)
+
+    def column(self, parts: Sequence[Column], num_rows: int) -> Column:
+        """One column of all rows of `parts`."""
+        first = parts[0]
+        size = first.itemsize * num_rows * int(np.prod(first.shape[1:], dtype=np.int64))
+        offset = self.reserve(size)
+        joined: Column = np.ndarray((num_rows, *first.shape[1:]), first.dtype, self._memory.data, offset)
+        np.concatenate(parts, out=joined)
+        return joined
+
+
+def _address(array: _Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _joined(items: Sequence[Item], writer: _Writer) -> list[Item]:
+    joined: list[Item] = []
+    for kind, run in itertools.groupby(items, _dense_kind):
+        blocks = list(run)
+        joined += blocks if kind is None or len(blocks) == 1 else [_one_block(blocks, writer)]
+    return joined
+
+
+def _dense_kind(item: Item) -> Any:
+    """What blocks share that can be joined; None for what cannot."""
+    if not isinstance(item, Block) or any(column.dtype == object for column in item.columns):
+        return None
+    return item.structure, item.specs, tuple((column.dtype, column.shape[1:]) for column in item.columns)
+
+
+def _one_block(blocks: Sequence[Any], writer: _Writer) -> Block:
+    first = blocks[0]
+    num_rows = sum(block.num_rows for block in blocks)
+    columns = tuple(
+        writer.column([block.columns[number] for block in blocks], num_rows) for number in range(len(first.columns))
+    )
+    return Block(first.structure, first.specs, columns, num_rows)

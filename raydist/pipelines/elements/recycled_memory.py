@@ -1,0 +1,58 @@
+"""Memory of large arrays that is used again: the system needs as long to give fresh pages as a copy to fill them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+__all__ = ["RecycledMemory"]
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+_LARGE_BYTES = 1 << 20  # for less there is the heap
+_MOST_IDLE = 3  # arrays; one more under way than a consumer holds is enough
+
+
+@final
+class RecycledMemory:
+    """Arrays whose memory comes from arrays of this object that nobody sees any more.
+
+    What comes back while the owner is gone, or holds enough, is freed. Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[int, _Array] = {}
+
+    def concatenate(self, parts: Sequence[_Array]) -> _Array:
+        """What numpy gives for arrays of one dtype and of shapes that differ in the first axis only; never a view."""
+        first = parts[0]
+        rows = sum(len(part) for part in parts)
+        shape = (rows, *first.shape[1:])
+        num_bytes = first.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        if num_bytes < _LARGE_BYTES or first.dtype.hasobject:
+            return np.concatenate(parts)
+        return np.concatenate(parts, out=np.ndarray(shape, first.dtype, self._memory(num_bytes).data))
+
+    def _memory(self, num_bytes: int) -> _Array:
+        """Bytes of a block that comes back when the last array over them is gone."""
+        block = self._take(num_bytes)
+        # A view of its own: numpy lets arrays refer to it, and not to what it is a view of, as its buffer is a view.
+        lent = np.frombuffer(block.data, np.uint8, num_bytes)
+        weakref.finalize(lent, _put_back, weakref.ref(self), block).atexit = False
+        return lent
+
+    def _take(self, num_bytes: int) -> _Array:
+        for name, block in tuple(self._idle.items()):
+            # None where another thread was quicker.
+            if num_bytes <= len(block) <= 2 * num_bytes and self._idle.pop(name, None) is not None:
+                return block
+        return np.empty(num_bytes, np.uint8)
+
+
+def _put_back(owner: weakref.ref[RecycledMemory], block: _Array) -> None:
+    memory = owner()
+    if memory is not None and len(memory._idle) < _MOST_IDLE:
+        memory._idle[id(block)] = block

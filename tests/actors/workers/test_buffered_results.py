@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from raydist.actors.workers import buffered_results
+from raydist.actors.workers.buffered_results import BufferedResult, write_result
+from raydist.actors.workers.shared_buffers import BufferShelf, SharedBuffer
+from raydist.actors.workers.worker import InputWorker, unpack_result
+from raydist.dataset import Dataset
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import ElementError, Item, StageResult
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.engine.executor import Executor, Pending
+from raydist.pipelines.engine.executor import _Ready as Ready
+from raydist.pipelines.engine.kernel import StageSpec
+from tests.contracts.datasets import DATASETS
+from tests.contracts.op import check_op
+from tests.pipelines.engine.stages import block_of
+
+MEMORY = 1 << 22
+
+
+def memory(num_bytes: int = MEMORY) -> np.ndarray[Any, Any]:
+    return np.zeros(num_bytes, np.uint8)
+
+
+def across(items: tuple[Item, ...], room: np.ndarray[Any, Any]) -> StageResult:
+    written = write_result(StageResult(items, (len(items),), ("x",), busy_s=0.5), room)
+    assert isinstance(written, BufferedResult)
+    return written.read(room)
+
+
+def image(value: int) -> Block:
+    return block_of_rows([np.full((100, 100, 3), value, np.float32)])
+
+
+def test_large_elements_come_as_one_column_that_can_be_written() -> None:
+    room = memory()
+    result = across(tuple(map(image, range(5))), room)
+    (block,) = result.items
+    assert isinstance(block, Block)
+    assert (block.num_rows, block.columns[0].shape, block.specs) == (5, (5, 100, 100, 3), image(0).specs)
+    assert block.columns[0][:, 99, 99, 2].tolist() == [0, 1, 2, 3, 4]
+    assert (result.inputs, result.signatures, result.busy_s) == ((5,), ("x",), 0.5)
+    assert np.shares_memory(block.columns[0], room)
+    assert block.columns[0].flags.writeable
+    assert block.columns[0].__array_interface__["data"][0] % 64 == room.__array_interface__["data"][0] % 64
+
+
+def test_joined_elements_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    concatenate = np.concatenate
+
+    def counted(parts: Any, out: Any) -> Any:
+        copied.append(out.nbytes)
+        return concatenate(parts, out=out)
+
+    monkeypatch.setattr(np, "concatenate", counted)
+    room = memory()
+    written = write_result(StageResult(tuple(map(image, range(5))), (5,), ("",)), room)
+    assert written is not None
+    assert copied == [5 * 120_000]
+    (place,) = written.places
+    assert place == (64, 5 * 120_000), "nothing lies twice in the buffer"
+    assert len(written.pickled) < 2_000
+
+
+def test_errors_and_other_kinds_stay_where_they_are() -> None:
+    error = ElementError(ValueError("no"), 2)
+    small = block_of(Dataset.range(4))
+    words = block_of_rows(["a", "b"])
+    items: tuple[Item, ...] = (image(0), image(1), error, image(2), small, words, words, image(3))
+    result = across(items, memory())
+    kinds = [item.num_rows if isinstance(item, Block) else str(item.error) for item in result.items]
+    assert kinds == [2, "no", 1, 4, 2, 2, 1]
+    assert [row for item in result.items[4:6] if isinstance(item, Block) for row in item.rows()] == ["a", "b"] * 2
+
+
+def test_shapes_that_differ_are_not_joined() -> None:
+    wide = block_of_rows([np.zeros((100, 200, 3), np.float32)])
+    result = across((image(0), wide, wide, image(1)), memory())
+    shapes = [item.columns[0].shape for item in result.items if isinstance(item, Block)]
+    assert shapes == [(1, 100, 100, 3), (2, 100, 200, 3), (1, 100, 100, 3)]
+    ragged = block_of_rows([np.ones(20_000), np.ones(30_000)])
+    (block,) = across((ragged,), memory()).items
+    assert isinstance(block, Block)
+    assert [row.sum() for row in block.columns[0]] == [20_000, 30_000]
+
+
+def test_little_and_too_much_travel_otherwise() -> None:
+    few = StageResult((block_of(Dataset.range(10)),), (10,), ("",))
+    assert write_result(few, memory()) is None
+    many = StageResult(tuple(map(image, range(9))), (9,), ("",))
+    assert write_result(many, memory(1 << 20)) is None
+    assert write_result(replace(many, items=(*many.items[:8],)), memory(1 << 20)) is not None
+    one = StageResult((block_of_rows([np.zeros(2 << 20, np.uint8)]),), (1,), ("",))
+    assert write_result(one, memory(1 << 20)) is None
+
+
+@final
+class ThroughBuffers(Executor):
+    """Does at once what a worker would do, and fetches it from a buffer."""
+
+    window = 1
+
+    def __init__(self, shelf: BufferShelf) -> None:
+        self._worker = InputWorker("here")
+        self._shelf = shelf
+        self.buffered = 0
+
+    def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
+        lease = self._shelf.lease()
+        assert lease is not None
+        result = self._worker.run_into(lease.address, b"", cloudpickle.dumps(spec), block, starts)
+        if isinstance(result, BufferedResult):
+            self.buffered += 1
+            result = result.read(lease.open())
+        return Ready(unpack_result(result))
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
+@pytest.mark.parametrize("name", DATASETS)
+def test_operations_keep_their_contract_through_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffered_results, "_SMALL_BYTES", 0)
+    create = SharedBuffer.create
+    monkeypatch.setattr(SharedBuffer, "create", lambda: create(1 << 20))
+    shelf = BufferShelf(most=1_000)
+    check_op(DATASETS[name], limit=9, executors=(lambda options: ThroughBuffers(shelf),))
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: Any
+    right: Any
+
+
+def test_nests_of_users_come_back_as_their_own() -> None:
+    pairs = tuple(block_of_rows([Pair(np.full(20_000, k), k)]) for k in range(3))
+    (block,) = across(pairs, memory()).items
+    assert isinstance(block, Block)
+    assert block.structure.kind is Pair
+    assert [row.right for row in block.rows()] == [0, 1, 2]
+    assert block.row(2).left.tolist() == [2] * 20_000
