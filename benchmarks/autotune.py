@@ -65,7 +65,7 @@ def images(scene: Scene) -> rd.Dataset:
 
 
 def windows(scene: Scene) -> rd.Dataset:
-    fives = rd.Dataset.range(scene.count(20_000)).window(5, shift=1, drop_remainder=True)
+    fives = rd.Dataset.range(scene.count(200_000)).window(5, shift=1, drop_remainder=True)
     return fives.flat_map(lambda w: w.batch(5)).batch(64)
 
 
@@ -89,13 +89,13 @@ def shuffled(scene: Scene) -> rd.Dataset:
 
 
 def batch_map(scene: Scene) -> rd.Dataset:
-    rows = np.zeros((scene.count(60_000), 64), np.float32)
+    rows = np.zeros((scene.count(400_000), 64), np.float32)
     return rd.Dataset.from_tensor_slices(rows).batch(64).map(lambda x: x * 2, num_parallel_calls=scene.calls)
 
 
 def zipped(scene: Scene) -> rd.Dataset:
-    squares = rd.Dataset.range(scene.count(60_000)).map(lambda x: x * x, num_parallel_calls=scene.calls)
-    return rd.Dataset.zip(rd.Dataset.range(scene.count(60_000)), squares).batch(32)
+    squares = rd.Dataset.range(scene.count(200_000)).map(lambda x: x * x, num_parallel_calls=scene.calls)
+    return rd.Dataset.zip(rd.Dataset.range(scene.count(200_000)), squares).batch(32)
 
 
 def padded(scene: Scene) -> rd.Dataset:

@@ -18,6 +18,8 @@ __all__ = ["numpy_rows", "torch_rows"]
 
 def numpy_rows(block: Block) -> list[Any]:
     """Elements as nests of numpy arrays, numpy scalars, bytes and str."""
+    if block.structure.kind is None:
+        return list(private_column(block.columns[0]))
     return list(element_rows(block.structure, [private_column(column) for column in block.columns]))
 
 
@@ -27,10 +29,12 @@ def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
     `from_numpy` is torch's: this layer does without importing it.
     """
     columns = [_tensor_rows(private_column(column), from_numpy) for column in block.columns]
+    if block.structure.kind is None:
+        return columns[0]
     return list(element_rows(block.structure, columns))
 
 
-def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> Any:
+def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> list[Any]:
     if column.dtype != object:
         # A 0-d view, not a scalar: from_numpy takes arrays. A tensor of a view pickles that view's bytes alone.
         return [from_numpy(column[index, ...]) for index in range(len(column))]

@@ -36,17 +36,15 @@ class RequestSize:
         return block
 
     def _learn(self, block: Block, seconds: float) -> None:
+        num_bytes, num_rows = block.num_bytes, block.num_rows
         if seconds > _SLOW_S:
             self.rows = max(1, self.rows // 2)
-        elif seconds < _QUICK_S and self.rows <= _FEWER * block.num_rows and self._is_small(block):
-            self.rows = min(self._most, self.rows * 2)
-        if block.num_bytes > _most_bytes(block.num_rows):
+        elif seconds < _QUICK_S and self.rows <= _FEWER * num_rows:
+            rows = min(self._most, self.rows * 2)
+            if rows * num_bytes <= _most_bytes(rows) * num_rows:  # twice as many like these
+                self.rows = rows
+        if num_bytes > _most_bytes(num_rows):
             self.rows = max(1, self.rows // 2)
-
-    def _is_small(self, block: Block) -> bool:
-        """Whether twice as many elements like these could be asked for."""
-        rows = 2 * self.rows
-        return rows * block.num_bytes <= _most_bytes(rows) * block.num_rows
 
 
 def _most_bytes(rows: int) -> int:

@@ -82,7 +82,8 @@ class Outbox:
 
     def _count(self, handed_out: int) -> None:
         self._handed_out += handed_out
-        self._advance()
+        if self._groups and self._handed_out >= self._groups[0][0]:
+            self._advance()
 
     def _advance(self) -> None:
         while self._groups and self._handed_out >= self._groups[0][0]:
