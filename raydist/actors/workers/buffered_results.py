@@ -1,4 +1,4 @@
-"""Results of stages in a shared buffer: written once, joined on the way, and read where they lie."""
+"""Blocks and results of stages in a shared buffer: written once, joined on the way, and read where they lie."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, final
 import cloudpickle
 import numpy as np
 
-from raydist.actors.workers.shared_buffers import HEADER_BYTES
+from raydist.actors.workers.shared_buffers import HEADER_BYTES, BufferAddress
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.items import Item, StageResult
 
-__all__ = ["BufferedResult", "write_result"]
+__all__ = ["BufferedBlock", "BufferedResult", "write_block", "write_result"]
 
 _LINE_BYTES = 64  # arrays begin at cache lines
 _SMALL_BYTES = 1 << 16  # less travels with the answer
@@ -38,11 +38,39 @@ class BufferedResult:
 
     def read(self, memory: _Array) -> StageResult:
         """The result; its arrays are views of `memory`, which holds the buffer."""
-        view = memory.data
-        result: StageResult = pickle.loads(
-            self.pickled, buffers=[view[offset : offset + size] for offset, size in self.places]
-        )
+        result: StageResult = _read(self.pickled, self.places, memory.data)
         return result
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BufferedBlock:
+    """A block whose arrays lie in a buffer; attributes as above.
+
+    Attributes:
+        address: The buffer.
+    """
+
+    address: BufferAddress
+    pickled: bytes
+    places: tuple[tuple[int, int], ...]
+
+    def read(self, memory: Any) -> Block:
+        """The block; its arrays are read-only views: who gives them to a user copies them."""
+        block: Block = _read(self.pickled, self.places, memoryview(memory).toreadonly())
+        return block
+
+
+def _read(pickled: bytes, places: Sequence[tuple[int, int]], view: memoryview) -> Any:
+    return pickle.loads(pickled, buffers=[view[offset : offset + size] for offset, size in places])
+
+
+def write_block(block: Block, address: BufferAddress, memory: _Array) -> BufferedBlock | None:
+    """`block` with its arrays in `memory`, which is the buffer at `address`; None if they are too many bytes."""
+    try:
+        return BufferedBlock(address, *_write(block, _Writer(memory)))
+    except _FullError:
+        return None
 
 
 def write_result(result: StageResult, memory: Any) -> BufferedResult | None:
@@ -54,16 +82,15 @@ def write_result(result: StageResult, memory: Any) -> BufferedResult | None:
         return None
     writer = _Writer(np.frombuffer(memory, np.uint8))
     try:
-        joined = replace(result, items=tuple(_joined(result.items, writer)))
-        buffers: list[pickle.PickleBuffer] = []
-        pickled: bytes = cloudpickle.dumps(joined, protocol=5, buffer_callback=buffers.append)
-        return BufferedResult(pickled, tuple(writer.place(np.frombuffer(raw, np.uint8)) for raw in map(_raw, buffers)))
+        return BufferedResult(*_write(replace(result, items=tuple(_joined(result.items, writer))), writer))
     except _FullError:
         return None
 
 
-def _raw(buffer: pickle.PickleBuffer) -> memoryview:
-    return buffer.raw()
+def _write(value: Any, writer: _Writer) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+    buffers: list[pickle.PickleBuffer] = []
+    pickled: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return pickled, tuple(writer.place(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers)
 
 
 class _FullError(Exception):

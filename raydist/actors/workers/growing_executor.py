@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 
 from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.pipelines.autotune.pool_growth import PoolGrowth, PoolPeriod
+from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
@@ -69,6 +70,9 @@ class GrowingExecutor(Executor):
         self._meters = meters
         self._stages[meter.name] = meter
         return self
+
+    def block_size(self, spec: StageSpec, together: int) -> BlockSize:
+        return self._shared.block_size(spec, together)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         if self._meters is not None and time.perf_counter() - self._last[0] > _PERIOD_S:

@@ -12,12 +12,15 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.supervision import first_line, wait_for
+from raydist.actors.workers.buffered_results import BufferedBlock, write_block
 from raydist.actors.workers.shared_buffers import BufferLease, BufferShelf
 from raydist.actors.workers.worker import InputWorker
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 
 __all__ = ["WorkerHandle", "WorkerKind"]
+
+_INLINE_BYTES = 1 << 16  # smaller blocks travel with the call
 
 KEPT_STAGES = 64
 """Stages that a worker keeps; every pass of a `repeat` has its own."""
@@ -64,16 +67,19 @@ class WorkerHandle:
 
     Attributes:
         name: The actor's name.
-        shelf: Buffers for its results.
+        shelf: Buffers for its results and blocks.
+        shares: Whether it has shown that it can open them.
     """
 
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
         self.shelf = BufferShelf()
+        self.shares = False
         self._kind = kind
         self._actor = actor
         self._ready: Any = actor.hello.remote()
         self._under_way: deque[Any] = deque()
+        self._read_from: dict[Any, Any] = {}  # the memory of blocks that it may not have read yet
         self._digests: deque[bytes] = deque()
 
     @classmethod
@@ -89,20 +95,38 @@ class WorkerHandle:
     def forget_finished(self, finished: set[Any]) -> int:
         """Leave out what is `finished`; the number of blocks that are left."""
         while self._under_way and self._under_way[0] in finished:
-            self._under_way.popleft()
+            self._read_from.pop(self._under_way.popleft(), None)
         return len(self._under_way)
 
-    def run(
-        self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...], lease: BufferLease | None = None
-    ) -> Any:
-        """Send a block; a stage comes along the first time. The reference to the result, or to what is in `lease`."""
-        known = digest in self._digests
-        if not known:
-            self._learn(digest)
-        sent = (digest, None if known else stage, block, starts)
-        ref = self._actor.run.remote(*sent) if lease is None else self._actor.run_into.remote(lease.address, *sent)
+    def run(self, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
+        """Send a block; a stage comes along the first time. The reference to the result."""
+        ref = self._actor.run.remote(digest, self._unknown(digest, stage), block, starts)
         self._under_way.append(ref)
         return ref
+
+    def run_into(self, lease: BufferLease, digest: bytes, stage: bytes, block: Block, starts: tuple[int, ...]) -> Any:
+        """:meth:`run`, with a buffer for the result; the block may travel in another one."""
+        argument, memory = self._buffered(block)
+        ref = self._actor.run_into.remote(lease.address, digest, self._unknown(digest, stage), argument, starts)
+        self._under_way.append(ref)
+        if memory is not None:
+            self._read_from[ref] = memory
+        return ref
+
+    def _buffered(self, block: Block) -> tuple[Block | BufferedBlock, Any]:
+        num_bytes = sum(column.nbytes for column in block.columns if column.dtype != object)
+        lease = self.shelf.lease() if self.shares and num_bytes > _INLINE_BYTES else None
+        if lease is None:
+            return block, None
+        memory = lease.open()
+        return write_block(block, lease.address, memory) or block, memory
+
+    def _unknown(self, digest: bytes, stage: bytes) -> bytes | None:
+        """The stage if the worker does not know it yet."""
+        if digest in self._digests:
+            return None
+        self._learn(digest)
+        return stage
 
     def _learn(self, digest: bytes) -> None:
         self._digests.append(digest)

@@ -7,11 +7,11 @@ import os
 import stat
 from typing import final
 
-from raydist.actors.workers.shared_buffers import BUFFER_NAME, BufferAddress
+from raydist.actors.workers.shared_buffers import BUFFER_NAME, MOST_BUFFERS, BufferAddress
 
 __all__ = ["MappedBuffers"]
 
-_MOST_MAPPED = 8  # a shelf has no more; one that was given up goes when another one is mapped in its place
+_MOST_MAPPED = MOST_BUFFERS  # one that was given up goes when another one is mapped in its place
 
 
 @final

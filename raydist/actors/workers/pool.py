@@ -27,6 +27,7 @@ from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumen
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.reading import StagePlace
@@ -81,6 +82,16 @@ class ActorExecutor(Executor):
         self._retired: list[WorkerHandle] = []
         self._pickles = StagePickles(KEPT_STAGES)
         self._started = 0
+        self._sizes: dict[tuple[tuple[str, ...], int], BlockSize] = {}
+
+    def block_size(self, spec: StageSpec, together: int) -> BlockSize:
+        """What the last iteration over this stage has found out: light blocks need ten steps to grow."""
+        key = (tuple(kernel.label for kernel in spec.kernels), together)
+        found = self._sizes.pop(key, None) or super().block_size(spec, together)
+        self._sizes[key] = found
+        if len(self._sizes) > KEPT_STAGES:
+            del self._sizes[next(iter(self._sizes))]
+        return found
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> PoolTask:
         return PoolTask(self, spec, block, starts)
@@ -98,7 +109,8 @@ class ActorExecutor(Executor):
             loads = self._loads()
             worker = self._workers[loads.index(min(loads))]
             lease = worker.shelf.lease() if self._consumed_here else None
-            ref = worker.run(digest, stage, block, starts, lease)
+            work = (digest, stage, block, starts)
+            ref = worker.run(*work) if lease is None else worker.run_into(lease, *work)
             return Sending(worker, ref, self._timeouts.element_s * (1 + min(loads)), lease)
 
     def start(self) -> None:

@@ -113,7 +113,12 @@ class PoolTask(Pending):
             self._pool.give_up(self._sent.worker)
             raise self._late()
         answer = ray.get(self._sent.ref, timeout=self._sent.limit_s)
+        if answer is None:  # the worker cannot read what it was sent
+            self._sent.worker.shares = False
+            self._sent = self._pool.send(self.spec, self.block, self.starts)
+            return self._receive()
         if isinstance(answer, BufferedResult) and self._sent.lease is not None:
+            self._sent.worker.shares = True
             answer = answer.read(self._sent.lease.open())
         result = unpack_result(answer)
         self._pool.received(self._sent.ref, result)

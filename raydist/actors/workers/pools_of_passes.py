@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.errors import CancelledError
+from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.build import walk
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
@@ -58,6 +59,9 @@ class SharedExecutor(Executor):
         self.num_workers = pool.num_workers
         self._closed = False
         self._tasks: weakref.WeakSet[Pending] = weakref.WeakSet()
+
+    def block_size(self, spec: StageSpec, together: int) -> BlockSize:
+        return self._pool.block_size(spec, together)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
         if self._closed:

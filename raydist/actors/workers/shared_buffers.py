@@ -19,13 +19,13 @@ from typing import Any, Self, final
 
 import numpy as np
 
-__all__ = ["BUFFER_NAME", "HEADER_BYTES", "BufferAddress", "BufferLease", "BufferShelf", "SharedBuffer"]
+__all__ = ["BUFFER_NAME", "HEADER_BYTES", "MOST_BUFFERS", "BufferAddress", "BufferLease", "BufferShelf", "SharedBuffer"]
 
 BUFFER_NAME = "raydist-results"
 HEADER_BYTES = 64  # the token, and room up to a cache line
 _TOKEN_BYTES = 16
 _BUFFER_BYTES = 64 << 20  # of these only what is written takes memory
-_MOST_BUFFERS = 8  # of one worker; a result that finds none free travels through the object store
+MOST_BUFFERS = 10  # of one worker; a result that finds none free travels through the object store
 
 _Array = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -112,7 +112,7 @@ class BufferShelf:
     blocks in order, so it has finished with that before it writes the next result into the buffer.
     """
 
-    def __init__(self, most: int = _MOST_BUFFERS) -> None:
+    def __init__(self, most: int = MOST_BUFFERS) -> None:
         self._most = most
         self._made = 0
         self._idle: list[SharedBuffer] = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.actors.workers.buffered_results import BufferedResult, write_result
+from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, write_result
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.actors.workers.mapped_buffers import MappedBuffers
 from raydist.actors.workers.memory_limit import limit_memory
@@ -73,9 +73,22 @@ class InputWorker:
             return pack_error(error, f"In {self._name}.")
 
     def run_into(
-        self, address: BufferAddress, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]
-    ) -> WorkerResult | BufferedResult:
-        """:meth:`run`; a result that fits into the buffer at `address` is written there."""
+        self,
+        address: BufferAddress,
+        digest: bytes,
+        spec: bytes | None,
+        block: Block | BufferedBlock,
+        starts: tuple[int, ...],
+    ) -> WorkerResult | BufferedResult | None:
+        """:meth:`run`; a result that fits into the buffer at `address` is written there.
+
+        The block may lie in a buffer too; None where this process cannot have that.
+        """
+        if isinstance(block, BufferedBlock):
+            given = self._buffers.get(block.address)
+            if given is None:
+                return None
+            block = block.read(given)
         result = self.run(digest, spec, block, starts)
         memory = self._buffers.get(address) if isinstance(result, StageResult) else None
         if memory is None or not isinstance(result, StageResult):

@@ -11,6 +11,7 @@ from typing import final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
+from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
@@ -64,6 +65,10 @@ class Executor(ABC):
     def for_prefetch(self, meter: Meter, meters: IterationMeters, budgets: Budgets) -> OptionalPrefetch | None:
         """What decides when a pipeline is read ahead that nobody asked to; None: never."""
         return None
+
+    def block_size(self, spec: StageSpec, together: int) -> BlockSize:
+        """What says how large the blocks of a stage are, whose consumer takes so many elements `together`."""
+        return BlockSize(away=self.place == "actors", together=together)
 
     @abstractmethod
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:

@@ -9,7 +9,6 @@ from typing import final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
-from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
@@ -64,7 +63,7 @@ class StageDispatch:
         self._spec = spec
         self._workers = workers
         self._meter = meter
-        self._size = BlockSize(away=workers.executor.place == "actors", together=workers.together)
+        self._size = workers.executor.block_size(spec, workers.together)
 
     def rows(self, limit: int) -> int:
         """Elements of the next block, for a consumer that wants `limit`."""

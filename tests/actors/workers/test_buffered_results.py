@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raydist.actors.workers import buffered_results
-from raydist.actors.workers.buffered_results import BufferedResult, write_result
+from raydist.actors.workers.buffered_results import BufferedResult, write_block, write_result
 from raydist.actors.workers.shared_buffers import BufferShelf, SharedBuffer
 from raydist.actors.workers.worker import InputWorker, unpack_result
 from raydist.dataset import Dataset
@@ -115,9 +115,15 @@ class ThroughBuffers(Executor):
         self.buffered = 0
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        lease = self._shelf.lease()
+        lease, given = self._shelf.lease(), self._shelf.lease()
         assert lease is not None
-        result = self._worker.run_into(lease.address, b"", cloudpickle.dumps(spec), block, starts)
+        assert given is not None
+        memory = given.open()
+        sent = write_block(block, given.address, memory)
+        assert sent is not None
+        result = self._worker.run_into(lease.address, b"", cloudpickle.dumps(spec), sent, starts)
+        assert result is not None
+        memory[64:] = 255  # nothing that the worker made lies where the block was
         if isinstance(result, BufferedResult):
             self.buffered += 1
             result = result.read(lease.open())
@@ -150,3 +156,21 @@ def test_nests_of_users_come_back_as_their_own() -> None:
     assert block.structure.kind is Pair
     assert [row.right for row in block.rows()] == [0, 1, 2]
     assert block.row(2).left.tolist() == [2] * 20_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
+def test_blocks_are_read_only_where_they_are_read() -> None:
+    shelf = BufferShelf(most=2)
+    lease = shelf.lease()
+    assert lease is not None
+    room = lease.open()
+    sent = write_block(image(4), lease.address, room)
+    assert sent is not None
+    block = sent.read(room)
+    assert np.shares_memory(block.columns[0], room)
+    assert not block.columns[0].flags.writeable
+    assert block.columns[0].max() == 4
+    large = block_of_rows([np.zeros(2 << 20, np.uint8)])
+    assert write_block(large, lease.address, room[: 1 << 20]) is None
+    gone = replace(sent, address=replace(sent.address, token=b"another's token!"))
+    assert InputWorker("here").run_into(sent.address, b"", b"", gone, (0,)) is None

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
+from raydist.actors.workers.buffered_results import BufferedBlock
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.actors.workers.shared_buffers import BUFFER_NAME
@@ -166,6 +168,61 @@ def test_large_results_lie_where_their_worker_wrote_them() -> None:
     assert not shared_addresses()
 
 
+def test_large_blocks_travel_in_memory_that_is_shared() -> None:
+    rows = np.arange(4_000 * 100, dtype=np.float32).reshape(4_000, 100)
+    seen: list[np.ndarray[Any, Any]] = []
+
+    def keep(row: Any) -> Any:
+        seen.append(row)  # in the worker: a user may keep what it is given
+        return np.stack([row, seen[0]])
+
+    pool = ActorExecutor(1, name="shared", consumed_here=True)
+    try:
+        dataset = Dataset.from_tensor_slices(rows).map(keep).batch(500)
+        for _ in range(2):
+            batches = [batch.copy() for batch in iterate(dataset, pool)]
+            assert np.array_equal(np.concatenate([batch[:, 0] for batch in batches]), rows)
+        assert all((batch[:, 1] == rows[0]).all() for batch in batches)
+        (worker,) = pool._workers
+        assert worker.shares
+        sent = worker.shelf._made
+        worker.shares = False
+        assert len(list(iterate(dataset, pool))) == 8
+        assert worker.shelf._made == sent
+    finally:
+        pool.close()
+
+
+def test_a_worker_that_cannot_read_a_block_gets_it_otherwise() -> None:
+    pool = ActorExecutor(1, name="shared", consumed_here=True)
+    try:
+        dataset = Dataset.from_tensor_slices(np.ones((400, 1000), np.float32)).map(lambda x: x + 1).batch(200)
+        assert len(list(iterate(dataset, pool))) == 2
+        (worker,) = pool._workers
+        worker.shares = True
+        actor = worker._actor
+        worker._actor = Deaf(actor)
+        assert sum(float(batch.sum()) for batch in iterate(dataset, pool)) == 800_000
+        assert not worker.shares
+    finally:
+        pool.close()
+
+
+class Deaf:
+    """An actor that finds no buffer."""
+
+    def __init__(self, actor: Any) -> None:
+        self.run_into = SimpleNamespace(remote=lambda *args: ray.put(None) if is_buffered(args) else run(actor, args))
+
+
+def is_buffered(args: tuple[Any, ...]) -> bool:
+    return isinstance(args[3], BufferedBlock)
+
+
+def run(actor: Any, args: tuple[Any, ...]) -> Any:
+    return actor.run.remote(*args[1:])
+
+
 def test_results_that_are_handed_on_are_not_shared(pool: ActorExecutor) -> None:
     batch = next(iterate(Dataset.range(8).map(lambda x: np.full((50, 1000), x, np.float32)).batch(8), pool))
     assert not is_shared(batch)
@@ -285,3 +342,12 @@ def test_a_slow_block_holds_back_no_other_where_any_order_will_do(pool: ActorExe
     resumed.load_state_dict(first.state_dict())
     first.close()
     assert sorted(begun + [int(x) for x in resumed]) == list(range(200))
+
+
+def test_the_next_iteration_knows_how_large_blocks_should_be(pool: ActorExecutor) -> None:
+    dataset = Dataset.range(3_000).map(lambda x: x + 1).batch(10)
+    assert len(list(iterate(dataset, pool))) == 300
+    (size,) = pool._sizes.values()
+    assert size.rows(10, 4, 1) > 64
+    assert len(list(iterate(dataset, pool))) == 300
+    assert list(pool._sizes.values()) == [size]
