@@ -1,0 +1,189 @@
+"""The driver's end against actors that answer in this process; on a cluster it is run by `tests/strategies`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from raydist.actors.supervision import root_cause
+from raydist.collectives.rendezvous import RendezvousStore
+from raydist.errors import CancelledError
+from raydist.mirroring.shipment import Shipment
+from raydist.options import Timeouts
+from raydist.replicas.group import ReplicaGroup
+from raydist.replicas.results import StepOutcome, pack_result
+from raydist.replicas.step import ReplicaSetup, StepHeader
+from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
+
+
+class Actors:
+    """Two replicas; a step returns its number, but for the one that fails on a replica."""
+
+    names = ("replica 0", "replica 1")
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, list[int]]] = []
+        self.calls: list[str] = []
+        self.failing: tuple[int, int] | None = None  # step, rank
+        self.broken = False
+        self.ready = True
+
+    def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
+        return "started"
+
+    def call(self, rank: int, method: str, *args: Any) -> Any:
+        self.calls.append(method)
+        self.broken = self.broken and method != "join"
+        return method
+
+    def control_all(self, method: str) -> None:
+        self.calls.append(method)
+
+    def steps(self, rank: int, message: StepMessage, objects: Sequence[Any]) -> GroupResult:
+        results, error = [], None
+        for header in message.steps():
+            if (header.step, rank) == self.failing or (self.broken and rank == 0):
+                error = error or (CancelledError("refused") if self.broken else ValueError(f"step {header.step}"))
+                self.broken = True
+            if error is None:
+                results.append(pack_result((header.step, rank), absent=False))
+        self.messages.append((rank, [header.step for header in message.steps()]))
+        return GroupResult(tuple(results), 0.001 * len(results), error)
+
+    def wait(
+        self, refs: Sequence[Any], names: Sequence[str], *, on_error: Callable[[], None], **limits: Any
+    ) -> list[Any]:
+        errors = [ref.error for ref in refs if isinstance(ref, GroupResult) and ref.error is not None]
+        if errors:
+            on_error()
+            raise root_cause([error for error in errors if isinstance(error, Exception)])
+        return list(refs)
+
+    def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
+        return list(refs)
+
+    def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
+        return self.ready
+
+    def discard(self, refs: Sequence[Any]) -> None:
+        self.calls.append("discard")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+@pytest.fixture
+def actors() -> Actors:
+    return Actors()
+
+
+@pytest.fixture
+def group(actors: Actors) -> Any:
+    setups = [ReplicaSetup("test", rank, 2, "cpu", ("cpu", "cpu"), 1, 10.0, 1 << 20) for rank in range(2)]
+    found: Any = actors  # takes the place of `ReplicaActors`
+    group = ReplicaGroup(setups, found, RendezvousStore(), Timeouts())
+    group.start()
+    yield group
+    group.close(gently=False)
+
+
+def planned(step: int) -> PlannedStep:
+    return PlannedStep(StepHeader(step, 0, Shipment(digest=b"step")))
+
+
+def values(outcome: StepOutcome) -> list[Any]:
+    return [result.leaf(0) for result in outcome.results()]
+
+
+def learn(group: ReplicaGroup) -> None:
+    """Let the group know that steps are short."""
+    values(group.dispatch(planned(0)))
+
+
+def test_who_reads_every_result_pays_one_message_a_replica_and_asks_nothing_else(
+    group: ReplicaGroup, actors: Actors
+) -> None:
+    actors.calls.clear()
+    for step in range(5):
+        assert values(group.dispatch(planned(step))) == [step, step]
+    assert actors.messages == [(rank, [step]) for step in range(5) for rank in range(2)]
+    assert actors.calls == []
+
+
+def test_who_runs_ahead_sends_groups(group: ReplicaGroup, actors: Actors) -> None:
+    learn(group)
+    actors.ready = False
+    outcomes = [group.dispatch(planned(step)) for step in range(1, 20)]
+    group.wait()
+    assert [steps for rank, steps in actors.messages if rank == 1] == [[0], [1], [2], list(range(3, 19)), [19]]
+    assert [values(outcome) for outcome in outcomes] == [[step, step] for step in range(1, 20)]
+
+
+def test_the_window_is_bounded(group: ReplicaGroup, actors: Actors) -> None:
+    for step in range(100):
+        group.dispatch(planned(step))
+        assert group._dispatcher.num_steps <= 48
+
+
+def test_steps_before_one_that_failed_keep_their_results(group: ReplicaGroup, actors: Actors) -> None:
+    learn(group)
+    actors.ready = False
+    actors.failing = (7, 1)
+    outcomes = [group.dispatch(planned(step)) for step in range(1, 12)]
+    assert values(outcomes[3]) == [4, 4]
+    with pytest.raises(ValueError, match="step 7"):
+        outcomes[6].results()
+    assert "abort" in actors.calls
+    with pytest.raises(CancelledError, match="Step 8 was given up, because step 7 failed"):
+        outcomes[7].results()
+    assert group.failed
+    group.rebuild()  # raises nothing: the program was told
+    assert not group.failed
+    actors.failing = None
+    assert values(group.dispatch(planned(20))) == [20, 20]
+    assert values(outcomes[5]) == [6, 6]
+
+
+def test_a_failure_that_nobody_read_is_told_once(group: ReplicaGroup, actors: Actors) -> None:
+    learn(group)
+    actors.ready = False
+    actors.failing = (5, 0)
+    outcomes = [group.dispatch(planned(step)) for step in range(1, 12)]
+    assert values(outcomes[3]) == [4, 4]  # of the same group as the one that fails
+    with pytest.raises(ValueError, match="step 5"):
+        group.wait()
+    group.wait()
+
+
+def test_a_rebuild_tells_of_a_failure_before_it_forgets_it(group: ReplicaGroup, actors: Actors) -> None:
+    learn(group)
+    actors.ready = False
+    actors.failing = (5, 0)
+    outcomes = [group.dispatch(planned(step)) for step in range(1, 12)]
+    values(outcomes[3])
+    with pytest.raises(ValueError, match="step 5"):
+        group.rebuild()
+    group.rebuild()
+    assert not group.failed
+
+
+def test_what_was_gathered_reaches_the_replicas_before_it_is_given_up(group: ReplicaGroup, actors: Actors) -> None:
+    learn(group)
+    actors.ready = False
+    for step in range(1, 6):
+        group.dispatch(planned(step))
+    assert (0, [3, 4, 5]) not in actors.messages
+    group.rebuild()
+    assert (0, [3, 4, 5]) in actors.messages
+    assert actors.calls.count("discard") == 3
+
+
+def test_a_result_is_a_part_of_what_its_group_returns(group: ReplicaGroup, actors: Actors) -> None:
+    learn(group)
+    actors.ready = False
+    outcomes = [group.dispatch(planned(step)) for step in range(1, 6)]
+    part = outcomes[4].part(1, 1)
+    assert (part.place, part.leaf_index) == (2, 1)
+    assert part.ref.leaf(0, part.place) == 5
