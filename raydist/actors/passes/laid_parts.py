@@ -53,7 +53,11 @@ class LaidParts:
 
     def __reduce__(self) -> tuple[Any, ...]:
         first = self._parts[0]
-        return _as_one, (first.dtype, first.shape[1:], *(pickle.PickleBuffer(part.data) for part in self._parts))
+        return _as_one, (first.dtype, first.shape[1:], *(pickle.PickleBuffer(_bytes(part)) for part in self._parts))
+
+
+def _bytes(part: _Array) -> memoryview:
+    return part.reshape(-1).view(np.uint8).data
 
 
 def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> _Array:
