@@ -42,8 +42,8 @@ $(PEERS_STAMP): benchmarks/requirements-peers.txt
 bench: $(STAMP) $(PEERS_STAMP)  ## Measure pipelines beside tf.data, DataLoader, Ray Data, grain and SPDL (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.pipelines --peer-python $(PEERS)/bin/python $(BENCH_ARGS)
 
-steps: $(STAMP)  ## Measure training steps
-	$(BIN)/python -m benchmarks.steps
+steps: $(STAMP) $(PEERS_STAMP)  ## Measure training steps beside DDP, Ray Train and TensorFlow (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.steps --peer-python $(PEERS)/bin/python $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -7,6 +7,7 @@ shape of the nest) and its leaves in a fixed order. A Python list is a leaf (it 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -62,7 +63,14 @@ def is_nested(value: Any) -> bool:
     >>> is_nested((1, 2)), is_nested([1, 2])
     (True, False)
     """
-    return isinstance(value, tuple | Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    cls: Any = type(value)
+    return _has_parts(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_parts(kind: Any) -> bool:
+    # Asked for every leaf of every batch: abstract classes and `is_dataclass` take a microsecond.
+    return issubclass(kind, tuple | Mapping) or dataclasses.is_dataclass(kind)
 
 
 def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]]:

@@ -92,6 +92,8 @@ class OptimizationOptions(SettingsGroup):
         dead_column_pruning: Let `from_arrow` and `from_parquet` leave out columns that the first map provably does not
             look at. Damage to such a column in a file is then not found.
         shard_pushdown: Call a map's function for the elements of one shard only.
+        window_stacking: Cut the batches of `window(...).flat_map(lambda w: w.batch(n))` from the input without a
+            dataset for each window, where the function provably does nothing else.
         inject_prefetch: Read a pipeline with functions ahead in a thread while that makes the whole faster, as the
             autotuner measures.
 
@@ -115,6 +117,7 @@ class OptimizationOptions(SettingsGroup):
     common_subgraph_elimination = typed(True, bool)
     dead_column_pruning = typed(True, bool)
     shard_pushdown = typed(True, bool)
+    window_stacking = typed(True, bool)
     inject_prefetch = typed(True, bool)
 
 
@@ -195,7 +198,8 @@ class InputOptions:
             pipeline; AUTOTUNE (default) lets raydist choose.
         resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}; "memory" (bytes) is also what
             it may take at most.
-        prefetch_batches: Global batches kept ready; None for the number of replicas.
+        prefetch_batches: Global batches kept ready at most; None for the number of replicas, and for more of small ones
+            that are taken quickly: for a tenth of a second, in some megabytes a replica.
         per_replica: For `distribute_datasets_from_function`: call the function once per replica, not once per worker.
         zero_copy: Hand out read-only mappings of the object store on the CPU. A step must not work in place on them.
 

@@ -69,23 +69,34 @@ class ReduceOp(enum.Enum):
 
 
 class Leaves(Protocol):
-    """What one replica's part of a nest is stored as: one object whose leaves are picked by number."""
+    """What one replica's part of a nest is stored as: one object whose leaves are picked by number.
+
+    An object may hold the parts of several steps, each at its place.
+    """
 
     absent: bool
     """True for the results of a replica that had no rows: reductions pass over them."""
 
-    def leaf(self, index: int) -> Any:
-        """Leaf `index` of the part, as the user sees it (a torch tensor, a number, ...)."""
+    def leaf(self, index: int, place: int = 0) -> Any:
+        """Leaf `index` of the part at `place`, as the user sees it (a torch tensor, a number, ...)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where one replica's value of a PerReplica is: leaf `leaf_index` of the `Leaves` stored as `ref`, or `value`."""
+    """Where one replica's value of a PerReplica is: a leaf of the `Leaves` stored as `ref`, or `value`.
+
+    Attributes:
+        ref: The object's; None for `value`.
+        leaf_index: Which leaf.
+        value: The value itself.
+        place: Which of the steps in the object.
+    """
 
     ref: Any = None
     leaf_index: int = 0
     value: Any = None
+    place: int = 0
 
 
 class PerReplica:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import raydist as rd
+from benchmarks import autotune
 from benchmarks.pipelines import generate
 from benchmarks.pipelines.contenders import CONTENDERS, RAYDIST
 from benchmarks.pipelines.peers import raydist_distributed, raydist_itself
@@ -15,7 +17,6 @@ from benchmarks.pipelines.peers.raydist_passes import num_rows
 from benchmarks.pipelines.scene import Scene
 from benchmarks.pipelines.workload import Workload
 from benchmarks.pipelines.workloads import WORKLOADS
-from benchmarks.steps import BENCHMARKS
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 ON_RAY = ("mnist_input_workers", "jpeg_input_workers", "object_store_queue", "prefetched_next", "input_worker_scaling")
@@ -97,6 +98,14 @@ def test_data_is_made_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "mnist_tfrecords").iterdir())) == generate.NUM_SHARDS
 
 
-def test_step_benchmark_runs() -> None:
-    (alone,) = [step for step in BENCHMARKS if step.replicas == 1 and "13k" in step.name]
-    assert "ms a step" in alone.run(smoke=True)
+@pytest.mark.parametrize("make", autotune.PIPELINES)
+def test_pipelines_give_the_same_with_autotune_and_without(
+    make: Callable[[autotune.Scene], rd.Dataset], tmp_path: Path
+) -> None:
+    autotune.write_files(tmp_path, rows=1000)
+    plain = make(autotune.Scene(tmp_path, None, 0.001))
+    tuned = make(autotune.Scene(tmp_path, rd.AUTOTUNE, 0.001)).prefetch(rd.AUTOTUNE)
+    count = sum(1 for _ in plain)
+    assert count == sum(1 for _ in tuned)
+    assert count > 0
+    assert f"| {make.__name__} |" in str(autotune.compare(make, tmp_path, rows=0.001, repeat=1))

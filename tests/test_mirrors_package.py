@@ -15,6 +15,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "actors/workers/handle.py": "tests/actors/workers/test_pool.py",
     "collectives/backend.py": "tests/collectives/test_contract.py",
     "collectives/base.py": "tests/contracts/communicator.py",
+    "collectives/process_group_backend.py": "tests/collectives/test_contract.py",
     "pipelines/engine/optional_prefetch.py": "tests/pipelines/autotune/test_tuned_prefetch.py",
     "pipelines/engine/random_access.py": "tests/pipelines/sources/test_indexed.py",
     "replicas/group.py": "tests/strategies/test_faults.py",

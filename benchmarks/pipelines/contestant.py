@@ -55,9 +55,17 @@ class Contestant:
         Raises:
             PassError: It cannot do this workload.
         """
+        return str(self.request(asdict(job))["version"])
+
+    def request(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to any request; starts the process if there is none.
+
+        Raises:
+            PassError: The answer tells a problem, or the process ended or took too long.
+        """
         if self._process is None:
             self._start()
-        return str(self._ask(asdict(job))["version"])
+        return self._ask(request)
 
     def run(self) -> tuple[float, float]:
         """One pass: what it gave, and its seconds.

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from benchmarks.pipelines.scene import MakePass, Pass, Scene
 
@@ -83,15 +83,31 @@ def own_standard_output() -> IO[str]:
     return answers
 
 
-def main() -> None:
-    module, distribution = sys.argv[1:]
+class Answering(Protocol):
+    """What `serve` asks."""
+
+    def answer(self, request: Mapping[str, Any]) -> Answer:
+        """Do what is asked; an error is an answer too."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+def serve(worker: Answering) -> None:
+    """Answer line by line until standard input ends."""
     answers = own_standard_output()
-    worker = Worker(lambda: passes_of(module), lambda: importlib.metadata.version(distribution))
     try:
         for line in sys.stdin:
             print(json.dumps(worker.answer(json.loads(line))), file=answers)
     finally:
         worker.close()
+
+
+def main() -> None:
+    module, distribution = sys.argv[1:]
+    serve(Worker(lambda: passes_of(module), lambda: importlib.metadata.version(distribution)))
 
 
 if __name__ == "__main__":

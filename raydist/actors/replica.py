@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import ray
@@ -12,7 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.actors.portable_errors import pack_error
-from raydist.actors.supervision import RemoteFailure, kill_actors, wait_for_all
+from raydist.actors.supervision import RemoteFailure, done_before_failure, kill_actors, wait_for_all
 from raydist.cluster import release
 
 __all__ = ["ReplicaActors", "ReplicaHost"]
@@ -22,7 +23,7 @@ _DISCARD_S = 1.0  # refused steps answer at once; what does not is killed soon
 
 @final
 class ReplicaHost:
-    """Hosts one runner. `step` and `call` run in the order of their submission, `control` beside them."""
+    """Hosts one runner. `steps` and `call` run in the order of their submission, `control` beside them."""
 
     def __init__(self) -> None:
         self._runner: Any = None
@@ -33,10 +34,13 @@ class ReplicaHost:
             self._runner = make_runner(*args)
         return os.getpid()
 
-    def step(self, header: Any, *objects: Any) -> Any:
-        """Run one step. `objects` were given as object refs: Ray has mapped them before this starts."""
+    def steps(self, group: Any, *objects: Any) -> Any:
+        """Run some steps. `objects` were given as object refs: Ray has mapped them before this starts."""
         with _errors_travel():
-            return self._runner.step(header, objects)
+            result = self._runner.steps(group, objects)
+        if result.error is not None:
+            raise RemoteFailure(pack_error(result.error), replace(result, error=None)) from None
+        return result
 
     def call(self, method: str, *args: Any) -> Any:
         """A method of the runner, after every step dispatched before it."""
@@ -75,8 +79,8 @@ class ReplicaActors:
     def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
         return self._handles[rank].start.remote(make_runner, *args)
 
-    def step(self, rank: int, header: Any, objects: Sequence[Any]) -> Any:
-        return self._handles[rank].step.remote(header, *objects)
+    def steps(self, rank: int, group: Any, objects: Sequence[Any]) -> Any:
+        return self._handles[rank].steps.remote(group, *objects)
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
         return self._handles[rank].call.remote(method, *args)
@@ -89,6 +93,10 @@ class ReplicaActors:
     def wait(self, refs: Sequence[Any], names: Sequence[str], **limits: Any) -> list[Any]:
         """See `supervision.wait_for_all`."""
         return wait_for_all(refs, names, **limits)
+
+    def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
+        """See `supervision.done_before_failure`."""
+        return [done_before_failure(ref) for ref in refs]
 
     def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
         """Whether all of `refs` are there, with values or errors; waits up to `within_s`."""

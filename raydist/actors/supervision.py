@@ -10,12 +10,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, TaskCancelledError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, TaskCancelledError
 
 from raydist.actors.portable_errors import PortableError
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
-__all__ = ["RemoteFailure", "first_line", "kill_actors", "root_cause", "wait_for", "wait_for_all"]
+__all__ = [
+    "RemoteFailure",
+    "done_before_failure",
+    "first_line",
+    "kill_actors",
+    "root_cause",
+    "wait_for",
+    "wait_for_all",
+]
 
 _GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
 _SLICE_S = 0.2  # how long a wait for one result goes on after it was cancelled
@@ -23,11 +31,17 @@ _SLICE_S = 0.2  # how long a wait for one result goes on after it was cancelled
 
 @final
 class RemoteFailure(Exception):
-    """Carries any exception out of an actor; the caller's side raises the exception itself."""
+    """Carries any exception out of an actor; the caller's side raises the exception itself.
 
-    def __init__(self, portable: PortableError) -> None:
-        super().__init__(portable)
+    Args:
+        portable: The exception.
+        before: What the call had done before it failed.
+    """
+
+    def __init__(self, portable: PortableError, before: Any = None) -> None:
+        super().__init__(portable, before)
         self.portable = portable
+        self.before = before
 
     def __str__(self) -> str:
         return self.portable.title
@@ -61,9 +75,8 @@ def wait_for_all(
     doing: str,
     limit: str,
     on_error: Callable[[], None],
-    values: bool = True,
 ) -> list[Any]:
-    """The values of `refs`, one per actor of `names`; without `values` only their errors are looked for.
+    """The values of `refs`, one per actor of `names`.
 
     The first error does not raise at once: `on_error` is called (it should make the peers give up), they get a short
     grace to report, and the error that explains the others is raised.
@@ -73,12 +86,14 @@ def wait_for_all(
         DeadlineExceededError: Some did not answer in `timeout_s`; names them, `doing` and the `limit` to raise.
         Exception: What the user's function raised, with its type and traceback.
     """
-    failure = _first_failure(list(refs), timeout_s)
-    if failure is None:
-        return list(ray.get(list(refs), timeout=timeout_s)) if values else []
+    try:
+        # Raises what fails first, while the others are still under way.
+        return list(ray.get(list(refs), timeout=timeout_s))
+    except Exception as error:
+        timed_out = isinstance(error, GetTimeoutError)
     on_error()
     outcomes = _outcomes(refs, names, doing)
-    if failure is _TIMED_OUT and all(outcome is None or isinstance(outcome, RaydistError) for outcome in outcomes):
+    if timed_out and all(outcome is None or isinstance(outcome, RaydistError) for outcome in outcomes):
         late = ", ".join(name for ref, name in zip(refs, names, strict=True) if not _is_ready(ref)) or ", ".join(names)
         raise DeadlineExceededError(
             f"{doing} must end within {timeout_s:g} s, but {late} did not answer. "
@@ -87,28 +102,21 @@ def wait_for_all(
     raise root_cause([outcome for outcome in outcomes if outcome is not None])
 
 
-_TIMED_OUT = TimeoutError()
-
-
 def _is_ready(ref: Any) -> bool:
     return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])
 
 
-def _first_failure(refs: list[Any], timeout_s: float) -> Exception | None:
-    """None once all refs are there; else the first error seen, or `_TIMED_OUT`."""
-    end = time.monotonic() + timeout_s
-    pending = refs
-    while pending:
-        ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, end - time.monotonic()))
-        if not ready:
-            return _TIMED_OUT
-        try:
-            ray.get(ready, timeout=max(1.0, end - time.monotonic()))
-        except GetTimeoutError:
-            return _TIMED_OUT
-        except Exception as error:
-            return error
-    return None
+def done_before_failure(ref: Any) -> Any:
+    """What a call had done when it failed, as its `RemoteFailure` tells; the value itself of one that did not fail.
+
+    None where the actor died, or has not answered yet.
+    """
+    try:
+        return ray.get(ref, timeout=0)
+    except RayTaskError as error:
+        return error.cause.before if isinstance(error.cause, RemoteFailure) else None
+    except (RayError, GetTimeoutError):
+        return None
 
 
 def _outcomes(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[Exception | None]:

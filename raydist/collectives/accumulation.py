@@ -72,8 +72,9 @@ class LocalAccumulation:
 
     def forget(self, indices: Iterable[int]) -> None:
         """These parameters' local parts have been sent, or dropped."""
-        for index in indices:
-            self._records.pop(index, None)
+        if self._records:
+            for index in indices:
+                self._records.pop(index, None)
 
 
 def accumulate(earlier: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:

@@ -1,30 +1,37 @@
-"""The seam between our communicators and the process groups of torch.distributed that carry the data.
-
-They are built directly on a store of our own: nothing here touches torch.distributed's process-wide default group.
-"""
+"""What carries a group's data, as the table of backends knows it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar, final
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+import torch
 
-from raydist.collectives.base import Membership
-from raydist.collectives.flights import Flight
+from raydist.collectives.base import Communicator, Membership
 
-__all__ = ["MARGIN_S", "Backend", "RawGroup"]
+__all__ = ["Backend", "Declined", "JoiningCommunicator"]
 
-RawGroup = Any
-"""A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL): torch's stubs leave out its collectives."""
 
-MARGIN_S = 1.0
-"""By how much a backend's own limit is longer than ours: it only bounds what an aborted operation leaves behind."""
+@final
+class Declined(Exception):
+    """The members have agreed that this backend cannot carry their group; the message says why."""
+
+
+class JoiningCommunicator(Communicator):
+    """A communicator that has to meet the other members first."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Join the group. Blocking: until every member has, at most `timeout_s`.
+
+        Raises:
+            DeadlineExceededError: A member did not arrive; the message says which.
+            Declined: This backend cannot carry the group: on every rank alike, before anything was sent.
+        """
 
 
 class Backend(ABC):
-    """How a group of ranks on some kind of device is made, and how its work is waited for.
+    """How the ranks of a group on some kind of device are connected.
 
     A new one is a file of its own and a line in `backend_table.py`; the tests then ask for its ranks and check the
     contract of communicators on them.
@@ -38,21 +45,5 @@ class Backend(ABC):
     devices: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
-        """Connect to the other members, which are known to have arrived.
-
-        Raises:
-            UnavailableError: This PyTorch, or this machine, does not have it.
-        """
-
-    @abstractmethod
-    def collective(self, work: dist.Work) -> Flight:
-        """A collective that was started."""
-
-    @abstractmethod
-    def point_to_point(self, work: dist.Work) -> Flight:
-        """A send or receive that was started."""
-
-    @abstractmethod
-    def kill(self, group: RawGroup) -> None:
-        """Stop what is under way, as far as the backend can."""
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:
+        """One rank's end of a group, which it has not joined yet."""

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.bucket_exchange import BucketExchange, GlobalGradient
+from raydist.collectives.buckets.exchange import BucketExchange, GlobalGradient, StepWeight
 from raydist.values import ReduceOp
 
-__all__ = ["StepWeight", "BackwardPass"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StepWeight:
-    """What a step does with new gradients: multiply by `scale`, or drop them where the replica counts nothing."""
-
-    scale: float
-    counts: bool
+__all__ = ["BackwardPass"]
 
 
 @final
 class BackwardPass:
-    """Takes gradients from the hooks and gives the global ones at the end.
+    """The gradients that one exchange brings, in the form in which `.grad` holds them.
 
     Args:
         communicator: For what follows the buckets (rows of sparse gradients, a second derivative).
@@ -41,33 +31,25 @@ class BackwardPass:
         self._communicator = communicator
         self._weight = weight
         self._create_graph = create_graph
-        self._local: dict[int, torch.Tensor] = {}
-
-    def appeared(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """Take a new gradient out of `.grad`, so that one that follows comes alone."""
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            return
-        if index in self._local:
-            self._local[index] = self._local[index] + gradient
-        else:
-            self._local[index] = gradient
-        if self._weight.counts:
-            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
-            self.exchange.put(index, dense, scale=self._weight.scale, sparse=gradient.is_sparse)
-        else:
-            self.exchange.put(index, None)
 
     def finish(self) -> dict[int, torch.Tensor]:
         """Parameter index -> new global gradient, for those that some replica has one for.
 
         Blocking: until all replicas have ended their pass, at most the communicator's limit.
         """
-        reduced = self.exchange.finish()
+        self.exchange.finish()
+        if self.exchange.complete and not self._create_graph:
+            return {
+                index: value
+                for indices, values in self.exchange.lend()
+                for index, value in zip(indices, values, strict=True)
+            }
+        reduced = self.exchange.gradients()
         return {index: self._outcome(index, reduced[index]) for index in sorted(reduced)}
 
     def _outcome(self, index: int, reduced: GlobalGradient) -> torch.Tensor:
-        local = self._local.get(index)
+        number, position = self.exchange.layout.places[index]
+        local = self.exchange.local[number][position]
         if reduced.sparse:
             return self._as_sparse(reduced.value, local)
         if self._create_graph:
@@ -76,10 +58,7 @@ class BackwardPass:
             apply: Any = _Connected.apply  # torch leaves it untyped
             connected: torch.Tensor = apply(start, value, self._communicator, self._weight)
             return connected
-        if local is None or local.is_sparse or local.dtype != reduced.value.dtype:
-            return reduced.value.clone()
-        # The engine's own tensor is reused: it has the parameter's memory format.
-        return local.detach().copy_(reduced.value)
+        return reduced.value
 
     def _as_sparse(self, value: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor:
         """The touched rows of `value`: rows that any replica's sparse gradient names, zero ones included."""

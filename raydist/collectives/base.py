@@ -8,13 +8,14 @@ of it in the same process, with other members.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from raydist.values import ReduceOp
+from raydist.errors import FailedPreconditionError
+from raydist.values import ReduceOp
 
 __all__ = ["Communicator", "Membership", "Work"]
 
@@ -40,6 +41,19 @@ class Membership:
     store_host: str = ""
     store_port: int = 0
 
+    def check_successor(self, later: Membership) -> None:
+        """Raise FailedPreconditionError where `later` does not come after this one in the same group.
+
+        >>> Membership("g", 1, 0, 2).check_successor(Membership("g", 1, 0, 1))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        raydist.errors.FailedPreconditionError: A new generation of group 'g' must be later than 1, got 1. Ask the ...
+        """
+        if later.group == self.group and later.generation <= self.generation:
+            raise FailedPreconditionError(
+                f"A new generation of group {self.group!r} must be later than {self.generation}, "
+                f"got {later.generation}. Ask the owner of the group for the present membership."
+            )
+
 
 class Work(ABC):
     """A collective that has been started."""
@@ -62,10 +76,16 @@ class Communicator(ABC):
     """One rank's end of a group. Collectives must be called in the same order by every rank.
 
     Tensors are worked on in place and may not be touched until the `Work` is done. Every wait ends after `timeout_s`.
+
+    Attributes:
+        membership: This rank's place in the present generation.
+        timeout_s: The limit of every wait, in seconds.
+        device: Where the tensors are.
     """
 
     membership: Membership
     timeout_s: float
+    device: torch.device = torch.device("cpu")
 
     @property
     def rank(self) -> int:
@@ -74,6 +94,27 @@ class Communicator(ABC):
     @property
     def world_size(self) -> int:
         return self.membership.world_size
+
+    @property
+    def checks_itself(self) -> bool:
+        """Whether ranks that call different things get a CollectiveMismatchError from the collectives themselves.
+
+        Where it is True nothing need be agreed on before a call: name, op, dtype, shape, root and order are compared.
+        """
+        return False
+
+    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+        """Flat, uninitialised tensors on which `all_reduce` is as cheap as this group can make it.
+
+        A collective: every rank calls it with equal sizes, at the same place in its sequence of collectives. The memory
+        is given back when the tensors are dropped, and its advantage ends with the generation; they stay usable.
+
+        Args:
+            sizes: Number of elements and dtype of each.
+
+        Blocking: where memory must be shared, until every rank has called, at most the communicator's limit.
+        """
+        return [torch.empty(numel, dtype=dtype, device=self.device) for numel, dtype in sizes]
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:

@@ -9,12 +9,12 @@ from typing import final
 
 import torch.distributed as dist
 
-from raydist.collectives.backend import Backend, RawGroup
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.flights import Flight
+from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
 from raydist.collectives.rendezvous import connect_store
-from raydist.collectives.translation import describe_operation, translate_torch_error
+from raydist.collectives.translation import describe_operation, describe_ranks, translate_torch_error
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
 
 __all__ = ["Generation"]
@@ -28,7 +28,7 @@ _ROLL_CALL_S = 0.3
 class Generation:
     """Waits, failures and the end of one process group. After its first failure every call fails the same way."""
 
-    def __init__(self, membership: Membership, backend: Backend, timeout_s: float) -> None:
+    def __init__(self, membership: Membership, backend: ProcessGroupBackend, timeout_s: float) -> None:
         self.membership = membership
         self._backend = backend
         self._timeout_s = timeout_s
@@ -47,7 +47,7 @@ class Generation:
         if missing:
             raise DeadlineExceededError(
                 f"{describe_operation(self.membership, operation)} timed out after {self._timeout_s} s: "
-                f"{_ranks(missing)} did not arrive. Raise the limit if they were only slow to start."
+                f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow to start."
             )
         try:
             self._group = self._backend.create(store, self.membership, self._timeout_s)
@@ -93,7 +93,7 @@ class Generation:
     def abort(self) -> None:
         """Fail the group for every member."""
         rank, group = self.membership.rank, self.membership.group
-        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}"))
+        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
         if self._group is not None:
             self._backend.kill(self._group)
 
@@ -142,7 +142,7 @@ class Generation:
 
     def _with_missing(self, error: RaydistError) -> RaydistError:
         missing = self._bulletin.roll_call(_ROLL_CALL_S) if self._bulletin is not None else ()
-        return type(error)(f"{error.message} No sign of {_ranks(missing)}.") if missing else error
+        return type(error)(f"{error.message} No sign of {describe_ranks(missing)}.") if missing else error
 
     def _late(self, operation: str, limit_s: float, *, fatal: bool) -> RaydistError:
         message = f"{describe_operation(self.membership, operation)} timed out after {limit_s} s."
@@ -150,7 +150,3 @@ class Generation:
             return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
         advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
         return self._fail(DeadlineExceededError(f"{message} {advice}"), operation)
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

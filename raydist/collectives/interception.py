@@ -46,15 +46,14 @@ class _Wrapper:
         self._lock = threading.Lock()
         self._num_users = 0
         self._original: Backward = torch.autograd.backward
+        self._wrapped: Backward = self._original
         self._installed: Backward | None = None
 
     def acquire(self) -> None:
         with self._lock:
             self._num_users += 1
             if self._installed is None:
-                self._original = torch.autograd.backward
-                self._installed = self._wrap(self._original)
-                torch.autograd.backward = self._installed
+                self._install()
 
     def release(self) -> None:
         with self._lock:
@@ -63,6 +62,14 @@ class _Wrapper:
             if self._num_users == 0 and torch.autograd.backward is self._installed:
                 torch.autograd.backward = self._original
                 self._installed = None
+
+    def _install(self) -> None:
+        # Wrapping anew for each step would let torch disable its compiler for another function each time.
+        if torch.autograd.backward is not self._original or self._wrapped is self._original:
+            self._original = torch.autograd.backward
+            self._wrapped = self._wrap(self._original)
+        self._installed = self._wrapped
+        torch.autograd.backward = self._installed
 
     @staticmethod
     def _wrap(original: Backward) -> Backward:

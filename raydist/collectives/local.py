@@ -14,13 +14,13 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.reducing import COMBINERS
 from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import check_reducible
 from raydist.errors import (
     CancelledError,
     CollectiveMismatchError,
     DeadlineExceededError,
-    FailedPreconditionError,
     RaydistError,
     UnavailableError,
 )
@@ -177,12 +177,7 @@ class LocalGroup(Communicator):
         self._meet("barrier", [], [], lambda parts: _same(parts, [])).wait()
 
     def reconfigure(self, membership: Membership) -> None:
-        present = self.membership
-        if membership.group == present.group and membership.generation <= present.generation:
-            raise FailedPreconditionError(
-                f"A new generation of group {present.group!r} must be later than {present.generation}, "
-                f"got {membership.generation}. Ask the owner of the group for the present membership."
-            )
+        self.membership.check_successor(membership)
         self.abort()
         self.membership = membership
         self._room = self._hub.room(membership)
@@ -267,14 +262,5 @@ def _same(parts: Sequence[_Tensors], result: _Tensors) -> list[_Tensors]:
 def _fold(parts: Sequence[_Tensors], op: ReduceOp) -> torch.Tensor:
     result = parts[0][0].clone()
     for part in parts[1:]:
-        result = _COMBINERS[op](result, part[0])
+        result = COMBINERS[op](result, part[0])
     return result / len(parts) if op is ReduceOp.MEAN else result
-
-
-_COMBINERS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.MEAN: torch.add,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.PRODUCT: torch.mul,
-}

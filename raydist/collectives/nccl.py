@@ -10,20 +10,24 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from raydist.collectives.backend import MARGIN_S, Backend, RawGroup
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import CudaFlight, Flight
+from raydist.collectives.process_group import ProcessGroupCommunicator
+from raydist.collectives.process_group_backend import MARGIN_S, ProcessGroupBackend, RawGroup
 from raydist.errors import UnavailableError
 
 __all__ = ["NcclBackend"]
 
 
 @final
-class NcclBackend(Backend):
+class NcclBackend(ProcessGroupBackend):
     """NVLink, InfiniBand or TCP between GPUs."""
 
     name = "nccl"
     devices = ("cuda",)
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
+        return ProcessGroupCommunicator(membership, device, timeout_s, self)
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         if not dist.is_nccl_available():

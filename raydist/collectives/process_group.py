@@ -15,16 +15,15 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from raydist.collectives.backend import Backend, RawGroup
-from raydist.collectives.backend_table import AUTO, backend_for
-from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.backend import JoiningCommunicator
+from raydist.collectives.base import Membership, Work
 from raydist.collectives.flights import Flight, LandedFlight
 from raydist.collectives.generation import Generation
+from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
-from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
-__all__ = ["ProcessGroupCommunicator", "open_communicator"]
+__all__ = ["ProcessGroupCommunicator"]
 
 # MEAN travels as a sum and is divided afterwards: the same on every backend.
 _OPS = {
@@ -34,42 +33,6 @@ _OPS = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
-
-
-def open_communicator(
-    membership: Membership, *, device: torch.device, timeout_s: float, backend: str = AUTO
-) -> ProcessGroupCommunicator:
-    """Join a group and return this rank's end of it.
-
-    Blocking: until every member has joined, at most `timeout_s` seconds.
-
-    Args:
-        membership: This rank's place and the address of the group's rendezvous store.
-        device: Where the tensors are.
-        timeout_s: The limit of every wait of this communicator, joining included.
-        backend: Name of what carries the data, the same on every rank; "auto": gloo for "cpu", NCCL for "cuda:k".
-
-    Raises:
-        InvalidArgumentError: There is no such backend, or it does not serve the device.
-        DeadlineExceededError: A member did not arrive; the message says which.
-
-    >>> from raydist.collectives.rendezvous import RendezvousStore
-    >>> with RendezvousStore() as store:
-    ...     alone = store.membership("doctest", generation=0, rank=0, world_size=1)
-    ...     communicator = open_communicator(alone, device=torch.device("cpu"), timeout_s=10.0)
-    ...     tensor = torch.ones(2)
-    ...     communicator.all_reduce(tensor, ReduceOp.SUM).wait()
-    ...     communicator.close()
-    >>> tensor.tolist()
-    [1.0, 1.0]
-    """
-    communicator = ProcessGroupCommunicator(membership, device, timeout_s, backend_for(device, backend))
-    try:
-        communicator.start()
-    except BaseException:
-        communicator.close()
-        raise
-    return communicator
 
 
 @final
@@ -91,10 +54,12 @@ class ProcessGroupWork(Work):
 
 
 @final
-class ProcessGroupCommunicator(Communicator):
-    """See :func:`open_communicator`. Not for use by several threads at once, `abort` aside."""
+class ProcessGroupCommunicator(JoiningCommunicator):
+    """One rank's end of a process group. Not for use by several threads at once, `abort` aside."""
 
-    def __init__(self, membership: Membership, device: torch.device, timeout_s: float, backend: Backend) -> None:
+    def __init__(
+        self, membership: Membership, device: torch.device, timeout_s: float, backend: ProcessGroupBackend
+    ) -> None:
         self.membership = membership
         self.device = device
         self.timeout_s = timeout_s
@@ -102,7 +67,6 @@ class ProcessGroupCommunicator(Communicator):
         self._generation = Generation(membership, backend, timeout_s)
 
     def start(self) -> None:
-        """Join the group. Blocking: until every member has, at most `timeout_s`."""
         self._generation.start()
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
@@ -169,12 +133,7 @@ class ProcessGroupCommunicator(Communicator):
         self._launch("barrier", [token], lambda group: group.allreduce([token.carrier], AllreduceOptions())).wait()
 
     def reconfigure(self, membership: Membership) -> None:
-        present = self.membership
-        if membership.group == present.group and membership.generation <= present.generation:
-            raise FailedPreconditionError(
-                f"A new generation of group {present.group!r} must be later than {present.generation}, "
-                f"got {membership.generation}. Ask the owner of the group for the present membership."
-            )
+        self.membership.check_successor(membership)
         self.abort()
         self._generation.leave()
         self.membership = membership

@@ -1,5 +1,6 @@
-"""Ray's collective groups on our communicators: `ray.util.collective` with the backend "RAYDIST".
+"""Ray's collective groups on our communicators: `ray.util.collective` with the backend "RAYDIST" or "RAYDIST_SHM".
 
+"RAYDIST" takes shared memory where all members of a group on CPUs are on one host, "RAYDIST_SHM" takes nothing else.
 Ray's registry of backends is per process: call :func:`register` in the driver and in every actor that joins a group.
 What Ray's functions lack (work handles, limits, abort, MEAN, reconfiguration) is on the group's `communicator`.
 """
@@ -11,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import ray
@@ -25,14 +26,24 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from raydist.collectives.backend_table import AUTO
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
-from raydist.collectives.process_group import open_communicator
+from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["BACKEND", "RaydistGroup", "create_group", "destroy_group", "group_limits", "register"]
+__all__ = [
+    "BACKEND",
+    "SHARED_MEMORY_BACKEND",
+    "RaydistGroup",
+    "SharedMemoryGroup",
+    "create_group",
+    "destroy_group",
+    "group_limits",
+    "register",
+]
 
 BACKEND = "RAYDIST"
+SHARED_MEMORY_BACKEND = "RAYDIST_SHM"
 
 _DEFAULT_TIMEOUT_S = 300.0
 _OPS = {
@@ -58,9 +69,10 @@ _TERMS: ContextVar[_Terms | None] = ContextVar("raydist_group_terms", default=No
 
 
 def register() -> None:
-    """Make the backend known to Ray in this process. May be called twice."""
-    if not _global_registry.is_registered(BACKEND):
-        register_collective_backend(BACKEND, RaydistGroup)
+    """Make the backends known to Ray in this process. May be called twice."""
+    for name, group in ((BACKEND, RaydistGroup), (SHARED_MEMORY_BACKEND, SharedMemoryGroup)):
+        if not _global_registry.is_registered(name):
+            register_collective_backend(name, group)
 
 
 def create_group(
@@ -90,7 +102,7 @@ def create_group(
         )
     finally:
         _TERMS.reset(token)
-    group: RaydistGroup = collective.get_group_handle(membership.group)
+    group: _Group = collective.get_group_handle(membership.group)
     return group.communicator
 
 
@@ -110,8 +122,7 @@ def group_limits(*, device: torch.device, timeout_s: float, backend: str = AUTO)
         _TERMS.reset(token)
 
 
-@final
-class RaydistGroup(BaseGroup):
+class _Group(BaseGroup):
     """One member's end of a group, as Ray sees it. Every method waits for its result.
 
     Built by Ray (`init_collective_group`, `create_collective_group`). Without a membership from :func:`create_group`,
@@ -121,21 +132,19 @@ class RaydistGroup(BaseGroup):
         communicator: The communicator underneath.
     """
 
+    _carrier: ClassVar[str | None] = None
+
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         terms = _TERMS.get() or _Terms()
         self._store: RendezvousStore | None = None
         membership = terms.membership or self._rendezvous(terms.timeout_s)
         self.communicator: Communicator = open_communicator(
-            membership, device=terms.device, timeout_s=terms.timeout_s, backend=terms.backend
+            membership, device=terms.device, timeout_s=terms.timeout_s, backend=self._carrier or terms.backend
         )
         self._checked = CheckedCommunicator(self.communicator, terms.device)
         if self._store is not None:
             internal_kv._internal_kv_del(self._key())
-
-    @classmethod
-    def backend(cls) -> str:
-        return BACKEND
 
     @classmethod
     def check_backend_availability(cls) -> bool:
@@ -203,6 +212,26 @@ class RaydistGroup(BaseGroup):
         # Two jobs on one cluster may use the same group name.
         job = ray.get_runtime_context().get_job_id()
         return f"raydist/collective/{job}/{self.group_name}".encode()
+
+
+@final
+class RaydistGroup(_Group):
+    """A group carried by what suits its members best."""
+
+    @classmethod
+    def backend(cls) -> str:
+        return BACKEND
+
+
+@final
+class SharedMemoryGroup(_Group):
+    """A group in shared memory: joining fails where its members cannot share any."""
+
+    _carrier = "shm"
+
+    @classmethod
+    def backend(cls) -> str:
+        return SHARED_MEMORY_BACKEND
 
 
 def _tensor(values: list[Any]) -> torch.Tensor:

@@ -6,17 +6,19 @@ gloo, NCCL and the TCPStore raise bare RuntimeErrors whose text is all they tell
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from raydist.collectives.base import Membership
 from raydist.errors import (
     CancelledError,
+    CollectiveMismatchError,
     DeadlineExceededError,
     InvalidArgumentError,
     RaydistError,
     UnavailableError,
 )
 
-__all__ = ["describe_operation", "is_slice_over", "translate_torch_error"]
+__all__ = ["describe_operation", "describe_ranks", "is_slice_over", "mismatch_error", "translate_torch_error"]
 
 # In order: the first pattern that occurs decides. "timeout caused pair closure" is gloo's echo of an earlier time-out.
 _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
@@ -38,6 +40,20 @@ def describe_operation(membership: Membership, operation: str) -> str:
     return (
         f"{operation} by rank {membership.rank} of {membership.world_size} "
         f"(group {membership.group!r}, generation {membership.generation})"
+    )
+
+
+def describe_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3` or `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def mismatch_error(calls: Sequence[str]) -> CollectiveMismatchError:
+    """The error of ranks that call different things; each rank's call in rank order."""
+    said = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+    return CollectiveMismatchError(
+        f"All replicas must call the same collectives with equal shapes and dtypes, got {said}. "
+        "Look for a branch that only some replicas take."
     )
 
 

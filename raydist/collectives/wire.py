@@ -79,4 +79,6 @@ def stage_bytes(tensor: torch.Tensor) -> Staged:
     """Prepare `tensor` to be moved: as plain bytes, whatever its dtype."""
     target = tensor.detach()
     values = target.contiguous()
-    return Staged(target, values, values.view(-1).view(torch.uint8))
+    # A tensor without elements may have strides that torch cannot view as bytes.
+    carrier = values.view(-1).view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
+    return Staged(target, values, carrier)

@@ -145,8 +145,8 @@ class Elementwise(Running):
             cycle_length: Datasets open at a time; None or AUTOTUNE: 4, or `num_parallel_calls` if that is more. (The
                 default of TensorFlow is the number of cores: the order would change with the machine.)
             block_length: Elements a turn, 1 by default.
-            num_parallel_calls: How many of the open datasets are read ahead, in a thread each; AUTOTUNE: all. None:
-                every dataset is read in the consumer's thread.
+            num_parallel_calls: How many of the open datasets are read ahead, in a thread each; AUTOTUNE: all, where
+                reading waits or a trial was faster. None: every dataset is read in the consumer's thread.
             deterministic: False takes what is there of the datasets that are read ahead, so that a slow one holds back
                 no other (None: `Options.deterministic` decides). The rest is as for `map`.
 

@@ -108,14 +108,17 @@ class Storing(Running):
     def prefetch(self, buffer_size: int | None = None) -> Self:
         """Let a background thread make up to `buffer_size` elements ahead.
 
-        A size that adapts begins with 2, doubles (up to 1,024) when the consumer finds the buffer empty after it was
-        full, and is halved while more than half of it is never needed. `Options.autotune.ram_budget` bounds the bytes
-        in all buffers of a pipeline. Pipelines with functions are read ahead without a `prefetch` too, while that pays:
-        `Options.optimization.inject_prefetch`. The state of an iterator is that of the elements handed out. The thread
-        starts with the first element asked for, and ends with the iterator.
+        The thread starts with the first element asked for, and ends with the iterator. One that adapts starts only
+        where it pays: when blocks of elements take 0.2 ms and more, their consumer works too, and either waits (for a
+        device, a disk) or a trial was faster; it ends when it pays no more. Its buffer doubles (up to 1,024) when the
+        consumer finds it empty after it was full, and is halved while more than half of it is never needed.
+        `Options.autotune.ram_budget` bounds the bytes in all buffers of a pipeline. Pipelines with functions are read
+        ahead without a `prefetch` too, while that pays: `Options.optimization.inject_prefetch`. The state of an
+        iterator is that of the elements handed out.
 
         Args:
-            buffer_size: Elements (batches, behind a `batch`); 0 does nothing; None or AUTOTUNE adapts.
+            buffer_size: Elements (batches, behind a `batch`); 0 does nothing; None or AUTOTUNE adapts. (With
+                `Options.autotune.enabled` False there is always a thread, and a buffer of 2.)
 
         Raises:
             InvalidArgumentError: `buffer_size` is below AUTOTUNE.

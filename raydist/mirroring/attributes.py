@@ -17,9 +17,11 @@ from raydist.mirroring.kinds import (
     MODULES,
     capture_object,
     content_digest,
+    is_as_witnessed,
     is_just_seeded,
     kind_of,
     patch_object,
+    witness_object,
 )
 from raydist.mirroring.shipment import ControlChanges, Writes
 from raydist.pickling.attribute_table import (
@@ -31,6 +33,7 @@ from raydist.pickling.attribute_table import (
     changed,
     seal,
 )
+from raydist.pickling.witness import Witness
 
 __all__ = ["ControlState"]
 
@@ -60,6 +63,7 @@ class ControlState:
         self._set_flag = set_flag
         self._digest = content_digest(table.handle_of)
         self._known: dict[int, AttributeTable] = {}
+        self._witnesses: dict[int, Witness] = {}  # of the states in `_known`, where a quick look is enough
         self._recent: dict[int, frozenset[AttributePath]] = {}
         self._touched: set[int] = set()
         self._always: set[int] = set()
@@ -74,7 +78,7 @@ class ControlState:
 
     def forget(self, handle: int) -> None:
         """The program dropped an object."""
-        for held in (self._known, self._recent):
+        for held in (self._known, self._witnesses, self._recent):
             held.pop(handle, None)
         self._touched.discard(handle)
         self._always.discard(handle)
@@ -107,6 +111,7 @@ class ControlState:
     def _take_over(self, handle: int, obj: Any, change: ControlChanges) -> None:
         """Replicas' changes, but for what the driver changed in the meantime."""
         known = self._known.get(handle, {})
+        self._witnesses.pop(handle, None)
         mine = changed(known, self._capture(obj))
         both = frozenset(path for path in change.values if path in mine)
         self._recent[handle] = change.recent | both
@@ -126,6 +131,8 @@ class ControlState:
             obj = self._table.object_of(handle)
             if obj is None:
                 self.forget(handle)
+                continue
+            if handle in self._witnesses and is_as_witnessed(obj, self._witnesses[handle]):
                 continue
             states[handle], values = self._changes(handle, obj)
             if values:
@@ -163,9 +170,18 @@ class ControlState:
         """What `collect` found is on its way: the replicas will hold these states."""
         for handle, flat in states.items():
             self._known[handle] = seal(flat)
-            if _is_open(self._table.object_of(handle), flat):
+            obj = self._table.object_of(handle)
+            if _is_open(obj, flat):
                 self._always.add(handle)
+            self._witness(handle, obj)
         self._touched.clear()
+
+    def _witness(self, handle: int, obj: Any) -> None:
+        witness = None if obj is None else witness_object(obj, self._digest)
+        if witness is None:
+            self._witnesses.pop(handle, None)
+        else:
+            self._witnesses[handle] = witness
 
     def _capture(self, obj: Any) -> AttributeTable:
         return capture_object(obj, self._digest)

@@ -61,6 +61,10 @@ class Discovery:
         with self._explaining(obj, what):
             return dumps(obj, self._identify, reach=Reach(self._is_shared))
 
+    def is_elsewhere(self, obj: Any) -> bool:
+        """Whether every replica has `obj`: it travels as a handle or under a name, whatever is in it."""
+        return self._table.handle_of(obj) is not None or id(obj) in self._externals
+
     def bundle(self) -> bytes:
         """Pickle of every new object, of those that they lead to, and of their gradients; empty if there are none."""
         if not self.new:
@@ -161,7 +165,7 @@ class Discovery:
         return self._is_candidate(obj) and (self._elsewhere_quietly(obj) or self._is_mirrorable(obj))
 
     def _elsewhere_quietly(self, obj: Any) -> bool:
-        return self._table.handle_of(obj) is not None or isinstance(obj, PerReplica) or id(obj) in self._externals
+        return self.is_elsewhere(obj) or isinstance(obj, PerReplica)
 
     def _is_mirrorable(self, obj: Any) -> bool:
         if isinstance(obj, torch.Tensor):

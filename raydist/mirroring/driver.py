@@ -18,6 +18,7 @@ from typing import Any, final
 import torch
 
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring.argument_forms import ArgumentForms, argument_form
 from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
@@ -30,6 +31,7 @@ from raydist.mirroring.shipment import Shipment, Writes
 from raydist.mirroring.variables import Variables
 from raydist.pickling.attribute_table import AttributeTable
 from raydist.pickling.pickler import PersistentId, loads
+from raydist.pickling.unchanged import SettledFunctions
 
 __all__ = ["MirrorDriver"]
 
@@ -56,6 +58,8 @@ class MirrorDriver:
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
         self._sent: OrderedDict[bytes, None] = OrderedDict()
+        self._settled = SettledFunctions()
+        self._forms = ArgumentForms()
         self._pending: Shipment | None = None
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
@@ -91,17 +95,15 @@ class MirrorDriver:
         with self._lock:
             self._require_open()
             discovery = Discovery(self._name, self._table, self._scope, externals or {})
-            function = discovery.pickle(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}")
-            # A function that holds PerReplica values is another one in every step.
-            digest = b"" if discovery.per_replica else hashlib.blake2b(function, digest_size=16).digest()
-            arguments = discovery.pickle((tuple(args), dict(kwargs or {})), "the arguments of run")
+            function, digest = self._pickle_function(discovery, fn)
+            arguments = self._pickle_arguments(discovery, args, kwargs or {})
             writes = Writes()
             states = self._collect(writes)
             self._pending = Shipment(
                 released=self._table.released,
                 writes=discovery.pickle(writes, "what the driver changed") if writes else b"",
                 bundle=discovery.bundle(),
-                function=b"" if digest in self._sent else function,
+                function=function,
                 digest=digest,
                 forget=self._functions_too_many(digest),
                 arguments=arguments,
@@ -109,6 +111,31 @@ class MirrorDriver:
             )
             self._found = discovery.new, states
             return self._pending
+
+    def _pickle_function(self, discovery: Discovery, fn: Any) -> tuple[bytes, bytes]:
+        """The function, empty where the replicas have it, and its digest."""
+        digest = self._settled.digest_of(fn)
+        if digest in self._sent:
+            return b"", digest
+        function = discovery.pickle(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}")
+        if discovery.per_replica:  # a function that holds PerReplica values is another one in every step
+            return function, b""
+        digest = hashlib.blake2b(function, digest_size=16).digest()
+        if digest not in self._sent:
+            return function, digest
+        self._settled.remember(fn, digest, discovery.is_elsewhere)
+        return b"", digest
+
+    def _pickle_arguments(self, discovery: Discovery, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        form = None if discovery.per_replica else argument_form(args, kwargs)
+        pickled = self._forms.pickle_of(form[0]) if form else b""
+        if form and pickled:
+            discovery.per_replica.extend(form[1])
+            return pickled
+        pickled = discovery.pickle((tuple(args), dict(kwargs)), "the arguments of run")
+        if form:
+            self._forms.remember(form[0], pickled)
+        return pickled
 
     def _collect(self, writes: Writes) -> dict[int, AttributeTable]:
         states = self._control.collect(writes)
@@ -181,6 +208,7 @@ class MirrorDriver:
             self._link.call_all(MirrorCalls.load, state)
             self._pending = None
             self._sent.clear()
+            self._settled.forget()
             for handle, obj in list(self._table.objects()):
                 if handle not in held:  # its shipment was the one that failed: it will be found again
                     self._abandon(handle, obj)

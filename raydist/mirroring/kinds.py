@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, Digest, Identity, attributes, capture, patch
 from raydist.pickling.parametrized import match_class
+from raydist.pickling.witness import Witness, witness_of
 
 __all__ = [
     "ObjectKind",
@@ -87,6 +88,18 @@ def capture_object(obj: Any, digest: Digest) -> AttributeTable:
     if isinstance(obj, torch.Generator):
         return capture({"state": bytes(obj.get_state().numpy())})
     return capture(attributes(obj), skip=_skip(obj), digest=digest)
+
+
+def witness_object(obj: Any, digest: Digest) -> Witness | None:
+    """For a quick look later; None where none is enough."""
+    if isinstance(obj, torch.Generator):
+        return None
+    return witness_of(attributes(obj), skip=_skip(obj), digest=digest)
+
+
+def is_as_witnessed(obj: Any, witness: Witness) -> bool:
+    """Whether the control state of a mirrored object is what it was."""
+    return witness.same_attributes(attributes(obj), _skip(obj))
 
 
 def patch_object(obj: Any, changes: Mapping[AttributePath, Any]) -> None:

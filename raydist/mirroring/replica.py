@@ -47,6 +47,8 @@ class MirrorReplica(MirrorCalls):
 
     def _start_empty(self) -> None:
         self._table = ReplicaTable()
+        self._parameters: tuple[torch.nn.Parameter, ...] = ()
+        self._parameters_at = -1
         self._control = ControlCollector(self._table, self._identify)
         self._tensors = TensorCollector(self._table)
 
@@ -78,9 +80,12 @@ class MirrorReplica(MirrorCalls):
         """For the time of a step: a parameter created in a mirrored module is an error."""
         return refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None)
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Every mirrored parameter, in an order that is the same on all replicas."""
-        return [obj for _, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
+    def parameters(self) -> tuple[torch.nn.Parameter, ...]:
+        """Every mirrored parameter, in an order that is the same on all replicas; one tuple until that changes."""
+        if self._table.changes != self._parameters_at:
+            self._parameters_at = self._table.changes
+            self._parameters = tuple(obj for _, obj in self._table.items() if isinstance(obj, torch.nn.Parameter))
+        return self._parameters
 
     def export_buffers(self) -> list[torch.Tensor]:
         """Copies of every mirrored buffer, in an order that is the same on all replicas."""

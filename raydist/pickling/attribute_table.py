@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 __all__ = [
+    "CONTAINERS",
     "Attribute",
     "AttributePath",
     "AttributeTable",
@@ -32,6 +33,7 @@ __all__ = [
     "attributes",
     "capture",
     "changed",
+    "is_plain",
     "patch",
     "seal",
 ]
@@ -40,7 +42,7 @@ AttributePath = tuple[Hashable, ...]
 Digest = Callable[[Any], Hashable]
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, enum.Enum)
-_CONTAINERS = (dict, OrderedDict, list)
+CONTAINERS = (dict, OrderedDict, list)
 
 
 @final
@@ -73,7 +75,7 @@ class Attribute:
 
 
 AttributeTable = dict[AttributePath, Attribute]
-_EMPTY = {kind: Attribute(Keys(kind, ())) for kind in _CONTAINERS}
+_EMPTY = {kind: Attribute(Keys(kind, ())) for kind in CONTAINERS}
 
 
 @final
@@ -103,10 +105,10 @@ def seal(flat: AttributeTable) -> AttributeTable:
     return {path: attribute.sealed() for path, attribute in flat.items()}
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether `value` cannot change and compares by content."""
     if type(value) in (tuple, frozenset):
-        return all(_is_plain(item) for item in value)
+        return all(is_plain(item) for item in value)
     return isinstance(value, (*_IMMUTABLE, Keys))
 
 
@@ -129,11 +131,11 @@ def _walk(prefix: AttributePath, container: Any, flat: AttributeTable, digest: D
     flat[(*prefix, Keys)] = Attribute(Keys(type(container), names))
     for name, value in list(_items(container)):
         path = (*prefix, name)
-        if type(value) in _CONTAINERS and not value:
+        if type(value) in CONTAINERS and not value:
             flat[(*path, Keys)] = _EMPTY[type(value)]
-        elif type(value) in _CONTAINERS and id(value) not in above:
+        elif type(value) in CONTAINERS and id(value) not in above:
             _walk(path, value, flat, digest, above | {id(value)})
-        elif _is_plain(value):
+        elif is_plain(value):
             flat[path] = Attribute(value)
         else:
             flat[path] = Attribute(value, digest(value))

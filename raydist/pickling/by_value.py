@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-__all__ = ["Reach", "referenced_globals"]
+__all__ = ["Reach", "is_library", "is_users", "referenced_globals"]
 
 _LIBRARIES = frozenset(
     {"torch", "torchvision", "torchmetrics", "torchaudio", "numpy", "pyarrow", "pandas", "scipy", "sklearn", "ray"}
@@ -23,15 +23,16 @@ _LIBRARIES = frozenset(
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), types.CodeType)
 
 
-def _is_library(module_name: str | None) -> bool:
+def is_library(module_name: str | None) -> bool:
+    """Whether a module belongs to a library, which cannot hold a user's objects."""
     top = (module_name or "").partition(".")[0]
     return top in _LIBRARIES or (top in sys.stdlib_module_names and top != "__main__")
 
 
-def _is_users(module: types.ModuleType) -> bool:
+def is_users(module: types.ModuleType) -> bool:
     """Whether a module is the user's own: installed packages are large, and hold no model of the program's."""
     path = getattr(module, "__file__", None) or ""
-    return not _is_library(module.__name__) and "site-packages" not in path and "dist-packages" not in path
+    return not is_library(module.__name__) and "site-packages" not in path and "dist-packages" not in path
 
 
 def referenced_globals(function: types.FunctionType) -> dict[str, Any]:
@@ -66,13 +67,13 @@ class Reach:
     def by_value(self, obj: types.FunctionType | type) -> bool:
         """Whether a function or class must not be pickled as a name."""
         name = getattr(obj, "__module__", None)
-        if name == "__main__" or _is_library(name):  # cloudpickle ships what is in __main__ by value anyway
+        if name == "__main__" or is_library(name):  # cloudpickle ships what is in __main__ by value anyway
             return False
         return self.reaches(obj)
 
     def module_values(self, module: types.ModuleType) -> dict[str, Any]:
         """The globals of a user's module that must not be the ones of the replica's own import."""
-        if not _is_users(module):
+        if not is_users(module):
             return {}
         return {name: value for name, value in vars(module).items() if name[:2] != "__" and self.reaches(value)}
 
@@ -104,13 +105,13 @@ def _references(obj: Any) -> Iterator[Any]:
         if isinstance(obj, kind):
             yield from references(obj)
             return
-    if not _is_library(type(obj).__module__):
+    if not is_library(type(obj).__module__):
         yield type(obj)
         yield from getattr(obj, "__dict__", {}).values()
 
 
 def _function_references(function: types.FunctionType) -> Iterator[Any]:
-    if _is_library(function.__module__) and not hasattr(function, "__wrapped__"):
+    if is_library(function.__module__) and not hasattr(function, "__wrapped__"):
         return
     yield from referenced_globals(function).values()
     for cell in function.__closure__ or ():
@@ -128,7 +129,7 @@ def _cell(cell: types.CellType) -> Iterator[Any]:
 
 
 def _class_references(cls: type) -> Iterator[Any]:
-    if _is_library(cls.__module__):
+    if is_library(cls.__module__):
         return
     for value in vars(cls).values():
         if isinstance(value, staticmethod | classmethod):
@@ -141,7 +142,7 @@ def _class_references(cls: type) -> Iterator[Any]:
 
 
 def _module_references(module: types.ModuleType) -> Iterator[Any]:
-    if _is_users(module):
+    if is_users(module):
         yield from (value for name, value in vars(module).items() if name[:2] != "__")
 
 

@@ -6,26 +6,29 @@ One group serves every strategy whose replicas run in lock step. It knows nothin
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, TypeVarTuple, final
 
 from raydist.actors.replica import ReplicaActors
 from raydist.collectives.base import Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import UnavailableError
+from raydist.errors import FailedPreconditionError, UnavailableError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
+from raydist.replicas.dispatcher import DispatchedStep, Dispatcher, SentGroup
+from raydist.replicas.pace import Pace
+from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
-from raydist.replicas.step import ReplicaSetup, StepHeader
+from raydist.replicas.step import ReplicaSetup
+from raydist.replicas.step_message import GroupResult, PlannedStep, address_steps
+from raydist.values import Part
 
 __all__ = ["ReplicaGroup"]
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
-
-_WINDOW = 8  # dispatched steps under way: enough to hide the dispatch, few enough to bound what waits in queues
 
 
 @final
@@ -40,7 +43,9 @@ class ReplicaGroup:
         self._timeouts = timeouts
         self._store = store
         self._generation = -1
-        self._under_way: deque[tuple[int, list[Any]]] = deque()
+        self._pace = Pace()
+        self._dispatcher = Dispatcher(self._send, lambda ref, within_s: actors.are_ready([ref], within_s), self._pace)
+        self._untold: Exception | None = None
         self._failed = False
         self._dead: UnavailableError | None = None
 
@@ -67,6 +72,7 @@ class ReplicaGroup:
 
     def rebuild(self) -> None:
         """Form a new generation of all replicas; what failed before is forgotten. Dispatched steps are given up."""
+        self._tell()
         if self._dead is not None:
             raise self._dead
         self._give_up_dispatched()
@@ -77,46 +83,101 @@ class ReplicaGroup:
 
     def _give_up_dispatched(self) -> None:
         """Forget steps that nobody will wait for: they follow one that failed, and were refused."""
-        while self._under_way:
-            self._actors.discard(self._under_way.popleft()[1])
+        for group in self._dispatcher.give_up():
+            self._actors.discard(group.refs)
 
     def _membership(self, setup: ReplicaSetup) -> Membership:
         return self._store.membership(
             setup.name, generation=self._generation, rank=setup.rank, world_size=setup.world_size
         )
 
-    def dispatch(self, headers: Sequence[StepHeader], objects: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send one step, replica by replica, with the refs of its objects; returns the refs of its results.
+    def dispatch(self, step: PlannedStep) -> StepOutcome:
+        """Send one step to every replica, now or soon.
 
-        Blocks only while the window is full; then the error of the oldest step may come out.
+        Blocks only while too many are under way; then the error of the oldest ones may come out.
         """
         if self._dead is not None:
             raise self._dead
-        while len(self._under_way) >= _WINDOW:
+        while self._dispatcher.num_steps >= self._dispatcher.window_with(step):
             self._finish_oldest()
-        refs = [
-            self._actors.step(setup.rank, header, refs)
-            for setup, header, refs in zip(self._setups, headers, objects, strict=True)
-        ]
-        self._under_way.append((headers[0].step, refs))
-        return refs
+            self._tell()
+        return _Outcome(self, self._dispatcher.add(step))
+
+    def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
+        messages = address_steps(steps, self.num_replicas)
+        return [self._actors.steps(rank, group, refs) for rank, (group, refs) in enumerate(messages)]
 
     def wait(self) -> None:
         """Return once every dispatched step is done; raises the error of the first that failed."""
-        while self._under_way:
-            self._finish_oldest()
+        self._tell()
+        while self._finish_oldest():
+            self._tell()
 
-    def _finish_oldest(self) -> None:
-        step, refs = self._under_way.popleft()
-        self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s", values=False)
+    def _tell(self) -> None:
+        """Raise the error of a step that nobody has been told about."""
+        error, self._untold = self._untold, None
+        if error is not None:
+            raise error
 
-    def fetch(self, step: int, generation: int, refs: Sequence[Any]) -> list[Any]:
-        """The results of one step of `generation`, in rank order; raises its error, as often as it is asked for."""
-        while self._under_way and self._under_way[0][0] < step:
+    def _finish_oldest(self) -> bool:
+        """Wait for the oldest group; False if there is none. An error is told later."""
+        group = self._dispatcher.oldest()
+        if group is None:
+            return False
+        consequence = self._failed  # of what was told already
+        try:
+            self._finish(group)
+        finally:
+            self._dispatcher.finished(group)
+        self._untold = self._untold if consequence else group.error
+        return True
+
+    def _finish(self, group: SentGroup, *, present: bool = True) -> None:
+        """Wait until it is known how the steps ended. One that nobody waited for says nothing about what is now."""
+        try:
+            group.succeed(self._wait_for(group, present=present))
+        except Exception as error:
+            before = self._actors.done_before_failure(group.refs)
+            group.fail(error, [answer or GroupResult(()) for answer in before])
+        else:
+            self._learn(group)
+
+    def _wait_for(self, group: SentGroup, *, present: bool) -> list[GroupResult]:
+        limit_s = self._timeouts.step_s * len(group.steps)
+        return self._wait(group.refs, limit_s, group.title, "Timeouts.step_s", present=present)
+
+    def _learn(self, group: SentGroup) -> None:
+        for step in group.steps:
+            results = group.results_at(step.place)
+            size = max(result.num_bytes for result in results)
+            self._pace.learn(step.planned.header.shipment.digest, seconds=group.seconds_a_step, num_bytes=size)
+
+    def results_of(self, step: DispatchedStep) -> list[StepResult]:
+        """The results of one step in rank order; raises its error, as often as it is asked for."""
+        group = self._sent(step)
+        while not group.finished and self._dispatcher.is_under_way(group):
             self._finish_oldest()
-        if self._under_way and self._under_way[0][0] == step:
-            self._under_way.popleft()  # what comes of it is told here, and not again when the strategy closes
-        return self._wait(refs, self._timeouts.step_s, f"step {step}", "Timeouts.step_s", generation=generation)
+            if not group.finished:
+                self._tell()
+        if not group.finished:
+            self._finish(group, present=False)
+        try:
+            return group.results_at(step.place)
+        except Exception as error:
+            if error is self._untold:  # what came of it is told here, and not again when the strategy closes
+                self._untold = None
+            raise
+
+    def _sent(self, step: DispatchedStep) -> SentGroup:
+        if step.group is None:
+            self._dispatcher.flush()
+        if step.group is None:
+            raise FailedPreconditionError(f"raydist bug: step {step.planned.header.step} must have been sent by now.")
+        return step.group
+
+    def part_of(self, step: DispatchedStep, rank: int, leaf_index: int) -> Part:
+        """Where a leaf of one replica's result of a step will be."""
+        return Part(ref=self._sent(step).refs[rank], leaf_index=leaf_index, place=step.place)
 
     def answers(self, within_s: float) -> bool:
         """Whether every replica has done what was dispatched and answers; waits up to `within_s`."""
@@ -152,11 +213,8 @@ class ReplicaGroup:
         limit: str,
         *,
         names: Sequence[str] | None = None,
-        values: bool = True,
-        generation: int | None = None,
+        present: bool = True,
     ) -> list[Any]:
-        # A result of an older generation may be read late: its error says nothing about the group as it is now.
-        present = generation in (None, self._generation)
         try:
             return self._actors.wait(
                 refs,
@@ -165,7 +223,6 @@ class ReplicaGroup:
                 doing=doing,
                 limit=limit,
                 on_error=self._give_up if present else _nothing,
-                values=values,
             )
         except Exception as error:
             if present:
@@ -187,7 +244,27 @@ class ReplicaGroup:
                 self._wait(refs, self._timeouts.close_s, "closing", "Timeouts.close_s")
         self._give_up_dispatched()
         self._actors.kill()
+        self._dispatcher.close()
         self._store.close()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome(StepOutcome):
+    """A step of a group of replicas."""
+
+    group: ReplicaGroup
+    step: DispatchedStep
+
+    @property
+    def num_replicas(self) -> int:
+        return self.group.num_replicas
+
+    def results(self) -> list[StepResult]:
+        return self.group.results_of(self.step)
+
+    def part(self, rank: int, leaf_index: int) -> Part:
+        return self.group.part_of(self.step, rank, leaf_index)
 
 
 def _nothing() -> None:

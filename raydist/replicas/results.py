@@ -7,10 +7,10 @@ import functools
 import inspect
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import cloudpickle
 import numpy as np
@@ -20,7 +20,7 @@ from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten
 from raydist.values import Part, PerReplica
 
-__all__ = ["ResultLeaf", "StepResult", "StepValues", "StructureMemory", "pack_result", "returns_nothing"]
+__all__ = ["ResultLeaf", "StepOutcome", "StepResult", "StepValues", "StructureMemory", "pack_result", "returns_nothing"]
 
 
 @final
@@ -37,15 +37,26 @@ class _PackedTensor:
 @final
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one replica's step function returned, without graph and device (implements `values.Leaves`)."""
+    """What one replica's step function returned, without graph and device."""
 
     structure: Structure
     leaves: tuple[Any, ...]
     absent: bool = False
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors and arrays, about."""
+        return sum(_num_bytes(leaf) for leaf in self.leaves)
+
     def leaf(self, index: int) -> Any:
+        """Leaf `index`, as the step's user sees it."""
         value = self.leaves[index]
         return value.unpack() if isinstance(value, _PackedTensor) else value
+
+
+def _num_bytes(leaf: Any) -> int:
+    size: int = leaf.array.nbytes if isinstance(leaf, _PackedTensor) else getattr(leaf, "nbytes", 64)
+    return size
 
 
 def pack_result(value: Any, *, absent: bool) -> StepResult:
@@ -82,19 +93,32 @@ def _pack_tensor(tensor: torch.Tensor) -> Any:
         return plain.clone()
 
 
+class StepOutcome(Protocol):
+    """One dispatched step, as its results are read: by the driver, or by another step."""
+
+    @property
+    def num_replicas(self) -> int:
+        """On how many it runs."""
+
+    def results(self) -> list[StepResult]:
+        """Every replica's result; waits for the step and raises its error."""
+
+    def part(self, rank: int, leaf_index: int) -> Part:
+        """Where one leaf of one replica's result will be."""
+
+
 @final
 class StepValues:
     """The results of one step on all replicas, fetched together once and shared by the leaves of its nest."""
 
-    def __init__(self, refs: Sequence[Any], fetch: Callable[[Sequence[Any]], list[StepResult]]) -> None:
-        self.refs = tuple(refs)
-        self._fetch = fetch
+    def __init__(self, outcome: StepOutcome) -> None:
+        self.outcome = outcome
         self._results: list[StepResult] | None = None
 
     def results(self) -> list[StepResult]:
         """Every replica's result; waits for the step and raises its error."""
         if self._results is None:
-            self._results = self._fetch(self.refs)
+            self._results = self.outcome.results()
             structures = [result.structure for result in self._results if not result.absent]
             if any(structure != structures[0] for structure in structures):
                 shown = ", ".join(map(str, structures))
@@ -137,10 +161,10 @@ class ResultLeaf(PerReplica):
 
     @property
     def num_parts(self) -> int:
-        return len(self.step.refs)
+        return self.step.outcome.num_replicas
 
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
-        return Part(ref=self.step.refs[rank], leaf_index=self.index)
+        return self.step.outcome.part(rank, self.index)
 
     def _fetch(self) -> tuple[Any, ...]:
         found = self.step.structure()
@@ -183,9 +207,14 @@ def returns_nothing(fn: Callable[..., Any]) -> bool:
     (True, False)
     """
     key = _codes(fn)
-    if not key or key[0].co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+    return bool(key) and _code_returns_nothing(key[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_returns_nothing(code: CodeType) -> bool:
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return False
-    steps = list(dis.get_instructions(key[0]))
+    steps = list(dis.get_instructions(code))
     for before, step in zip(steps, steps[1:], strict=False):
         is_none = before.opname == "LOAD_CONST" and before.argval is None and not step.is_jump_target
         if step.opname == "RETURN_VALUE" and not is_none:

@@ -7,6 +7,7 @@ instead of waiting, and refuses every later step until the driver has built a ne
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, final
@@ -16,7 +17,7 @@ import torch
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gradients import GradientReducer
-from raydist.collectives.process_group import open_communicator
+from raydist.collectives.opening import open_communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import CancelledError, FailedPreconditionError
@@ -27,6 +28,7 @@ from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader, resolve_parts
+from raydist.replicas.step_message import GroupResult, StepMessage
 from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
@@ -80,7 +82,19 @@ class ReplicaRunner:
             _for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s, backend=self._setup.backend
         )
 
-    def step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
+    def steps(self, group: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
+        """Run some steps; those behind one that fails are refused."""
+        results: list[StepResult] = []
+        error: BaseException | None = None
+        began = time.perf_counter()
+        for header in group.steps():
+            try:
+                results.append(self._step(header, objects))
+            except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
+                error = error or failure
+        return GroupResult(tuple(results), time.perf_counter() - began, error)
+
+    def _step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
         peers = self._peers
         if peers is None:

@@ -49,11 +49,13 @@ class PartSource:
         object_index: Which of the step's object arguments holds it; None if `value` is it.
         leaf_index: Which leaf of that object.
         value: The part itself, for values that came from the driver.
+        place: Which of the steps that the object holds.
     """
 
     object_index: int | None
     leaf_index: int = 0
     value: Any = None
+    place: int = 0
 
 
 @final
@@ -87,22 +89,25 @@ class StepHeader:
 
 
 def address_parts(
-    values: Sequence[PerReplica], rank: int, *, stand_in: bool
-) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
-    """Where replica `rank` finds its parts of `values`, and the object refs to send along, each once."""
-    refs: list[Any] = []
-    places: dict[Any, int] = {}
+    values: Sequence[PerReplica], rank: int, *, stand_in: bool, refs: dict[Any, int]
+) -> tuple[PartSource, ...]:
+    """Where replica `rank` finds its parts of `values`.
+
+    Args:
+        values: The PerReplica arguments of one step.
+        rank: The replica.
+        stand_in: A replica without rows is to work on other rows.
+        refs: The object refs that will be sent along, each with its place among them; those missing are added.
+    """
     sources = []
     for value in values:
         part = value.part_on(rank, stand_in=stand_in)
         if part.ref is None:
             sources.append(PartSource(None, value=part.value))
-            continue
-        if part.ref not in places:
-            places[part.ref] = len(refs)
-            refs.append(part.ref)
-        sources.append(PartSource(places[part.ref], part.leaf_index))
-    return tuple(sources), tuple(refs)
+        else:
+            index = refs.setdefault(part.ref, len(refs))
+            sources.append(PartSource(index, part.leaf_index, place=part.place))
+    return tuple(sources)
 
 
 def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:
@@ -112,14 +117,14 @@ def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:
 
 def resolve_parts(sources: Sequence[PartSource], objects: Sequence[Leaves]) -> list[Any]:
     """This replica's values of the PerReplica arguments; one leaf given twice is one tensor."""
-    seen: dict[tuple[int, int], Any] = {}
+    seen: dict[tuple[int, int, int], Any] = {}
     parts = []
     for source in sources:
         if source.object_index is None:
             parts.append(source.value)
             continue
-        key = (source.object_index, source.leaf_index)
+        key = (source.object_index, source.leaf_index, source.place)
         if key not in seen:
-            seen[key] = objects[source.object_index].leaf(source.leaf_index)
+            seen[key] = objects[source.object_index].leaf(source.leaf_index, source.place)
         parts.append(seen[key])
     return parts

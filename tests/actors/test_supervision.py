@@ -7,7 +7,14 @@ import pytest
 import ray
 
 from raydist.actors.portable_errors import pack_error
-from raydist.actors.supervision import RemoteFailure, kill_actors, root_cause, wait_for, wait_for_all
+from raydist.actors.supervision import (
+    RemoteFailure,
+    done_before_failure,
+    kill_actors,
+    root_cause,
+    wait_for,
+    wait_for_all,
+)
 from raydist.errors import CancelledError, CollectiveMismatchError, DeadlineExceededError, UnavailableError
 
 
@@ -26,6 +33,9 @@ def test_the_root_cause_explains_the_others() -> None:
 class Worker:
     def answer(self, value: Any) -> Any:
         return value
+
+    def fail_half_way(self, done: Any) -> None:
+        raise RemoteFailure(pack_error(ValueError("half way")), done)
 
     def fail(self, error: Exception) -> None:
         raise RemoteFailure(pack_error(error, "note of the worker"))
@@ -65,7 +75,15 @@ def workers(ray_cluster: None) -> Any:
 @pytest.mark.ray
 def test_values_come_in_order(workers: list[Any]) -> None:
     assert wait([workers[1].answer.remote("b"), workers[0].answer.remote("a")]) == ["b", "a"]
-    assert wait([workers[1].answer.remote("b")], values=False) == []
+
+
+@pytest.mark.ray
+def test_what_was_done_before_a_failure_is_told(workers: list[Any]) -> None:
+    refs = [workers[0].fail_half_way.remote([1, 2]), workers[1].answer.remote("b")]
+    with pytest.raises(ValueError, match="half way"):
+        wait(refs)
+    late = workers[1].stuck.remote(3.0)
+    assert [done_before_failure(ref) for ref in (*refs, late)] == [[1, 2], "b", None]
 
 
 @pytest.mark.ray

@@ -28,6 +28,12 @@ def gloo_team() -> Iterator[ProcessTeam]:
 
 
 @pytest.fixture(scope="package")
+def shm_team() -> Iterator[ProcessTeam]:
+    with ProcessTeam(NUM_RANKS, timeout_s=2.0, backend="shm") as team:
+        yield team
+
+
+@pytest.fixture(scope="package")
 def nccl_team() -> Iterator[ProcessTeam]:
     if torch.cuda.device_count() < NUM_RANKS:
         pytest.skip(f"needs {NUM_RANKS} CUDA devices, one a rank, and there are {torch.cuda.device_count()}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.process_group import open_communicator
+from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import RaydistError
 from tests.contracts.communicator import Body, Team

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from raydist.collectives.backend import Backend
-from raydist.collectives.backend_table import AUTO, BACKENDS, backend_for
+from raydist.collectives.backend import Backend, JoiningCommunicator
+from raydist.collectives.backend_table import AUTO, BACKENDS, backends_for
 from raydist.collectives.gloo import GlooBackend
 from raydist.collectives.nccl import NcclBackend
+from raydist.collectives.shared_memory.backend import SharedMemoryBackend
 from raydist.errors import InvalidArgumentError
 
 CPU = torch.device("cpu")
@@ -18,37 +21,39 @@ class OtherBackend(Backend):
     name = "other"
     devices = ("cpu", "xla")
 
-    def create(self, store: object, membership: object, timeout_s: float) -> None:
+    def communicator(self, membership: object, device: object, timeout_s: float) -> JoiningCommunicator:
         raise NotImplementedError
-
-    collective = point_to_point = kill = create  # type: ignore[assignment]  # none of them is called
 
 
 WITH_OTHER: tuple[type[Backend], ...] = (*BACKENDS, OtherBackend)
 
 
+def kinds(backends: Sequence[Backend]) -> list[type[Backend]]:
+    return [type(backend) for backend in backends]
+
+
 def test_each_device_has_its_backend() -> None:
-    assert isinstance(backend_for(CPU), GlooBackend)
-    assert isinstance(backend_for(torch.device("cuda:1")), NcclBackend)
+    assert kinds(backends_for(CPU)) == [SharedMemoryBackend, GlooBackend]
+    assert kinds(backends_for(torch.device("cuda:1"))) == [NcclBackend]
     with pytest.raises(InvalidArgumentError, match="one of cpu, cuda, got device xla:0"):
-        backend_for(torch.device("xla:0"))
+        backends_for(torch.device("xla:0"))
 
 
 def test_a_second_backend_of_a_device_is_chosen_by_its_name() -> None:
-    assert isinstance(backend_for(CPU, backends=WITH_OTHER), GlooBackend)
-    assert isinstance(backend_for(CPU, "other", backends=WITH_OTHER), OtherBackend)
-    assert isinstance(backend_for(torch.device("xla:0"), backends=WITH_OTHER), OtherBackend)
+    assert kinds(backends_for(CPU, backends=WITH_OTHER)) == [SharedMemoryBackend, GlooBackend, OtherBackend]
+    assert kinds(backends_for(CPU, "other", backends=WITH_OTHER)) == [OtherBackend]
+    assert kinds(backends_for(torch.device("xla:0"), backends=WITH_OTHER)) == [OtherBackend]
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     known = ", ".join(f'"{backend.name}"' for backend in BACKENDS)
     with pytest.raises(InvalidArgumentError, match=f"\"auto\" or one of {known}, got 'mpi'"):
-        backend_for(CPU, "mpi")
+        backends_for(CPU, "mpi")
 
 
 def test_a_backend_that_does_not_serve_the_device() -> None:
     with pytest.raises(InvalidArgumentError, match="with the backend 'nccl' must be on one of cuda, got device cpu"):
-        backend_for(CPU, "nccl")
+        backends_for(CPU, "nccl")
 
 
 def test_names_are_unique() -> None:

@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from typing import Any, final
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from raydist.collectives.backend import Backend, RawGroup
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import Flight
 from raydist.collectives.generation import Generation
+from raydist.collectives.process_group import ProcessGroupCommunicator
+from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import (
     CancelledError,
@@ -41,11 +43,14 @@ class ManualFlight:
 
 
 @final
-class ManualBackend(Backend):
+class ManualBackend(ProcessGroupBackend):
     """Hands out what `call` returns as the flight."""
 
     def __init__(self) -> None:
         self.killed = 0
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> ProcessGroupCommunicator:
+        return ProcessGroupCommunicator(membership, device, timeout_s, self)
 
     def create(self, store: Store, membership: Membership, timeout_s: float) -> RawGroup:
         return object()

@@ -26,7 +26,7 @@ from tests.collectives.models import (
     train_alone,
     train_together,
 )
-from tests.collectives.threads import run_ranks
+from tests.collectives.threads import begin_threads, run_ranks
 
 
 def plain(model: nn.Module, backward: Callable[[], None]) -> None:
@@ -56,6 +56,36 @@ def zeroed_in_place(model: nn.Module, backward: Callable[[], None]) -> None:
     descend(model)
 
 
+def kept(model: nn.Module, backward: Callable[[], None]) -> None:
+    """What `.grad` held in earlier steps is looked at later, as it is and through another tensor."""
+    earlier = model.__dict__.setdefault("earlier", [])
+    model.zero_grad()
+    backward()
+    descend(model)
+    for parameter in model.parameters():
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            alias = parameter.grad.detach().view(-1) if len(earlier) % 3 == 0 else parameter.grad
+            earlier.append((alias, alias.clone()))
+    for tensor, then in earlier[-9:]:
+        assert torch.equal(tensor, then)
+    del earlier[:-9]
+
+
+def now_and_then(model: nn.Module, backward: Callable[[], None]) -> None:
+    """Gradients are dropped, kept, zeroed or detached, each by another parameter's number."""
+    turn = model.__dict__.setdefault("turn", [0])
+    turn[0] += 1
+    for number, parameter in enumerate(model.parameters()):
+        if parameter.grad is None or parameter.grad.is_sparse or (number + turn[0]) % 4 == 0:
+            parameter.grad = None
+        elif (number + turn[0]) % 4 == 1:
+            parameter.grad.detach_().zero_()
+        elif (number + turn[0]) % 4 == 2:
+            parameter.grad.mul_(0.5)
+    backward()
+    descend(model)
+
+
 def descend(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -68,6 +98,8 @@ STEPS: dict[str, Step] = {
     "clipped": clipped,
     "accumulated": accumulated,
     "zeroed in place": zeroed_in_place,
+    "kept": kept,
+    "now and then": now_and_then,
 }
 
 
@@ -376,3 +408,122 @@ def test_bad_arguments() -> None:
             pass
 
     run_ranks(1, body)
+
+
+def test_gradients_stay_the_tensors_that_they_are() -> None:
+    """As without replicas: what is added to a gradient is seen by whoever holds it."""
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        def backward() -> None:
+            loss_of(model, rows(2)).backward()
+
+        with reducer.step(weight=0.5):
+            backward()
+            held = gradients_of(model)
+            seen = [gradient.view(-1) for gradient in held if gradient is not None]
+            first = [gradient.clone() for gradient in seen]
+            backward()
+            assert all(now is before for now, before in zip(gradients_of(model), held, strict=True))
+            torch.testing.assert_close(seen, [2 * gradient for gradient in first])
+            del held
+            backward()
+            torch.testing.assert_close(seen, [3 * gradient for gradient in first])
+
+    on_two(build("linear"), body)
+
+
+def test_a_step_allocates_no_memory_for_gradients() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        addresses = []
+        with reducer.step(weight=0.5):
+            for _ in range(4):
+                model.zero_grad()
+                loss_of(model, rows(2)).backward()
+                addresses.append([p.grad.data_ptr() for p in model.parameters() if p.grad is not None])
+        # The first pass of several buckets finds the order of the others.
+        assert addresses[1] == addresses[2] == addresses[3]
+
+    on_two(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)).double(), body)
+
+
+def test_the_last_layers_travel_while_the_first_are_computed() -> None:
+    start = nn.Sequential(*[nn.Linear(FEATURES, FEATURES) for _ in range(4)]).double()
+
+    def body(group: LocalGroup) -> list[tuple[int, int]]:
+        """Layers whose gradients are computed, with the number of buckets on their way by then."""
+        model, events = copy.deepcopy(start), []
+        reducer = GradientReducer(group, bucket_bytes=400, first_bucket_bytes=400)
+        reducer.attach(model.parameters())
+        for number, layer in enumerate(model.children()):
+            note = functools.partial(lambda n, _: events.append((n, group.num_calls)), number)
+            layer.get_parameter("weight").register_hook(note)
+        for _ in range(2):
+            with reducer.step(weight=0.5):
+                events.clear()
+                before = group.num_calls
+                model(rows(2)[0]).sum().backward()
+        return [(layer, calls - before) for layer, calls in events] + [(-1, group.num_calls - before)]
+
+    assert run_ranks(2, body) == [[(3, 0), (2, 1), (1, 2), (0, 3), (-1, 4)]] * 2
+
+
+def test_replicas_with_different_numbers_of_backward_passes_are_told() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        def backward() -> None:
+            loss_of(model, rows(2)).backward()
+
+        with reducer.step():
+            backward()
+            if rank == 1:
+                with pytest.raises(CollectiveMismatchError, match=said):
+                    backward()
+        if rank == 0:
+            with reducer.step(), pytest.raises(CollectiveMismatchError, match=said):
+                backward()
+
+    said = "rank 0: step 1, backward pass 1, op MEAN; rank 1: step 0, backward pass 2, op MEAN"
+    on_two(build("linear"), body)
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_replicas_that_reduce_differently_are_told(num_before: int) -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        for _ in range(num_before):
+            with reducer.step():
+                loss_of(model, rows(2)).backward()
+        with (
+            reducer.step(op=ReduceOp.SUM if rank else ReduceOp.MEAN),
+            pytest.raises(CollectiveMismatchError, match=r"rank 0: .*op MEAN; rank 1: .*op SUM"),
+        ):
+            loss_of(model, rows(2)).backward()
+
+    on_two(build("linear"), body)
+
+
+def test_a_thread_that_a_step_starts_must_not_run_backward() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        with reducer.step(weight=0.5):
+            loss = loss_of(model, rows(2))
+            error = begin_threads({0: lambda: loss.backward()})()[0]
+        assert isinstance(error, FailedPreconditionError)
+        assert "called on the thread that runs the step" in str(error)
+
+    on_two(build("linear"), body)
+
+
+def test_a_model_that_was_dropped_travels_no_more() -> None:
+    def body(group: LocalGroup) -> None:
+        models = [build("linear"), build("linear")]
+        reducer = GradientReducer(group)
+        for model in models:
+            reducer.attach(tuple(model.parameters()))
+            with reducer.step(weight=0.5):
+                loss_of(model, rows(2)).backward()
+        with reducer.step(weight=0.5):
+            loss_of(models[0], rows(2)).backward()
+        local, reduced = build("linear"), gradients_of(models[1])
+        loss_of(local, rows(2)).backward()
+        torch.testing.assert_close(reduced, gradients_of(local))
+        torch.testing.assert_close(gradients_of(models[0]), [2 * g for g in gradients_of(local) if g is not None])
+
+    run_ranks(2, body)

@@ -83,3 +83,12 @@ def test_a_wrapper_that_came_later_is_left_in_place() -> None:
             pass
     finally:
         torch.autograd.backward = original
+
+
+def test_steps_share_one_wrapper() -> None:
+    """A new one for each would have torch disable its compiler for each."""
+    installed = []
+    for _ in range(2):
+        with intercept_backward(lambda original, args, kwargs: original(*args, **kwargs)):
+            installed.append(torch.autograd.backward)
+    assert installed[0] is installed[1]

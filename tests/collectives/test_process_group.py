@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.process_group import open_communicator
+from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, RaydistError
 from raydist.values import ReduceOp

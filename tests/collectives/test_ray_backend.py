@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,9 +16,16 @@ from ray.util.collective.types import Backend
 from ray.util.collective.types import ReduceOp as RayReduceOp
 
 from raydist.collectives.base import Communicator, Membership
-from raydist.collectives.ray_backend import BACKEND, create_group, destroy_group, group_limits, register
+from raydist.collectives.ray_backend import (
+    BACKEND,
+    SHARED_MEMORY_BACKEND,
+    create_group,
+    destroy_group,
+    group_limits,
+    register,
+)
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import CollectiveMismatchError, DeadlineExceededError
+from raydist.errors import CollectiveMismatchError, DeadlineExceededError, UnavailableError
 from raydist.values import ReduceOp
 from tests.conftest import live_actors
 
@@ -32,15 +42,34 @@ class Member:
         torch.set_num_threads(1)
         self.rank = rank
 
-    def with_rays_functions(self, name: str) -> list[Any]:
+    def with_rays_functions(self, name: str, backend: str = BACKEND) -> list[Any]:
         """Everything that ray.util.collective offers, on a group that Ray creates."""
         register()
         with group_limits(device=CPU, timeout_s=30.0):
-            collective.init_collective_group(2, self.rank, backend=Backend(BACKEND), group_name=name)
+            collective.init_collective_group(2, self.rank, backend=Backend(backend), group_name=name)
         try:
             return self._call_everything(name)
         finally:
             destroy_group(name)
+
+    def declared(self, name: str) -> list[Any]:
+        """The same on a group that the driver has declared: it is made with the first call."""
+        register()
+        return self._call_everything(name)
+
+    def leave(self, name: str) -> None:
+        destroy_group(name)
+
+    def without_shared_memory(self, name: str) -> str:
+        """Joining where rank 0 finds no room."""
+        register()
+        with (
+            group_limits(device=CPU, timeout_s=30.0),
+            mock.patch.object(os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, "No space left on device")),
+            pytest.raises(UnavailableError) as caught,
+        ):
+            collective.init_collective_group(2, self.rank, backend=Backend(SHARED_MEMORY_BACKEND), group_name=name)
+        return str(caught.value)
 
     def _call_everything(self, name: str) -> list[Any]:
         summed = np.full(3, self.rank + 1.0)
@@ -109,9 +138,31 @@ def members(ray_cluster: None, shared_actors: set[str]) -> Iterator[list[Any]]:
         ray.kill(actor)
 
 
-def test_rays_own_functions(members: list[Any]) -> None:
+@pytest.mark.parametrize("backend", [BACKEND, SHARED_MEMORY_BACKEND])
+def test_rays_own_functions(members: list[Any], backend: str) -> None:
     name = f"test-{uuid.uuid4().hex}"
-    results = ray.get([member.with_rays_functions.remote(name) for member in members], timeout=LIMIT_S)
+    results = ray.get([member.with_rays_functions.remote(name, backend) for member in members], timeout=LIMIT_S)
+    check_everything(results)
+
+
+def test_a_group_that_the_driver_declares(members: list[Any]) -> None:
+    register()
+    name = f"test-{uuid.uuid4().hex}"
+    collective.create_collective_group(members, 2, [0, 1], backend=Backend(SHARED_MEMORY_BACKEND), group_name=name)
+    try:
+        check_everything(ray.get([member.declared.remote(name) for member in members], timeout=LIMIT_S))
+    finally:
+        ray.get([member.leave.remote(name) for member in members], timeout=LIMIT_S)
+
+
+def test_shared_memory_that_is_not_there(members: list[Any]) -> None:
+    name = f"test-{uuid.uuid4().hex}"
+    for message in ray.get([member.without_shared_memory.remote(name) for member in members], timeout=LIMIT_S):
+        assert "'shm' cannot carry group" in message
+        assert "rank 0: no shared memory in /dev/shm: No space left on device" in message
+
+
+def check_everything(results: list[list[Any]]) -> None:
     assert results[0] == [[3.0, 3.0, 3.0], 1, 1.0, [[0.0, 0.0], [1.0, 1.0]], 2.0, 3.0, 7, True]
     assert results[1] == [[3.0, 3.0, 3.0], 1, 1.0, [[0.0, 0.0], [1.0, 1.0]], 4.0, 3.0, 7, True]
 

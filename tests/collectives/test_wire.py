@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,3 +57,7 @@ def test_bytes_keep_every_bit() -> None:
 def test_what_has_no_meaning(op: ReduceOp, dtype: torch.dtype) -> None:
     with pytest.raises(InvalidArgumentError, match=str(dtype)):
         check_reducible(dtype, op)
+
+
+def test_bytes_of_nothing() -> None:
+    assert stage_bytes(torch.from_numpy(np.zeros(0, np.float32))).carrier.shape == (0,)

@@ -7,11 +7,16 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import Membership
 from raydist.collectives.local import LocalGroup, LocalHub
+from raydist.collectives.rendezvous import RendezvousStore
 from tests.contracts.communicator import Body, Team
 
 T = TypeVar("T")
+
+Joining = LocalGroup | JoiningCommunicator
+Make = Callable[[Membership, float], Joining]
 
 TIMEOUT_S = 20.0
 
@@ -59,14 +64,18 @@ def begin_threads(bodies: Mapping[int, Callable[[], Any]]) -> Callable[[], dict[
 
 
 class ThreadTeam(Team):
-    """A team of threads that meet in one hub."""
+    """A team of threads; those of a `LocalHub` where nobody says how a rank's group is made."""
 
-    def __init__(self, world_size: int, timeout_s: float) -> None:
+    def __init__(
+        self, world_size: int, timeout_s: float, make: Make | None = None, store: RendezvousStore | None = None
+    ) -> None:
+        hub = LocalHub()
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._hub = LocalHub()
+        self._make: Make = make or (lambda membership, timeout_s: LocalGroup(hub, membership, timeout_s))
+        self._address = ("", 0) if store is None else (store.host, store.port)
         self._generation = 0
-        self._groups: dict[int, LocalGroup] = {rank: self._newcomer(rank) for rank in range(world_size)}
+        self._groups: dict[int, Joining] = {rank: self._newcomer(rank) for rank in range(world_size)}
         self._join({rank: group.start for rank, group in self._groups.items()})
 
     def begin(self, bodies: Mapping[int, Body]) -> Callable[[], dict[int, Any]]:
@@ -75,20 +84,27 @@ class ThreadTeam(Team):
     def kill(self, rank: int) -> None:
         self._groups.pop(rank).close()
 
+    def close(self) -> None:
+        """End all ranks."""
+        for group in self._groups.values():
+            group.close()
+
     def reform(self) -> None:
         self._generation += 1
         joins: dict[int, Callable[[], Any]] = {}
         for rank in range(self.world_size):
-            membership = Membership("team", self._generation, rank, self.world_size)
             if rank in self._groups:
-                joins[rank] = functools.partial(self._groups[rank].reconfigure, membership)
+                joins[rank] = functools.partial(self._groups[rank].reconfigure, self._membership(rank))
             else:
                 self._groups[rank] = self._newcomer(rank)
                 joins[rank] = self._groups[rank].start
         self._join(joins)
 
-    def _newcomer(self, rank: int) -> LocalGroup:
-        return LocalGroup(self._hub, Membership("team", self._generation, rank, self.world_size), self.timeout_s)
+    def _newcomer(self, rank: int) -> Joining:
+        return self._make(self._membership(rank), self.timeout_s)
+
+    def _membership(self, rank: int) -> Membership:
+        return Membership("team", self._generation, rank, self.world_size, *self._address)
 
     @staticmethod
     def _join(joins: Mapping[int, Callable[[], Any]]) -> None:

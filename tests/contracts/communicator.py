@@ -135,7 +135,10 @@ def check_reductions(team: Team) -> None:
 
 def reduced(op: ReduceOp, dtype: torch.dtype, world_size: int, *, place: int) -> Any:
     result = REDUCERS[op](np.stack([as_array(brought(rank + place, dtype)) for rank in range(world_size)]), axis=0)
-    return result.astype(bool).astype(float) if dtype is torch.bool else result
+    if dtype is torch.bool:
+        return result.astype(bool).astype(float)
+    # The product of many ranks leaves the small integers, and wraps.
+    return as_array(torch.from_numpy(result).to(torch.int64).to(dtype)) if dtype in WHOLE else result
 
 
 # --- moving tensors ---------------------------------------------------------------------------------------------------
@@ -206,6 +209,28 @@ def check_asynchronous(team: Team) -> None:
     """Several collectives may be under way; they may be waited for in any order, and twice."""
     total = sum(range(team.world_size))
     assert team.run(several_at_once) == [[float(total + k * team.world_size) for k in range(4)]] * team.world_size
+
+
+def sums_of_allocated(communicator: Communicator) -> list[Any]:
+    sizes = [(5, torch.float32), (0, torch.float32), (70_000, torch.float64), (3, torch.int64)]
+    tensors = communicator.allocate(sizes)
+    kinds = [(tensor.numel(), tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+    results = []
+    for round_ in range(3):
+        for k, tensor in enumerate(tensors):
+            tensor.fill_(communicator.rank + k + round_)
+        works = [communicator.all_reduce(tensor, ReduceOp.SUM) for tensor in tensors]
+        for work in works:
+            work.wait()
+        results.append([tensor.unique().tolist() for tensor in tensors])
+    return [kinds == [(numel, dtype, (numel,)) for numel, dtype in sizes], *results]
+
+
+def check_allocated(team: Team) -> None:
+    """Memory of the group's own is of the asked size and dtype, and may be reduced again and again."""
+    size, total = team.world_size, sum(range(team.world_size))
+    rounds = [[[total + (k + round_) * size] if k != 1 else [] for k in range(4)] for round_ in range(3)]
+    assert team.run(sums_of_allocated) == [[True, *rounds]] * size
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -323,6 +348,7 @@ CHECKS: tuple[Callable[[Team], None], ...] = (
     check_moves,
     check_tensor_kinds,
     check_asynchronous,
+    check_allocated,
     check_refusals,
     check_short_limit,
     check_hard_limit,

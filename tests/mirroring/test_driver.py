@@ -109,7 +109,7 @@ def test_nothing_is_kept_alive() -> None:
     assert ghost() is None
     mirror.run(lambda: None)
     mirror.run(lambda: None)
-    assert mirror.replicas[0].parameters() == []
+    assert mirror.replicas[0].parameters() == ()
 
 
 def test_failed_final_fetch_still_makes_plain() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,26 @@ from raydist.replicas.results import (
     pack_result,
     returns_nothing,
 )
+from raydist.values import Part
+
+
+@dataclass
+class Outcome:
+    """How a step on some replicas ended; None for one that may not be waited for."""
+
+    found: Sequence[StepResult] | None
+    num_replicas: int = 2
+
+    def results(self) -> list[StepResult]:
+        assert self.found is not None, "nothing may be fetched here"
+        return list(self.found)
+
+    def part(self, rank: int, leaf_index: int) -> Part:
+        return Part(ref=rank, leaf_index=leaf_index)
 
 
 def values_of(*results: StepResult) -> StepValues:
-    def fetch(refs: Sequence[Any]) -> list[StepResult]:
-        return list(results)
-
-    return StepValues(range(len(results)), fetch)
-
-
-def never(refs: Sequence[Any]) -> list[StepResult]:
-    raise AssertionError("nothing may be fetched here")
+    return StepValues(Outcome(results, len(results)))
 
 
 def test_tensors_come_back_detached_private_and_equal() -> None:
@@ -75,7 +85,7 @@ def test_replicas_must_return_one_structure() -> None:
 
 def test_an_expected_nest_waits_for_nothing() -> None:
     _, structure = flatten({"loss": 0, "n": 0})
-    nest = StepValues((0, 1), never).expected_nest(structure)
+    nest = StepValues(Outcome(None)).expected_nest(structure)
     assert isinstance(nest["loss"], ResultLeaf)
     assert repr(nest["loss"]) == "ResultLeaf(<not fetched>)"
 
@@ -85,6 +95,17 @@ def test_another_structure_than_expected_is_an_error_when_read() -> None:
     values = values_of(pack_result(1, absent=False), pack_result(1, absent=False))
     with pytest.raises(SpecError, match="same structure in every call"):
         values.expected_nest(structure)["loss"].values  # noqa: B018 - reading is what raises
+
+
+def test_a_leaf_names_its_part_before_it_is_there() -> None:
+    _, structure = flatten({"loss": 0, "n": 0})
+    nest = StepValues(Outcome(None)).expected_nest(structure)
+    assert nest["n"].part_on(1) == Part(ref=1, leaf_index=1)
+
+
+def test_a_result_knows_its_size() -> None:
+    assert pack_result((torch.zeros(100), np.zeros(50)), absent=False).num_bytes == 800
+    assert pack_result(1.5, absent=False).num_bytes < 1000
 
 
 def one_return(x: Any) -> Any:

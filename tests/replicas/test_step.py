@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, resolve_parts
@@ -31,22 +32,27 @@ class Batch:
     def __init__(self, *leaves: str) -> None:
         self._leaves = leaves
 
-    def leaf(self, index: int) -> list[str]:
-        return [self._leaves[index]]
+    def leaf(self, index: int, place: int = 0) -> list[str]:
+        return [self._leaves[index] + "'" * place]
+
+
+def addressed(values: list[PerReplica], rank: int, *, stand_in: bool) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
+    refs: dict[Any, int] = {}
+    return address_parts(values, rank, stand_in=stand_in, refs=refs), tuple(refs)
 
 
 def test_each_object_travels_once() -> None:
     images, labels, other = Stored(10, 0), Stored(10, 1), Stored(20, 0)
-    sources, refs = address_parts([images, labels, PerReplica([5, 6]), other], 1, stand_in=True)
+    sources, refs = addressed([images, labels, PerReplica([5, 6]), other], 1, stand_in=True)
     assert refs == (11, 21)
     assert sources == (PartSource(0, 0), PartSource(0, 1), PartSource(None, value=6), PartSource(1, 0))
 
 
 def test_a_replica_without_rows_gets_the_stand_in() -> None:
     batch = Stored(10, 0, rows=(2, 0))
-    assert address_parts([batch], 1, stand_in=True)[1] == (111,)
-    assert address_parts([batch], 1, stand_in=False)[1] == (11,)
-    assert address_parts([batch], 0, stand_in=True)[1] == (10,)
+    assert addressed([batch], 1, stand_in=True)[1] == (111,)
+    assert addressed([batch], 1, stand_in=False)[1] == (11,)
+    assert addressed([batch], 0, stand_in=True)[1] == (10,)
 
 
 def test_rows_are_those_of_the_first_batch() -> None:
@@ -78,6 +84,24 @@ def test_one_leaf_given_twice_is_one_object() -> None:
     first, second, other = resolve_parts([PartSource(0, 0), PartSource(0, 0), PartSource(0, 1)], [Batch("a", "a")])
     assert first is second
     assert first is not other
+
+
+def test_one_object_may_hold_several_steps() -> None:
+    sources = [PartSource(0, 0), PartSource(0, 0, place=2), PartSource(0, 0, place=2)]
+    first, third, again = resolve_parts(sources, [Batch("a")])
+    assert (first, third) == (["a"], ["a''"])
+    assert again is third
+
+
+def test_the_place_in_an_object_travels_with_its_source() -> None:
+    class Placed(Stored):
+        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+            return Part(ref=self.ref, leaf_index=self.leaf_index, place=3)
+
+    assert addressed([Placed(10, 0), Stored(10, 1)], 0, stand_in=True) == (
+        (PartSource(0, 0, place=3), PartSource(0, 1)),
+        (10,),
+    )
 
 
 def test_a_header_travels() -> None:

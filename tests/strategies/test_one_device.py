@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,3 +85,27 @@ def test_an_error_of_the_step_is_raised_as_it_is(strategy: rd.Strategy) -> None:
     with pytest.raises(ZeroDivisionError):
         strategy.run(lambda: 1 / 0)
     assert strategy.run(lambda: pickle.loads(pickle.dumps("goes on"))) == "goes on"
+
+
+def test_rows_of_a_batch_are_known_by_any_of_its_leaves_as_long_as_it_lives() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    batches = list(
+        strategy.distribute_dataset(rd.Dataset.from_tensor_slices({"x": np.arange(5), "y": np.arange(5)}).batch(3))
+    )
+
+    def num_rows(value: Any) -> int | None:
+        context = rd.get_replica_context()
+        assert context is not None
+        return context.num_rows
+
+    assert [strategy.run(num_rows, args=(batch["y"],)) for batch in batches] == [3, 2]
+    assert strategy.run(num_rows, args=((7, batches[1]["x"]),)) == 2
+    assert strategy.run(num_rows, args=(torch.arange(5),)) is None
+    assert len(strategy._batches._noted) == 4
+    del batches
+    assert not strategy._batches._noted
+
+
+def test_arguments_reach_the_function_as_they_are() -> None:
+    held: dict[str, Any] = {"x": torch.ones(1)}
+    assert rd.OneDeviceStrategy("cpu").run(lambda value: value, args=(held,)) is held

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 import ray
 
+from raydist.actors.passes.batch_group import MadeStep
 from raydist.actors.passes.batch_queues import QueueEntry
+from raydist.actors.passes.credits import Credits
 from raydist.actors.passes.production import Poll, Production
-from raydist.actors.passes.shared import share_piece
+from raydist.actors.passes.shared import share_step
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.workers.growing_executor import GrowingExecutor
+from raydist.actors.workers.kept_pages import keep_pages
 from raydist.actors.workers.pools_of_passes import PassPools, SharedExecutor, choose_num_workers
 from raydist.errors import CancelledError, RaydistError
 from raydist.pipelines.engine.machine import num_cores
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
 
     from raydist.actors.passes.batch_queues import Position
     from raydist.actors.passes.job import InputJob
-    from raydist.actors.passes.piece import BatchPiece
+    from raydist.actors.passes.piece import GroupPiece
+    from raydist.actors.workers.mapped_results import MappedResults
     from raydist.actors.workers.pool import ActorExecutor
     from raydist.options import Options
     from raydist.pipelines.engine.executor import Executor
@@ -46,9 +51,17 @@ class InputPipeline:
         name: The actor's name, which its input workers' names begin with.
         put: Stores a piece and returns its reference.
         node_id: Ray node for its input workers, unless resources are asked for them; None for any.
+        own_process: Memory that batches leave free may be kept for the next ones.
     """
 
-    def __init__(self, name: str, put: Callable[[BatchPiece], Any] = ray.put, *, node_id: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        put: Callable[[GroupPiece], Any] = ray.put,
+        *,
+        node_id: str | None = None,
+        own_process: bool = False,
+    ) -> None:
         self._name = name
         self._put = put
         self._node_id = node_id
@@ -56,6 +69,8 @@ class InputPipeline:
         self._abandoned: set[str] = set()
         self._pool_of_pass: dict[str, ActorExecutor] = {}
         self._pools = PassPools()
+        if own_process:
+            keep_pages(None)
 
     def open(self, key: str, job: InputJob) -> None:
         """Begin a pass. What goes wrong in opening it (a missing file, say) is raised here."""
@@ -76,13 +91,16 @@ class InputPipeline:
         self, job: InputJob, ops: Sequence[DatasetOp], pool: ActorExecutor | None, on_end: Callable[[], None]
     ) -> Production:
         make_executor = local_executor if pool is None else functools.partial(_on_pool, pool, job, len(ops))
+        zero_copy = job.input_options.zero_copy
+        shares = pool is not None and _on_one_node()
         return Production(
             _step_source(job, ops, make_executor),
-            self._put if pool is None or not _on_one_node() else functools.partial(share_piece, pool.mapped, self._put),
+            self._put,
             num_replicas=job.num_replicas,
-            capacity=job.capacity,
-            zero_copy=job.input_options.zero_copy,
+            credit=_credit(job),
+            zero_copy=zero_copy,
             label=job.label,
+            share=functools.partial(_share, pool.mapped, zero_copy) if shares and pool is not None else None,
             on_end=on_end,
         )
 
@@ -121,7 +139,7 @@ class InputPipeline:
         try:
             return self._production(key).poll(poll)
         except RaydistError as error:  # as a value: Ray would log a failure that nobody waits for any more
-            return (QueueEntry(poll.start, {}, error=pack_error(error), last=True),)
+            return (QueueEntry(poll.start, ({},), error=pack_error(error), last=True),)
 
     def lend(self, key: str, done: int) -> None:
         """See `Production.lend`."""
@@ -175,6 +193,24 @@ class InputPipeline:
     def open_passes(self) -> list[str]:
         """Keys of the passes that are open."""
         return list(self._productions)
+
+
+def _share(mapped: MappedResults, zero_copy: bool, step: MadeStep) -> MadeStep:
+    """The step by reference to what workers have made, where its pieces are parts of that."""
+    return replace(step, shared=share_step(mapped, step.cuts, step.structure.paths(), zero_copy=zero_copy))
+
+
+def _credit(job: InputJob) -> Credits:
+    only_capacity = job.input_options.prefetch_batches is not None
+    return Credits.within(_store_bytes(), job.capacity, job.num_replicas, only_capacity=only_capacity)
+
+
+def _store_bytes() -> int | None:
+    """Size of the smallest node's object store; None where there is no Ray."""
+    if not ray.is_initialized():
+        return None
+    sizes = [node["Resources"].get("object_store_memory") for node in ray.nodes() if node["Alive"]]
+    return min((int(size) for size in sizes if size), default=None)
 
 
 def _on_one_node() -> bool:

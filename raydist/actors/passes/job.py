@@ -51,5 +51,5 @@ class InputJob:
 
     @property
     def capacity(self) -> int:
-        """Queue entries kept: those ready, and the one in use."""
+        """Steps made and not done with: those ready, and the one in use."""
         return (self.input_options.prefetch_batches or self.num_replicas) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, final
 
 import ray
@@ -12,9 +13,9 @@ from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.passes.input_pipeline import InputPipeline
-from raydist.actors.passes.piece import BatchPiece, Ref
+from raydist.actors.passes.piece import GroupPiece, Ref
 from raydist.actors.passes.production import Poll
-from raydist.actors.passes.shared import SharedPiece
+from raydist.actors.passes.shared import SharedPieces
 from raydist.actors.supervision import first_line
 from raydist.errors import DeadlineExceededError, UnavailableError
 
@@ -84,8 +85,9 @@ class InputHost:
                 scheduling_strategy=node,
                 max_restarts=0,
                 max_task_retries=0,
+                enable_task_events=False,  # a poll more or less is no news: Ray's agents would spend CPU on each
             )
-            .remote(self._name, node_id=self._node_id)
+            .remote(self._name, node_id=self._node_id, own_process=True)
         )
 
     def close(self) -> None:
@@ -114,28 +116,35 @@ class PipelineLink:
 
     def ask(self, poll: Poll) -> Any:
         """Send a poll without waiting; :meth:`receive` gives its answer."""
-        return self._actor.poll.remote(self.key, poll)
+        return self._actor.poll.remote(self.key, poll).future()
 
-    def is_answered(self, asked: Any, timeout_s: float) -> bool:
-        """Whether :meth:`receive` would answer at once, within `timeout_s`."""
-        return bool(ray.wait([asked], timeout=timeout_s)[0])
+    def is_answered(self, asked: Any, stop: Future[None]) -> bool:
+        """Wait until :meth:`receive` would answer at once; False if `stop` is done before."""
+        wait([asked, stop], timeout=self._answer_s, return_when=FIRST_COMPLETED)
+        return bool(asked.done() or not stop.done())
 
     def receive(self, asked: Any) -> tuple[QueueEntry, ...]:
         """The answer to a poll: empty when there is nothing yet."""
-        # The poll itself waits poll_s in the actor; so much longer means that the actor does not answer at all.
-        limit_s = self.timeouts.poll_s + self.timeouts.start_s
-        entries: tuple[QueueEntry, ...] = self._answer(asked, limit_s, "poll")
+        entries: tuple[QueueEntry, ...] = self._guard(lambda: asked.result(self._answer_s), "poll")
         return entries
 
-    def fetch(self, ref: Ref) -> BatchPiece:
-        """A piece, mapped out of the object store; a small one came along."""
-        if isinstance(ref, BatchPiece):
+    @property
+    def _answer_s(self) -> float:
+        # The poll itself waits poll_s in the actor; so much longer means that the actor does not answer at all.
+        return self.timeouts.poll_s + self.timeouts.start_s
+
+    def fetch(self, ref: Ref) -> GroupPiece | SharedPieces:
+        """The pieces of a group, mapped out of the object store; small ones came along."""
+        if isinstance(ref, GroupPiece | SharedPieces):
             return ref
-        if isinstance(ref, SharedPiece):
-            shared: BatchPiece = self._guard(lambda: ref.fetch(self.timeouts.input_s), "fetching a piece")
-            return shared
-        piece: BatchPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
+        piece: GroupPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
         return piece
+
+    def leaves(self, piece: GroupPiece | SharedPieces, place: int, num_leaves: int) -> list[Any]:
+        """What a user gets of the piece at `place`."""
+        if isinstance(piece, SharedPieces):
+            self._guard(lambda: piece.fetch(place, self.timeouts.input_s), "fetching a piece")
+        return [piece.leaf(index, place) for index in range(num_leaves)]
 
     def reclaim(self) -> Position:
         """See `Production.reclaim`."""
@@ -159,7 +168,7 @@ class PipelineLink:
     def _guard(self, wait: Callable[[], Any], doing: str) -> Any:
         try:
             return wait()
-        except GetTimeoutError:
+        except (GetTimeoutError, TimeoutError):
             raise DeadlineExceededError(
                 f"The input pipeline {self.name} did not answer ({doing}) within its limit. Its process may be "
                 "stopped or its machine overloaded; if it is only slow, raise Timeouts.start_s and Timeouts.input_s."

@@ -1,148 +1,233 @@
-"""What travels from an input pipeline to the replicas: pieces of batches in the object store, and steps that name them.
+"""What an input pipeline stores for one replica: its rows of consecutive steps, as one Arrow record batch.
 
-Numbers travel as dense arrays, bytes and text as Arrow columns: pickling hands their buffers over as they are, so a
-piece is written into the store once, and read where it lies.
+Pickling hands the buffers of a record batch over as they are, so a piece is written into the store once and read where
+it lies: by replicas through `GroupPiece.leaf`, by any other Arrow reader through `GroupPiece.batch`.
 """
 
 from __future__ import annotations
 
+import pickle
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import pyarrow as pa
 
-if TYPE_CHECKING:
-    from raydist.nest import Structure
-    from raydist.pipelines.run.split import Columns, Cut
+from raydist.actors.passes.laid_parts import LaidParts
+from raydist.pipelines.elements.arrow import DTYPE_KEY, column_of_arrow, column_to_arrow
 
-__all__ = ["BatchPiece", "PackedText", "Ref", "StepBatch", "pack_piece", "store_step"]
+if TYPE_CHECKING:
+    from raydist.pipelines.run.split import Columns
+
+__all__ = ["INLINE_BYTES", "GroupPiece", "Ref", "hand_out", "is_regular", "num_bytes_of", "pack_piece"]
 
 _Array = np.ndarray[Any, np.dtype[Any]]
-Ref = Any  # a ray.ObjectRef of a BatchPiece, a SharedPiece, or a small BatchPiece itself; None for none
+Ref = Any  # a ray.ObjectRef of a GroupPiece, a SharedPieces, or a small GroupPiece itself; None for none
 
-_INLINE_BYTES = 16 << 10  # a smaller piece travels with its step: to store one costs 0.8 ms, whatever its size
+INLINE_BYTES = 16 << 10
+"""Smaller pieces travel with their group: to store one costs 0.8 ms, whatever its size."""
+
+_PICKLED = b"pickle"  # in place of a dtype: the entries are pickled, one by one
+_MOST_ENTRIES = (1 << 31) - 1  # of a row of Arrow's fixed-size lists
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedText:
-    """An array of bytes or str as one Arrow column.
-
-    Attributes:
-        values: The entries in C order, large_binary or large_string.
-        shape: Shape of the array.
-    """
-
-    values: pa.Array
-    shape: tuple[int, ...]
-
-    def unpack(self) -> _Array:
-        """The array of Python objects."""
-        return np.asarray(self.values.to_numpy(zero_copy_only=False), dtype=object).reshape(self.shape)
+ArrowColumn = tuple[pa.Array, bytes]
+"""A column as an Arrow array, and the name of its dtype."""
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchPiece:
-    """One replica's piece of one global batch, as the object store holds it.
+class GroupPiece:
+    """One replica's pieces of consecutive steps, as the object store holds them (implements `values.Leaves`).
 
-    Attributes:
-        columns: One per leaf.
-        num_rows: Rows of the first leaf.
+    Args:
+        names: Of the columns.
+        columns: One per leaf: the rows of all steps, then those of stand-ins.
+        ranges: First row and row behind the last of the piece at each place, then of its stand-in where any has one.
+        whole: Each piece is one entry of each column: for leaves that are no rows, or not equally many.
         zero_copy: Hand out the store's own memory instead of a private copy.
-        absent: False: a piece is input, and input is always there, if only with zero rows.
+        stand_in: The stand-in of a `whole` piece, which has other shapes.
     """
 
-    columns: tuple[_Array | PackedText, ...]
-    num_rows: int
-    zero_copy: bool = False
-    absent: bool = False
+    def __init__(
+        self,
+        names: Sequence[str],
+        columns: Sequence[_Array | LaidParts | ArrowColumn],
+        ranges: tuple[tuple[int, int], ...],
+        *,
+        whole: bool = False,
+        zero_copy: bool = False,
+        stand_in: GroupPiece | None = None,
+    ) -> None:
+        self._names = tuple(names)
+        self._columns = [_pack_column(column) if isinstance(column, np.ndarray) else column for column in columns]
+        self._ranges = ranges
+        self._whole = whole
+        self._stand_in = stand_in
+        self._batch: pa.RecordBatch | None = None
+        self.zero_copy = zero_copy
+        self.absent = False  # a piece is input, and input is always there, if only with zero rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self._names, self._columns, self._ranges, self._whole, self.zero_copy, self._stand_in)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its buffers."""
-        return sum(column.values.nbytes if isinstance(column, PackedText) else column.nbytes for column in self.columns)
+        """Bytes of its columns."""
+        return sum(column.num_bytes if isinstance(column, LaidParts) else column[0].nbytes for column in self._columns)
 
-    def array(self, index: int) -> _Array:
-        """Leaf `index`: for numbers read-only and without a copy."""
-        column = self.columns[index]
-        return column.unpack() if isinstance(column, PackedText) else column
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The columns as they lie there."""
+        if self._batch is None:
+            packed = [
+                _pack_column(column.join()) if isinstance(column, LaidParts) else column for column in self._columns
+            ]
+            fields = [
+                pa.field(name or "value", array.type, metadata={DTYPE_KEY: dtype})
+                for name, (array, dtype) in zip(self._names, packed, strict=True)
+            ]
+            self._batch = pa.RecordBatch.from_arrays([array for array, _ in packed], schema=pa.schema(fields))
+        return self._batch
 
-    def leaf(self, index: int) -> Any:
+    def array(self, index: int, place: int = 0) -> _Array:
+        """Leaf `index` of the piece at `place`: for numbers read-only and without a copy."""
+        if place >= len(self._ranges):  # the stand-in, where there is none here
+            place -= len(self._ranges)
+            if self._stand_in is not None:
+                return self._stand_in.array(index)
+        start, stop = self._ranges[place]
+        field = self.batch.schema.field(index)
+        found = _unpack(self.batch.column(index).slice(start, stop - start), field.metadata[DTYPE_KEY])
+        return _only_entry(found) if self._whole else found
+
+    def leaf(self, index: int, place: int = 0) -> Any:
         """Leaf `index` as a torch tensor on the CPU; bytes and text as a numpy object array (a scalar as itself).
 
         The tensor is private and writable. With `zero_copy` it is the object store's memory, shared with every process
         that maps this piece: torch does not know that it must not be written.
         """
-        array = self.array(index)
-        if array.dtype == object:
-            return array if array.ndim else array.item()
-        import torch  # an input pipeline handles pieces too and has no use for torch
-
-        if not self.zero_copy:
-            return torch.from_numpy(np.array(array))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array)
+        return hand_out(self.array(index, place), zero_copy=self.zero_copy)
 
 
-def pack_piece(columns: Columns, num_rows: int, *, zero_copy: bool) -> BatchPiece:
-    """The piece to store for one replica's columns."""
-    return BatchPiece(tuple(_pack_column(column) for column in columns), num_rows, zero_copy)
+def hand_out(array: _Array, *, zero_copy: bool) -> Any:
+    """What a user gets of an array that lies in the store; see `GroupPiece.leaf`."""
+    if array.dtype == object:
+        return array if array.ndim else array.item()
+    import torch  # an input pipeline handles pieces too and has no use for torch
+
+    if not zero_copy:
+        return torch.from_numpy(np.array(array))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
-def _pack_column(column: _Array) -> _Array | PackedText:
+def _only_entry(column: _Array) -> _Array:
     if column.dtype != object:
-        return column
-    entries = column.reshape(-1).tolist()
-    kind = pa.large_string() if entries and isinstance(entries[0], str) else pa.large_binary()
-    try:
-        return PackedText(pa.array(entries, kind), column.shape)
-    except UnicodeEncodeError:  # text that is no Unicode (file names may be so) travels as Python objects
-        return column
+        return column[0, ...]
+    entry = column[0]
+    if isinstance(entry, np.ndarray):
+        return entry
+    boxed = np.empty((), dtype=object)
+    boxed[()] = entry
+    return boxed
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class StepBatch:
-    """One global batch, as references to its pieces.
+def _unpack(array: pa.Array, dtype: bytes) -> _Array:
+    if dtype != _PICKLED:
+        return column_of_arrow(array, np.dtype(dtype.decode()))
+    rows = [pickle.loads(entry) for entry in array.to_pylist()]
+    if rows and isinstance(rows[0], np.ndarray) and rows[0].dtype != object:
+        return np.stack(rows)
+    column = np.empty(len(rows), dtype=object)
+    column[:] = rows
+    return column
 
-    Attributes:
-        step: Index of the batch in its epoch.
-        refs: Each replica's piece, zero rows included, or a small piece itself; None in another replica's view.
-        stand_ins: For a replica without rows: a piece of up to two rows of the same global batch.
-        rows: Rows of each piece.
-        structure: The nest of a batch.
+
+def is_regular(columns: Columns) -> bool:
+    """Whether the leaves are rows, equally many of each: those of several steps can stand one after the other."""
+    return all(column.ndim and len(column) == len(columns[0]) for column in columns)
+
+
+def num_bytes_of(columns: Columns) -> int:
+    """Bytes that the leaves will take in the store, about."""
+    return sum(_text_bytes(column) if column.dtype == object else column.nbytes for column in columns)
+
+
+def _text_bytes(column: _Array) -> int:
+    sizes = (len(entry) if isinstance(entry, bytes | str) else getattr(entry, "nbytes", 0) for entry in column.flat)
+    return sum(sizes) + 8 * column.size
+
+
+def pack_piece(
+    pieces: Sequence[Columns],
+    names: Sequence[str],
+    *,
+    stand_ins: Mapping[int, Columns] | None = None,
+    zero_copy: bool = False,
+) -> GroupPiece:
+    """One replica's pieces of consecutive steps as one.
+
+    Args:
+        pieces: The leaves of each step; of several steps only if all are regular and alike.
+        names: Of the leaves.
+        stand_ins: By step, where there are any; of the same kind as the piece, if it is regular.
+        zero_copy: See `GroupPiece`.
     """
+    stand_ins = stand_ins or {}
+    if not all(map(is_regular, [*pieces, *stand_ins.values()])):
+        (piece,) = pieces
+        stand_in = _pack_whole(stand_ins[0], names, zero_copy, None) if stand_ins else None
+        return _pack_whole(piece, names, zero_copy, stand_in)
+    parts = [*pieces, *stand_ins.values()]
+    sizes = [len(part[0]) if part else 0 for part in parts]
+    stops = np.cumsum(sizes).tolist()
+    ranges = [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+    places = ranges[: len(pieces)]
+    if stand_ins:
+        of_stand_ins = dict(zip(stand_ins, ranges[len(pieces) :], strict=True))
+        places += [of_stand_ins.get(step, places[step]) for step in range(len(pieces))]
+    columns = [_in_order(leaves) for leaves in zip(*parts, strict=True)]
+    return GroupPiece(names, columns, tuple(places), zero_copy=zero_copy)
 
-    step: int
-    refs: tuple[Ref, ...]
-    stand_ins: tuple[Ref, ...]
-    rows: tuple[int, ...]
-    structure: Structure
 
-    def only(self, rank: int) -> StepBatch:
-        """This step with the pieces of one replica: a process that holds a reference takes part in counting it."""
-        return replace(self, refs=_only(self.refs, rank), stand_ins=_only(self.stand_ins, rank))
+def _pack_whole(piece: Columns, names: Sequence[str], zero_copy: bool, stand_in: GroupPiece | None) -> GroupPiece:
+    columns = [column[None] for column in piece]
+    return GroupPiece(names, columns, ((0, 1),), whole=True, zero_copy=zero_copy, stand_in=stand_in)
 
 
-def _only(refs: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
-    return tuple(ref if index == rank else None for index, ref in enumerate(refs))
+def _in_order(parts: Sequence[_Array]) -> _Array | LaidParts:
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if LaidParts.suit(parts):
+        return LaidParts(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def store_step(
-    cuts: tuple[Cut, ...], *, step: int, structure: Structure, put: Any, zero_copy: bool = False
-) -> StepBatch:
-    """Write the pieces of one step with `put` (each once; small ones not at all) and give the step that names them."""
+def _unpickle(
+    names: tuple[str, ...],
+    columns: Sequence[_Array | ArrowColumn],
+    ranges: tuple[tuple[int, int], ...],
+    whole: bool,
+    zero_copy: bool,
+    stand_in: GroupPiece | None,
+) -> GroupPiece:
+    return GroupPiece(names, columns, ranges, whole=whole, zero_copy=zero_copy, stand_in=stand_in)
 
-    def store(columns: Columns | None, num_rows: int) -> Ref:
-        if columns is None:
-            return None
-        piece = pack_piece(columns, num_rows, zero_copy=zero_copy)
-        return put(piece) if piece.num_bytes > _INLINE_BYTES else piece
 
-    refs = tuple(store(cut.columns, cut.num_rows) for cut in cuts)
-    stand_ins = tuple(store(cut.stand_in, 0) for cut in cuts)
-    return StepBatch(step, refs, stand_ins, tuple(cut.num_rows for cut in cuts), structure)
+def _pack_column(column: _Array) -> ArrowColumn:
+    if column[:1].size > _MOST_ENTRIES:
+        return _pickle_rows(column), _PICKLED
+    try:
+        return column_to_arrow(column), _dtype_of(column)
+    except (pa.ArrowException, TypeError, ValueError):  # text that is no Unicode (file names may be so), objects
+        return _pickle_rows(column), _PICKLED
+
+
+def _dtype_of(column: _Array) -> bytes:
+    first = column[0] if column.dtype == object and column.ndim == 1 and len(column) else column
+    return str(first.dtype if isinstance(first, np.ndarray) else column.dtype).encode()
+
+
+def _pickle_rows(column: _Array) -> pa.Array:
+    return pa.array([pickle.dumps(row, protocol=5) for row in column], pa.large_binary())

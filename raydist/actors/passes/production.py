@@ -1,14 +1,19 @@
-"""One pass over a distributed dataset: a thread makes steps while credits last, readers take them by long poll."""
+"""One pass over a distributed dataset: a thread makes steps while credits last, readers take them by long poll.
+
+Steps gather in an open group, which is stored and offered as soon as it is full or a reader has nothing else to do.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+from raydist.actors.passes.batch_group import MadeStep, OpenGroup
 from raydist.actors.passes.batch_queues import BatchQueues, Position, QueueEntry
-from raydist.actors.passes.piece import store_step
+from raydist.actors.passes.credits import Credits
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.metering.stats import PipelineStats
@@ -18,6 +23,9 @@ __all__ = ["Poll", "Production"]
 
 # After these there is no sense in going on: a worker is gone or stuck, and every later element would tell the same.
 _FATAL = (UnavailableError, DeadlineExceededError, CancelledError)
+
+_LINGER_S = 0.001  # how long a step waits for others although a reader has none: to store and send it takes as long
+_HELD_S = 0.05  # how long a step is held back at most for a reader that said that it has work for so long
 
 
 def _nothing() -> None:
@@ -31,25 +39,30 @@ class Poll:
 
     Attributes:
         rank: The replica that asks; None: the driver, for all of them.
-        start: Number of the first entry wanted.
-        done: The reader is done with the entries before this number.
-        most: Places wanted at most.
+        start: Number of the first place wanted.
+        done: The reader is done with the places before this number, and has work until `start`.
         wait_s: How long the answer may be waited for; an answer without entries is none yet.
+        pace_s: Seconds of work that a step lately was for the reader; None where it has not done any.
     """
 
     rank: int | None
     start: int
     done: int
-    most: int
     wait_s: float
+    pace_s: float | None = None
+
+    @property
+    def has_work_s(self) -> float:
+        """How long the reader can do without an answer, as far as it knows."""
+        return (self.start - self.done) * (self.pace_s or 0.0)
 
 
 @final
 class Production:
-    """Runs a step source in a thread of its own, at most `capacity` entries ahead of the slowest reader.
+    """Runs a step source in a thread of its own, so far ahead of the slowest reader as the credits allow.
 
-    `put` stores a piece and returns its reference; `on_end` is called once, by the thread, when the source is closed.
-    Methods may be called from any thread.
+    `put` stores a piece and returns its reference; `share` may name what lies in the store already; `on_end` is called
+    once, by the thread, when the source is closed. Methods may be called from any thread.
     """
 
     def __init__(
@@ -58,20 +71,30 @@ class Production:
         put: Callable[[Any], Any],
         *,
         num_replicas: int,
-        capacity: int,
+        credit: Credits,
         zero_copy: bool,
         label: str,
+        share: Callable[[MadeStep], MadeStep] | None = None,
         on_end: Callable[[], None] = _nothing,
     ) -> None:
         self._source = source
         self._put = put
+        self._credit = credit
         self._zero_copy = zero_copy
         self._label = label
+        self._share = share
         self._on_end = on_end
         self._ended = False
         self._changed = threading.Condition()
+        self._storing = threading.Lock()  # taken before `_changed`: groups are stored one after the other
+        self._open = OpenGroup(credit.group_bytes)
+        self._moving = OpenGroup(credit.group_bytes)  # closed, and being stored
+        self._open_since = 0.0
+        self._step_bytes = 0
+        self._hungry: list[float] = []  # of the polls that wait: when their readers have no more work
+        self._pace_s: float | None = None
         self._loans = [0] * num_replicas  # loops that each replica has been sent and has not left
-        self._queues = BatchQueues(num_replicas=num_replicas, capacity=capacity, start=source.state_dict())
+        self._queues = BatchQueues(num_replicas=num_replicas, start=source.state_dict())
         self._thread = threading.Thread(target=self._run, name=f"raydist-input-{label}", daemon=True)
 
     def start(self) -> None:
@@ -79,16 +102,12 @@ class Production:
         self._thread.start()
 
     def _run(self) -> None:
-        number = 0
         try:
             while self._await_credit():
-                entry = self._make_entry(number)
-                if entry.last:
-                    self._end()  # before a reader knows: what it opens next finds everything given back
-                self._offer(entry)
-                number += 1
-        except Exception as error:  # not of an element: the object store is full, say. No batch may be passed over
-            self._offer(QueueEntry(number, {}, error=pack_error(error), last=True))
+                self._make_place()
+        except Exception as error:  # not of an element
+            self._store_open()
+            self._fail(error)
         finally:
             self._end()
 
@@ -98,47 +117,145 @@ class Production:
             self._source.close()
             self._on_end()
 
-    def _offer(self, entry: QueueEntry) -> None:
-        with self._changed:
-            self._queues.offer(entry)
-            self._changed.notify_all()
-
     def _await_credit(self) -> bool:
+        """Wait until one more step may be made; False if none is wanted any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queues.wants_more or self._queues.finished)
+            if self._may_go_on():
+                return not self._queues.finished
+        self._store_open()  # it cannot grow now, so let it be ready
+        with self._changed:
+            self._changed.wait_for(self._may_go_on)
             return not self._queues.finished
 
-    def _make_entry(self, number: int) -> QueueEntry:
+    def _may_go_on(self) -> bool:
+        return self._queues.finished or self._credit.allow(
+            ahead=self._queues.num_ahead + self._moving.num_steps + self._open.num_steps,
+            held_bytes=self._queues.num_bytes + self._moving.num_bytes + self._open.num_bytes,
+            step_bytes=self._step_bytes,
+            pace_s=self._pace_s,
+        )
+
+    def _make_place(self) -> None:
+        began = time.monotonic()
         step = self._source.step
         try:
             cuts = self._source.next_step()
         except StopIteration:
-            return QueueEntry(number, self._source.state_dict(), last=True, stats=self._source.stats())
+            self._store_open()
+            state, stats = self._source.state_dict(), self._source.stats()
+            self._end()  # before a reader knows: what it opens next finds everything given back
+            self._offer((state,), last=True, stats=stats)
         except Exception as error:
+            self._store_open()
             packed = pack_error(error, f"In {self._label}, step {step}.")
-            return QueueEntry(number, self._source.state_dict(), error=packed, last=isinstance(error, _FATAL))
-        batch = store_step(cuts, step=step, structure=self._source.structure, put=self._put, zero_copy=self._zero_copy)
-        return QueueEntry(number, self._source.state_dict(), batch=batch)
+            last = isinstance(error, _FATAL)
+            state = self._source.state_dict()
+            if last:
+                self._end()
+            self._offer((state,), error=packed, last=last)
+        else:
+            made = MadeStep(step, cuts, self._source.structure, self._source.state_dict())
+            self._gather(made if self._share is None else self._share(made), time.monotonic() - began)
+
+    def _gather(self, step: MadeStep, took_s: float) -> None:
+        """Add a step to the open group, and store that where nothing speaks for waiting."""
+        kind, sizes = step.kind(), step.sizes()
+        with self._changed:
+            fits = self._open.accepts(kind, sizes)
+        if not fits:
+            self._store_open()
+        with self._changed:
+            if not self._open.num_steps:
+                self._open_since = time.monotonic()
+            self._open.add(step, kind, sizes)
+            self._step_bytes = sum(sizes)
+            full = self._open.is_full or self._open.num_steps >= self._credit.group_steps(self._pace_s)
+            due_s = min(self._hungry, default=float("inf"))
+            late = time.monotonic() + took_s > self._due_s(due_s)
+            if not full and not late and self._open.num_steps == 1 and self._hungry:
+                self._changed.notify_all()  # whoever waits stores it, if the next step takes longer than this one
+        if full or late:
+            self._store_open()
+
+    def _due_s(self, hungry_s: float) -> float:
+        """When the open group must be on its way to a reader that has no work from `hungry_s` on."""
+        linger_s = _LINGER_S if self._queues.num_offered else 0.0
+        return max(hungry_s, self._open_since + linger_s)
+
+    def _store_open(self) -> None:
+        """Store and offer the open group, if there is anything in it."""
+        with self._storing:
+            with self._changed:
+                if not self._open.num_steps or self._queues.finished:
+                    return
+                group = self._moving = self._open
+                self._open = OpenGroup(self._credit.group_bytes)
+            try:
+                stored = group.store(self._put, zero_copy=self._zero_copy)
+            except Exception as error:
+                what = f"{group.num_steps} steps ({group.num_bytes} bytes) of {self._label}"
+                self._fail(
+                    error,
+                    f"Storing {what}: the object store must have room. Use smaller batches, a smaller "
+                    "prefetch_batches, or start Ray with more object_store_memory.",
+                )
+            else:
+                self._offer(group.states, group=stored, num_bytes=group.num_bytes)
+            finally:
+                with self._changed:
+                    self._moving = OpenGroup(0)
+
+    def _offer(self, states: tuple[Any, ...], *, num_bytes: int = 0, **what: Any) -> None:
+        with self._changed:
+            if not self._queues.finished:
+                self._queues.offer(QueueEntry(self._queues.num_offered, states, **what), num_bytes)
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception, *notes: str) -> None:
+        """No batch may be passed over: nothing follows."""
+        self._offer(({},), error=pack_error(error, *notes), last=True)
 
     def poll(self, poll: Poll) -> tuple[QueueEntry, ...]:
         """The next entries for a reader. Waits up to `wait_s` for the first one."""
+        now_s = time.monotonic()
+        end_s = now_s + poll.wait_s
+        hungry_s = now_s + min(poll.has_work_s, _HELD_S)
         with self._changed:
+            self._pace_s = poll.pace_s if poll.pace_s is not None else self._pace_s
             self._acknowledge(poll.rank, poll.done)
-            self._changed.wait_for(lambda: self._queues.ready(poll.start), timeout=poll.wait_s)
-            return self._queues.take(poll.rank, poll.start, poll.most)
+            self._hungry.append(hungry_s)
+        try:
+            while self._await_entry(poll.start, hungry_s, end_s):
+                self._store_open()
+        finally:
+            with self._changed:
+                self._hungry.remove(hungry_s)
+        with self._changed:
+            return self._queues.take(poll.rank, poll.start)
+
+    def _await_entry(self, start: int, hungry_s: float, end_s: float) -> bool:
+        """Wait for place `start`; True when the open group should be stored for it."""
+        with self._changed:
+            while not self._queues.ready(start):
+                now_s = time.monotonic()
+                due_s = self._due_s(hungry_s) if self._open.num_steps else end_s
+                if now_s >= end_s or (self._open.num_steps and now_s >= due_s):
+                    return self._open.num_steps > 0
+                self._changed.wait(min(end_s, due_s) - now_s)
+            return False
 
     def _acknowledge(self, rank: int | None, done: int) -> None:
         self._queues.acknowledge(rank, done)
         self._changed.notify_all()
 
     def lend(self, done: int) -> None:
-        """The driver, done with the entries before `done`, leaves the reading to the replicas: each will `release`."""
+        """The driver, done with the places before `done`, leaves the reading to the replicas: each will `release`."""
         with self._changed:
             self._acknowledge(None, done)
             self._loans = [loans + 1 for loans in self._loans]
 
     def release(self, rank: int, done: int) -> None:
-        """Replica `rank` stops reading for now, done with the entries before `done`."""
+        """Replica `rank` stops reading for now, done with the places before `done`."""
         with self._changed:
             self._acknowledge(rank, done)
             self._loans[rank] = max(0, self._loans[rank] - 1)

@@ -6,58 +6,107 @@ process of the machine can map. To store the piece would only copy it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import ray
 
-from raydist.actors.passes.piece import BatchPiece
+from raydist.actors.passes.piece import INLINE_BYTES, GroupPiece, hand_out, num_bytes_of, pack_piece
 from raydist.actors.workers.mapped_results import MappedResults, ResultView
 from raydist.options import Timeouts
 
-__all__ = ["SharedPiece", "share_piece"]
+if TYPE_CHECKING:
+    from raydist.pipelines.run.split import Columns, Cut
+
+__all__ = ["OnePiece", "SharedPiece", "SharedPieces", "share_step"]
+
+_Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @final
 class SharedPiece:
-    """A piece of a batch that is a part of a worker's result: `BatchPiece` for who maps the result.
+    """A replica's piece of one step that is a part of a worker's result.
 
     Args:
         ref: The result's.
         views: Of the leaves.
-        num_rows: Rows of the first leaf.
-        zero_copy: As for `BatchPiece`.
+        zero_copy: As for `GroupPiece`.
     """
 
-    def __init__(self, ref: Any, views: tuple[ResultView, ...], num_rows: int, zero_copy: bool) -> None:
+    def __init__(self, ref: Any, views: tuple[ResultView, ...], zero_copy: bool) -> None:
         self._ref = ref
         self._views = views
-        self._num_rows = num_rows
         self._zero_copy = zero_copy
-        self._piece: BatchPiece | None = None
-        self.absent = False
+        self._result: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedPiece, (self._ref, self._views, self._num_rows, self._zero_copy)
+        return SharedPiece, (self._ref, self._views, self._zero_copy)
 
-    def fetch(self, limit_s: float) -> BatchPiece:
-        """The piece, mapped. Waits up to `limit_s` seconds; raises what Ray raises."""
-        if self._piece is None:
-            result = ray.get(self._ref, timeout=limit_s)
-            columns = tuple(view.of(result) for view in self._views)
-            self._piece = BatchPiece(columns, self._num_rows, self._zero_copy)
-        return self._piece
+    def fetch(self, limit_s: float) -> None:
+        """Map the result. Waits up to `limit_s` seconds; raises what Ray raises."""
+        if self._result is None:
+            self._result = ray.get(self._ref, timeout=limit_s)
 
-    def leaf(self, index: int) -> Any:
-        """See `BatchPiece.leaf`."""
-        return self.fetch(Timeouts().input_s).leaf(index)
+    def array(self, index: int) -> _Array:
+        """Leaf `index` as it lies there, read-only."""
+        self.fetch(Timeouts().input_s)
+        return self._views[index].of(self._result)
+
+    def leaf(self, index: int, place: int = 0) -> Any:
+        """See `GroupPiece.leaf`; of one step."""
+        return hand_out(self.array(index), zero_copy=self._zero_copy)
 
 
-def share_piece(mapped: MappedResults, put: Callable[[BatchPiece], Any], piece: BatchPiece) -> Any:
-    """A reference to `piece`: to the result that it is a part of, else `put(piece)`."""
-    found = [mapped.find(column) if isinstance(column, np.ndarray) else None for column in piece.columns]
+OnePiece = SharedPiece | GroupPiece
+"""A replica's piece of one step; a `GroupPiece` where it is too small to be shared."""
+
+
+@final
+class SharedPieces:
+    """A replica's pieces of consecutive steps, as `GroupPiece` gives them out, in the results that they are parts of.
+
+    Args:
+        pieces: One a step.
+    """
+
+    def __init__(self, pieces: tuple[OnePiece, ...]) -> None:
+        self.pieces = pieces
+        self.absent = False
+
+    def fetch(self, place: int, limit_s: float) -> None:
+        """Map what holds the piece at `place`. Waits up to `limit_s` seconds; raises what Ray raises."""
+        piece = self.pieces[place % len(self.pieces)]
+        if isinstance(piece, SharedPiece):
+            piece.fetch(limit_s)
+
+    def leaf(self, index: int, place: int = 0) -> Any:
+        """See `GroupPiece.leaf`."""
+        of_stand_in, step = divmod(place, len(self.pieces))
+        return self.pieces[step].leaf(index, of_stand_in)
+
+
+def share_step(
+    mapped: MappedResults, cuts: Sequence[Cut], names: Sequence[str], *, zero_copy: bool
+) -> tuple[OnePiece, ...] | None:
+    """Each replica's piece of one step as a part of a worker's result; None where that does not save a copy."""
+    pieces: list[OnePiece] = []
+    for cut in cuts:
+        shared = None if cut.stand_in is not None else _share(mapped, cut.columns, zero_copy)
+        if shared is None:
+            if num_bytes_of(cut.columns) + num_bytes_of(cut.stand_in or ()) > INLINE_BYTES:
+                return None
+            stand_ins = {} if cut.stand_in is None else {0: cut.stand_in}
+            shared = pack_piece([cut.columns], names, stand_ins=stand_ins, zero_copy=zero_copy)
+        pieces.append(shared)
+    return tuple(pieces) if any(isinstance(piece, SharedPiece) for piece in pieces) else None
+
+
+def _share(mapped: MappedResults, columns: Columns, zero_copy: bool) -> OnePiece | None:
+    if num_bytes_of(columns) <= INLINE_BYTES:
+        return None
+    found = [mapped.find(column) for column in columns]
     parts = [part for part in found if part is not None]
     if len(parts) < len(found) or len({ref for ref, _ in parts}) != 1:
-        return put(piece)
-    return SharedPiece(parts[0][0], tuple(view for _, view in parts), piece.num_rows, piece.zero_copy)
+        return None
+    return SharedPiece(parts[0][0], tuple(view for _, view in parts), zero_copy)

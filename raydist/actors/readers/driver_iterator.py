@@ -16,10 +16,10 @@ from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
-    from raydist.actors.passes.batch_queues import QueueEntry
+    from raydist.actors.passes.batch_group import StepBatch
     from raydist.actors.passes.job import InputJob
     from raydist.actors.passes.link import PipelineLink
-    from raydist.actors.passes.piece import StepBatch
+    from raydist.actors.readers.step_reader import ReadPlace
     from raydist.pipelines.elements.items import State
 
 __all__ = ["BatchLeaf", "DistributedIterator", "PassOpener"]
@@ -46,14 +46,16 @@ class BatchLeaf(PerReplica):
 
     @property
     def num_parts(self) -> int:
-        return len(self.batch.refs)
+        return len(self.batch.group.refs)
 
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
-        ref = self.batch.stand_ins[rank] if stand_in else None
-        return Part(ref=self.batch.refs[rank] if ref is None else ref, leaf_index=self.index)
+        batch = self.batch
+        place = batch.place_on(rank, stand_in=stand_in)
+        return Part(ref=batch.group.refs[rank], leaf_index=self.index, place=place)
 
     def _fetch(self) -> tuple[Any, ...]:
-        return tuple(self._link.fetch(ref).leaf(self.index) for ref in self.batch.refs if ref is not None)
+        batch = self.batch
+        return tuple(self._link.fetch(ref).leaf(self.index, batch.place) for ref in batch.group.refs)
 
 
 @final
@@ -94,7 +96,7 @@ class DistributedIterator(BatchIterator):
         self._finalizer: weakref.finalize[[], DistributedIterator] | None = None
         self._state: State | None = job.state
         self._lent = False
-        self._last: QueueEntry | None = None
+        self._last: ReadPlace | None = None
         self._closed = False
 
     @property
@@ -128,28 +130,27 @@ class DistributedIterator(BatchIterator):
 
         Source: tf.distribute.DistributedIterator.
         """
-        entry = self._last or self._read()
-        self._state = entry.state or self._state
-        if entry.last:
-            self._finish(entry)
-        if entry.error is not None:
-            raise entry.error.restore()
-        if entry.batch is None:
+        place = self._last or self._read()
+        self._state = place.state or self._state
+        if place.last:
+            self._finish(place)
+        if place.entry.error is not None:
+            raise place.entry.error.restore()
+        if place.batch is None:
             raise StopIteration
-        return self._nest(entry.batch)
+        return self._nest(place.batch)
 
     def _nest(self, batch: StepBatch) -> Any:
         link = self._require_link()
-        return unflatten(
-            batch.structure, [BatchLeaf(batch, index, link) for index in range(batch.structure.num_leaves)]
-        )
+        structure = batch.group.structure
+        return unflatten(structure, [BatchLeaf(batch, index, link) for index in range(structure.num_leaves)])
 
-    def _read(self) -> QueueEntry:
+    def _read(self) -> ReadPlace:
         self._open()
         self._take_back()
         if self._reader is None:
             raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
-        return self._reader.next_entry()
+        return self._reader.next_place()
 
     def _open(self) -> None:
         if self._closed:
@@ -169,11 +170,11 @@ class DistributedIterator(BatchIterator):
         return self._link
 
     def _reader_from(self, start: int) -> StepReader:
-        return StepReader(self._require_link(), rank=None, start=start, group=self._job.capacity - 1)
+        return StepReader(self._require_link(), rank=None, start=start)
 
-    def _finish(self, entry: QueueEntry) -> None:
+    def _finish(self, place: ReadPlace) -> None:
         """Stop the pass; pieces of earlier batches live on in the store."""
-        self._last = entry
+        self._last = place
         self._release()
 
     def _release(self) -> None:
@@ -184,10 +185,10 @@ class DistributedIterator(BatchIterator):
     def __reduce__(self) -> tuple[Any, ...]:
         """To the replicas goes their own reading end; the driver gives back what it read ahead."""
         if self._last is not None:
-            return ReplicaIterator, (None, 0)
+            return ReplicaIterator, (None,)
         self._open()
         self._lend()
-        return ReplicaIterator, (self._link, self._job.capacity - 1)
+        return ReplicaIterator, (self._link,)
 
     def _lend(self) -> None:
         if self._reader is not None:
@@ -229,7 +230,7 @@ class DistributedIterator(BatchIterator):
         Source: tf.data.experimental.StatsAggregator; the shape of the summary is grain's execution summary.
         """
         if self._last is not None:
-            return self._last.stats or PipelineStats()
+            return self._last.entry.stats or PipelineStats()
         if self._link is None or self._closed:
             return PipelineStats()
         try:

@@ -1,92 +1,135 @@
-"""A reader of entries: long polls in groups, with the next question on its way while the last answer is used."""
+"""A reader of places: long polls for groups, with the next question on its way while the last answer is used."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from raydist.actors.passes.batch_group import StepBatch
 from raydist.actors.passes.production import Poll
 from raydist.errors import DeadlineExceededError
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import QueueEntry
     from raydist.actors.passes.link import PipelineLink
+    from raydist.pipelines.elements.items import State
 
-__all__ = ["StepReader"]
+__all__ = ["ReadPlace", "StepReader"]
 
-_SLICE_S = 0.05  # how long a thread that looks ahead goes on after it was stopped
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPlace:
+    """What one call of `next` gives.
+
+    Attributes:
+        number: Places before this one.
+        state: Of the pipeline, after it.
+        batch: The step, if it is one; else it is the end, or what the entry says.
+        entry: What it came in.
+    """
+
+    number: int
+    state: State
+    batch: StepBatch | None
+    entry: QueueEntry
+
+    @property
+    def last(self) -> bool:
+        """Nothing follows."""
+        return self.entry.last
 
 
 @final
 class StepReader:
-    """Reads the entries of one pass in order: those of one replica, or of all (the driver).
+    """Reads the places of one pass in order: those of one replica, or of all (the driver).
 
     Args:
         link: The pass.
         rank: The replica; None for the driver.
-        start: Number of the first entry.
-        group: Places wanted in one answer.
+        start: Number of the first place.
     """
 
-    def __init__(self, link: PipelineLink, *, rank: int | None, start: int, group: int) -> None:
+    def __init__(self, link: PipelineLink, *, rank: int | None, start: int) -> None:
         self._link = link
         self._rank = rank
-        self._group = max(1, group)
         self._next = start
         self._done = start
-        self._buffer: deque[QueueEntry] = deque()
+        self._entries: deque[QueueEntry] = deque()
         self._asked: Any = None
+        self._pace = _Pace()
 
     @property
     def position(self) -> int:
-        """Number of the next entry; the one before it is in use."""
+        """Number of the next place; the one before it is in use."""
         return self._next
 
-    def next_entry(self) -> QueueEntry:
-        """The next entry; the one before it is done with. Waits up to `Timeouts.input_s`.
+    def next_place(self) -> ReadPlace:
+        """The next place; the one before it is done with. Waits up to `Timeouts.input_s`.
 
-        The last entry is given again and again.
+        The last place is given again and again.
         """
-        entry = self.take()
+        place = self.take()
         self.look_ahead()
-        return entry
+        return place
 
-    def take(self) -> QueueEntry:
-        """`next_entry`, without asking for more yet."""
+    def take(self) -> ReadPlace:
+        """`next_place`, without asking for more yet."""
+        self.work_ends()
         self._done = self._next
-        if not self._buffer:
+        place = self.peek()
+        if place is None:
             self._fill()
-        entry = self._buffer[0]
-        if not entry.last:
-            self._buffer.popleft()
+            place = self._place(self._entries[0])
+        if not place.last:
             self._next += 1
-        return entry
+        self._pace.work_begins()
+        return place
 
-    def await_entry(self, stopped: Callable[[], bool]) -> QueueEntry | None:
-        """The next entry, once it is there; it is not taken. None when `stopped()`, or when it was not asked for."""
-        while not self._buffer and self._asked is not None:
-            if stopped():
+    def work_ends(self) -> None:
+        """Whoever reads is done with the place before the next, and asks for that: from here on it waits."""
+        self._pace.work_ends()
+
+    def peek(self) -> ReadPlace | None:
+        """The next place, if it is there; it is not taken."""
+        while self._entries and self._entries[0].end <= self._next:
+            self._entries.popleft()
+        return self._place(self._entries[0]) if self._entries else None
+
+    def _place(self, entry: QueueEntry) -> ReadPlace:
+        at = self._next - entry.number
+        return ReadPlace(self._next, entry.states[at], StepBatch(entry.group, at) if entry.group else None, entry)
+
+    def await_place(self, stop: Future[None]) -> ReadPlace | None:
+        """The next place, once it is there; it is not taken. None when `stop` is done, or when it was not asked for."""
+        place = self.peek()
+        while place is None and self._asked is not None:
+            if not self._link.is_answered(self._asked, stop):
                 return None
-            if self._link.is_answered(self._asked, _SLICE_S):
-                asked, self._asked = self._asked, None
-                self._buffer.extend(self._link.receive(asked))
-                self._asked = None if self._buffer else self._ask()
-        return self._buffer[0] if self._buffer else None
+            asked, self._asked = self._asked, None
+            self._receive(asked)
+            place = self.peek()
+            self._asked = None if place else self._ask()
+        return place
 
     def _fill(self) -> None:
         deadline = time.monotonic() + self._link.timeouts.input_s
-        while not self._buffer:
+        while not self._entries:
             asked = self._asked or self._ask()
             self._asked = None
-            self._buffer.extend(self._link.receive(asked))
-            if not self._buffer and time.monotonic() > deadline:
+            self._receive(asked)
+            if not self._entries and time.monotonic() > deadline:
                 raise self.late()
+
+    def _receive(self, asked: Any) -> None:
+        self._entries.extend(self._link.receive(asked))
 
     @property
     def limit_s(self) -> float:
-        """How long the next entry may take."""
+        """How long the next place may take."""
         return self._link.timeouts.input_s
 
     def late(self) -> DeadlineExceededError:
@@ -98,23 +141,45 @@ class StepReader:
         )
 
     def look_ahead(self) -> None:
-        """Ask for more while there is something left to work on.
-
-        A question that the producer has no credit for would only be answered empty-handed: `_done` trails the entry in
-        use by one, so at most `group` entries beyond it can exist.
-        """
-        if self._asked is None and len(self._buffer) <= self._group // 2 and not self._holds_last():
+        """Ask for more while there is something left to work on, once a group: that tells what is done with, too."""
+        if self._asked is None and len(self._entries) <= 2 and not self._holds_last():
             self._asked = self._ask()
 
     def _holds_last(self) -> bool:
-        return bool(self._buffer) and self._buffer[-1].last
+        return bool(self._entries) and self._entries[-1].last
 
     def _ask(self) -> Any:
-        start = self._next + len(self._buffer)
-        return self._link.ask(Poll(self._rank, start, self._done, self._group, self._link.timeouts.poll_s))
+        start = max(self._next, self._entries[-1].end) if self._entries else self._next
+        return self._link.ask(Poll(self._rank, start, self._done, self._link.timeouts.poll_s, self._pace.mean_s()))
 
     def give_back(self, method: str, *args: Any) -> None:
         """Forget what was read ahead, and tell the pass how far this reader has come: `method(*args, position)`."""
-        self._buffer.clear()
+        self._entries.clear()
         self._asked = None
         self._link.call(method, *args, self._next)
+
+
+@final
+class _Pace:
+    """Seconds that the reader's work on a place takes, without its waits."""
+
+    def __init__(self) -> None:
+        self._begun_s: float | None = None
+        self._work_s = 0.0
+        self._count = 0
+        self._mean_s: float | None = None
+
+    def work_begins(self) -> None:
+        self._begun_s = time.monotonic()
+
+    def work_ends(self) -> None:
+        if self._begun_s is not None:
+            self._work_s += time.monotonic() - self._begun_s
+            self._count += 1
+            self._begun_s = None
+
+    def mean_s(self) -> float | None:
+        """Of the places since it was asked for last; None before the first."""
+        if self._count:
+            self._mean_s, self._work_s, self._count = self._work_s / self._count, 0.0, 0
+        return self._mean_s

@@ -15,6 +15,7 @@ _RECENT = 0.3  # weight of the newest period in running means
 _FORGOTTEN = 0.01  # of what threads told about a stage, in each period without any
 _CONTENDED = 1.25  # work that takes so much longer beside others is held up by them
 _COPY_BYTES_S = 1e9  # into the object store and out of it, measured
+_MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a block: see engine/block_size.py
 _CALL_S = 0.001  # calling an actor with a block, measured: 0.5 to 0.8 ms
 
 
@@ -65,6 +66,12 @@ class Cost:
     block_rows: float
     block_bytes: float
     proven: int = 1
+
+    @property
+    def handed_over_s(self) -> float:
+        """Seconds of work of the largest block that can be given to a thread."""
+        row_bytes = max(1.0, self.block_bytes / max(1.0, self.block_rows))
+        return self.row_s * max(1.0, min(_MOST_ROWS, _MOST_BYTES / row_bytes))
 
     def work(self, period: StagePeriod) -> Workload:
         """What `period` had to do."""

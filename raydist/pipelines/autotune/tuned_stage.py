@@ -93,7 +93,7 @@ class _Counted(Pending):
         totals.blocks += 1
         totals.busy_s += result.busy_s
         totals.cpu_s += result.cpu_s
-        totals.num_bytes += self._num_bytes + sum(item.num_bytes for item in result.items if isinstance(item, Block))
+        totals.num_bytes += self._num_bytes + sum([item.num_bytes for item in result.items if isinstance(item, Block)])
         return result
 
     def done(self) -> bool:

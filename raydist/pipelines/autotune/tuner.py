@@ -32,6 +32,7 @@ _PREDICTED = 0.08  # gain that the model must promise before it is tried
 _COMPUTES = 0.1  # a stage that holds the GIL for a larger share than this is given more workers step by step
 _CONSUMER_WORKS = 0.2  # share of its time in which a consumer must work for a prefetch to be tried
 _PREFETCHED_S = 0.0005  # time that making a block must take for it: handing one over costs 0.1 ms
+_HANDED_OVER_S = 0.0003  # and the work on a block: giving it to a thread costs 0.05 to 0.1 ms
 _AWAITED = 0.1  # share of the time that a stage must be waited for to be given one more
 _GAIN = 0.05  # gain that must be measured to keep a change
 _HOPELESS = 0.5  # a loss after which a trial ends at once; half of it ends it after two periods
@@ -171,10 +172,14 @@ class Tuner:
         return self._begin(proposal, f"the consumer waits {period.consumer_wait_s / period.elapsed_s:.0%} of the time")
 
     def _open(self, period: Period) -> list[Knob]:
-        """What may be set: a prefetch only where blocks are worth it and the consumer does something meanwhile."""
+        """What may be set: a stage only where its largest blocks are worth giving to a thread.
+
+        A prefetch where its blocks are, and the consumer does something meanwhile.
+        """
         works = period.consumer_busy_s > _CONSUMER_WORKS * period.elapsed_s
         cheap = {stage.name for stage in period.stages if stage.busy_s < _PREFETCHED_S * stage.blocks or not works}
-        return [knob for knob in self._knobs.values() if not (knob.splits and knob.name in cheap)]
+        light = {name for name, cost in self.costs.items() if cost.handed_over_s < _HANDED_OVER_S}
+        return [knob for knob in self._knobs.values() if knob.name not in (cheap if knob.splits else light)]
 
     def _modelled(self, load: Load, knobs: Sequence[Knob]) -> Settings | None:
         """What the model finds best, if it promises enough."""

@@ -26,9 +26,10 @@ from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.rows import stack_leaves
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = ["arrow_batches", "block_to_arrow", "block_of_arrow"]
+__all__ = ["DTYPE_KEY", "arrow_batches", "block_of_arrow", "block_to_arrow", "column_of_arrow", "column_to_arrow"]
 
-_DTYPE = b"raydist.dtype"
+DTYPE_KEY = b"raydist.dtype"
+"""Which numpy dtype a column had, in the metadata of its field."""
 
 
 def arrow_batches(block: Block) -> list[pa.RecordBatch]:
@@ -43,10 +44,10 @@ def block_to_arrow(block: Block) -> pa.RecordBatch:
     >>> block_to_arrow(block_of_rows([{"x": 1, "y": "a"}])).column_names
     ['x', 'y']
     """
-    arrays = [_to_arrow(column) for column in block.columns]
+    arrays = [column_to_arrow(column) for column in block.columns]
     pairs = zip(block.structure.paths(), arrays, block.columns, block.specs, strict=True)
     fields = [
-        pa.field(path or "value", array.type, metadata={_DTYPE: _dtype_text(column, spec)})
+        pa.field(path or "value", array.type, metadata={DTYPE_KEY: _dtype_text(column, spec)})
         for path, array, column, spec in pairs
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
@@ -68,8 +69,8 @@ def block_of_arrow(batch: pa.RecordBatch, structure: Structure) -> Block:
         )
     columns, specs = [], []
     for field, array in zip(batch.schema, batch.columns, strict=True):
-        dtype = np.dtype((field.metadata or {}).get(_DTYPE, b"object").decode())
-        column = _of_arrow(array, dtype)
+        dtype = np.dtype((field.metadata or {}).get(DTYPE_KEY, b"object").decode())
+        column = column_of_arrow(array, dtype)
         columns.append(column)
         specs.append(_spec(column, dtype))
     return Block(structure, tuple(specs), tuple(columns), batch.num_rows)
@@ -83,12 +84,13 @@ def _spec(column: Column, dtype: np.dtype[Any]) -> TensorSpec:
     return TensorSpec(column.shape[1:], dtype)
 
 
-def _to_arrow(column: Column) -> pa.Array:
+def column_to_arrow(column: Column) -> pa.Array:
+    """A column as an Arrow array, with one entry a row."""
     if column.dtype.kind == "c":
         halves = np.ascontiguousarray(column).view(f"f{column.dtype.itemsize // 2}")
         return _tensors(halves.reshape(*column.shape, 2))
     if column.dtype != object:
-        return pa.array(column) if column.ndim == 1 else _tensors(column)
+        return _numbers(column) if column.ndim == 1 else _tensors(column)
     if column.ndim > 1:
         return _text_tensors(column)
     if len(column) and isinstance(column[0], np.ndarray):
@@ -100,8 +102,15 @@ def _tensors(column: Column) -> pa.Array:
     if column.dtype == np.bool_:
         column = column.view(np.uint8)
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.shape[1:])
-    storage = _lists(pa.array(column.reshape(-1)), int(np.prod(column.shape[1:])), len(column))
+    storage = _lists(_numbers(column.reshape(-1)), int(np.prod(column.shape[1:])), len(column))
     return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _numbers(column: Column) -> pa.Array:
+    if column.dtype.kind not in "iuf" or not column.dtype.isnative:
+        return pa.array(column)
+    values = pa.py_buffer(np.ascontiguousarray(column))  # `pa.array` would load pandas first, which takes 0.3 s
+    return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, values])
 
 
 def _lists(values: pa.Array, size: int, count: int) -> pa.Array:
@@ -122,14 +131,17 @@ def _text_tensors(column: Column) -> pa.Array:
 
 
 def _ragged(column: Column) -> pa.Array:
-    values = _to_arrow(np.concatenate([row.reshape(-1) for row in column]))  # one type, also for rows without values
+    values = column_to_arrow(
+        np.concatenate([row.reshape(-1) for row in column])
+    )  # one type, also for rows without values
     offsets = np.cumsum([0, *(row.size for row in column)])
     shapes = pa.array([list(row.shape) for row in column], pa.large_list(pa.int64()))
     joined = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
     return pa.StructArray.from_arrays([joined, shapes], ["values", "shape"])
 
 
-def _of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
+def column_of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
+    """The column of `dtype` that :func:`column_to_arrow` made `array` of; read-only where it maps the array."""
     if pa.types.is_struct(array.type):
         return _of_ragged(array, dtype)
     if isinstance(array.type, pa.FixedShapeTensorType):
@@ -138,7 +150,18 @@ def _of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
         return _of_text_tensors(array)
     if dtype.kind in "OSU":
         return object_column(array.to_pylist())
+    if dtype.kind in "iuf" and dtype.isnative and not array.null_count and array.type == pa.from_numpy_dtype(dtype):
+        return _of_numbers(array, dtype)
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _of_numbers(array: pa.Array, dtype: np.dtype[Any]) -> Column:
+    values = array.buffers()[1]  # `to_numpy` would load pandas first
+    if not len(array) or values is None:
+        return np.empty(0, dtype)
+    column = np.frombuffer(values, dtype, len(array), array.offset * dtype.itemsize)
+    column.flags.writeable = False
+    return column
 
 
 def _of_tensors(array: Any, dtype: np.dtype[Any]) -> Column:
@@ -162,5 +185,5 @@ def _of_ragged(array: pa.Array, dtype: np.dtype[Any]) -> Column:
     parts: Sequence[Any] = array.field("values")
     shapes = array.field("shape").to_pylist()
     return object_column(
-        [_of_arrow(part.values, dtype).reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        [column_of_arrow(part.values, dtype).reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
     )

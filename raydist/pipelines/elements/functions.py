@@ -18,6 +18,8 @@ from raydist.pipelines.elements.seeds import RandomKey
 
 __all__ = ["call_rows", "function_label", "element_rows", "wants_rng"]
 
+_LARGE_BYTES = 1 << 16  # of a row: the copy of many small ones at once is quicker
+
 
 def function_label(fn: Callable[..., Any]) -> str:
     """Where a function is written, and its name: "train.py:12 augment"."""
@@ -43,12 +45,12 @@ def wants_rng(fn: Callable[..., Any]) -> bool:
     return "rng" in parameters and parameters["rng"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-def element_rows(structure: Structure, columns: Sequence[Column]) -> Iterable[Any]:
+def element_rows(structure: Structure, columns: Sequence[Iterable[Any]]) -> Iterable[Any]:
     """The elements of these columns, one by one."""
     return _rows(structure, iter(columns))
 
 
-def _rows(structure: Structure, columns: Iterator[Column]) -> Iterable[Any]:
+def _rows(structure: Structure, columns: Iterator[Iterable[Any]]) -> Iterable[Any]:
     if structure.kind is None:
         return next(columns)
     children = [_rows(child, columns) for child in structure.children]
@@ -65,10 +67,20 @@ def _named_rows(kind: type, keys: tuple[Any, ...], children: Sequence[Iterable[A
 
 def _arguments(block: Block) -> list[Iterable[Any]]:
     """One iterable per positional argument: a tuple is unpacked, everything else is one argument."""
-    columns = iter([private_column(column) for column in block.columns])
+    columns = iter([_own_rows(column) for column in block.columns])
     if block.structure.kind is tuple:
         return [_rows(child, columns) for child in block.structure.children]
     return [_rows(block.structure, columns)]
+
+
+def _own_rows(column: Column) -> Any:
+    """The rows of a column, which a function may write to.
+
+    Large ones are copied one by one, each just before it is needed: in the cache, into memory that the last one left.
+    """
+    if column.flags.writeable or column.dtype == object or column.nbytes < _LARGE_BYTES * len(column):
+        return private_column(column)
+    return map(np.ndarray.copy, column)
 
 
 def call_rows(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, final
 
@@ -83,16 +83,32 @@ class ArrivalOrders:
         return self._orders.setdefault(name, ArrivalOrder())
 
     def since(self, state: Any) -> dict[str, Any]:
-        """What has to be kept with `state`: for each stage in it, the notes since the oldest state of it."""
+        """What has to be kept with `state`: for each stage in it, the notes since the oldest state of it.
+
+        A state at the end of one pass says nothing of the next ones, which may have given elements since: the notes of
+        later passes over a stage that is in it are kept whole.
+        """
         oldest: dict[str, tuple[int, int]] = {}
         for name, first, given in _marks(state):
             known = oldest.get(name, (first, given))
             oldest[name] = (min(first, known[0]), min(given, known[1]))
-        return {name: _short(self.of(name).since(*found)) for name, found in oldest.items()}
+        found = oldest | dict.fromkeys(self._later(oldest), (0, 0))
+        return {name: _short(self.of(name).since(*since)) for name, since in found.items()}
+
+    def _later(self, names: Collection[str]) -> list[str]:
+        """Orders made after the last of `names` of the same stage, in another of its passes."""
+        made = list(self._orders)
+        last = {_stage(name): number for number, name in enumerate(made) if name in names}
+        return [name for number, name in enumerate(made) if number > last.get(_stage(name), number)]
 
     def load(self, notes: dict[str, Any]) -> None:
         """Forget all orders but those that `since` gave."""
         self._orders = {name: ArrivalOrder.parse(_long(order)) for name, order in notes.items()}
+
+
+def _stage(name: str) -> str:
+    """The name of a stage without that of a pass: "map-1" of "map-1@0.2"."""
+    return name.rpartition("@")[0]
 
 
 def _short(notes: list[Any]) -> list[Any] | str:

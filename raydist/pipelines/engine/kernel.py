@@ -131,10 +131,13 @@ def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) 
             results.append(item)
             at += 1
             continue
-        for made in _run_block(kernel, item, at):
-            results.append(replace(made, kernel=number) if isinstance(made, ElementError) else made)
+        results += [_numbered(made, number) for made in _run_block(kernel, item, at)]
         at += item.num_rows
     return results, at - start
+
+
+def _numbered(item: Item, kernel: int) -> Item:
+    return replace(item, kernel=kernel) if isinstance(item, ElementError) else item
 
 
 def _run_block(kernel: Kernel, block: Block, start: int) -> Sequence[Item]:

@@ -153,9 +153,9 @@ def _bytes(item: Item) -> int:
     return item.num_bytes if isinstance(item, Block) else 0
 
 
-def _produce(buffer: _Buffer, watch: Callable[[float], None], on_end: Callable[[], None]) -> None:
+def _produce(buffer: _Buffer, first: int, watch: Callable[[float], None], on_end: Callable[[], None]) -> None:
     """The background thread. It knows the buffer only, so that an abandoned iterator is collected and stops it."""
-    request = RequestSize()
+    request = RequestSize(first=first)
     failure: BaseException | None = None
     try:
         while room := buffer.room():
@@ -192,6 +192,7 @@ class PrefetchThread:
         ram: What the bytes in the buffer are taken from.
         meter: Shows how full the buffer is.
         name: Of the operation, for the thread.
+        first: Elements to ask for at first.
         watch: Called by the thread with the seconds that each block took.
         on_end: Called by the thread when it ends.
     """
@@ -204,6 +205,7 @@ class PrefetchThread:
         meter: Meter,
         *,
         name: str,
+        first: int = 1,
         watch: Callable[[float], None] = _nothing,
         on_end: Callable[[], None] = _nothing,
     ) -> None:
@@ -211,7 +213,7 @@ class PrefetchThread:
         self._meter = meter
         self._buffer = _Buffer(source, size, ram, meter)
         self._limits = Timeouts()
-        args = (self._buffer, watch, on_end)
+        args = (self._buffer, first, watch, on_end)
         self._thread = threading.Thread(target=_produce, args=args, name=f"raydist-{name}", daemon=True)
         self._finalizer = weakref.finalize(self, self._buffer.stop)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import numpy as np
+
 from raydist.pipelines.elements.blocks import Block
 
 __all__ = ["RandomAccess"]
@@ -25,3 +27,7 @@ class RandomAccess(ABC):
     @abstractmethod
     def gather(self, indices: Any) -> Block:
         """The elements at `indices` (int64 array), in that order."""
+
+    def read(self, start: int, stop: int) -> Block:
+        """The elements `start` .. `stop` - 1."""
+        return self.gather(np.arange(start, stop))

@@ -13,6 +13,8 @@ __all__ = ["RequestSize"]
 _QUICK_S = 0.002  # a block that takes less may as well be larger
 _SLOW_S = 0.02  # one that takes more delays the first of its elements too much
 _MAX_BYTES = 1 << 20
+_FEW, _FEW_BYTES = 4, 4 << 20  # large elements come a few at a time: asking for one takes 20 to 60 us
+_FEWER = 16  # a filter may leave so few of the elements that it was asked for: one in so many
 
 
 @final
@@ -22,9 +24,9 @@ class RequestSize:
     What it chooses changes how early elements are made, never which or in what order.
     """
 
-    def __init__(self, most: int = 4096) -> None:
+    def __init__(self, most: int = 4096, first: int = 1) -> None:
         self._most = most
-        self.rows = 1
+        self.rows = min(first, most)
 
     def read(self, source: OpIterator, limit: int) -> Block:
         """The next block of `source`, of at most `limit` elements, watched."""
@@ -36,7 +38,16 @@ class RequestSize:
     def _learn(self, block: Block, seconds: float) -> None:
         if seconds > _SLOW_S:
             self.rows = max(1, self.rows // 2)
-        elif seconds < _QUICK_S and block.num_bytes * 2 <= _MAX_BYTES and block.num_rows == self.rows:
+        elif seconds < _QUICK_S and self.rows <= _FEWER * block.num_rows and self._is_small(block):
             self.rows = min(self._most, self.rows * 2)
-        if block.num_bytes > _MAX_BYTES:
+        if block.num_bytes > _most_bytes(block.num_rows):
             self.rows = max(1, self.rows // 2)
+
+    def _is_small(self, block: Block) -> bool:
+        """Whether twice as many elements like these could be asked for."""
+        rows = 2 * self.rows
+        return rows * block.num_bytes <= _most_bytes(rows) * block.num_rows
+
+
+def _most_bytes(rows: int) -> int:
+    return _MAX_BYTES if rows > _FEW else _FEW_BYTES

@@ -59,9 +59,11 @@ class Outbox:
     def put(self, items: Sequence[Item], after: State) -> None:
         """Add one group of items; `after` is the state from which the next group can be made."""
         total = count_items(items)
-        dropped = min(total, self._to_drop)
-        self._to_drop -= dropped
-        self._items.extend(drop_items(items, dropped) if dropped else (i for i in items if size_of(i)))
+        if self._to_drop:
+            dropped = min(total, self._to_drop)
+            self._to_drop -= dropped
+            items = drop_items(items, dropped)
+        self._items.extend([item for item in items if size_of(item)])
         self._groups.append((total, after))
         self._advance()
 
@@ -71,10 +73,11 @@ class Outbox:
         if isinstance(item, ElementError):
             self._count(1)
             raise item.error
-        if item.num_rows > limit:
-            self._items.appendleft(item.slice(limit, item.num_rows))
-            item = item.slice(0, limit)
-        self._count(item.num_rows)
+        rows = item.num_rows
+        if rows > limit:
+            self._items.appendleft(item.slice(limit, rows))
+            item, rows = item.slice(0, limit), limit
+        self._count(rows)
         return item
 
     def _count(self, handed_out: int) -> None:

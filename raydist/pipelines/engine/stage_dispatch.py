@@ -104,6 +104,8 @@ class StageDispatch:
 
     def _checked(self, sent: SentBlock, result: StageResult) -> StageResult:
         """The result; made again where it begins with another structure or dtype than the blocks before it."""
+        if result.signatures == self.signatures:
+            return result
         pairs = zip(self.signatures, result.signatures, strict=True)
         if any(mine and theirs and mine != theirs for mine, theirs in pairs):
             result = run_stage(self._spec, sent.block, sent.starts, self.signatures)

@@ -126,8 +126,8 @@ def _cut_blocks(
 
 def _cut_rows(rows: Block, size: int, drop_remainder: bool) -> list[Item]:
     whole = rows.num_rows // size
-    batches: list[Item] = [_stack(rows.slice(0, whole * size), whole, size)] if whole else []
     rest = rows.num_rows - whole * size
+    batches: list[Item] = [_stack(rows.slice(0, whole * size) if rest else rows, whole, size)] if whole else []
     if rest and not drop_remainder:
         batches.append(_stack(rows.slice(whole * size, rows.num_rows), 1, rest))
     return batches

@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items, join_items
+from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import OneKind, ResumableProducer
 from raydist.pipelines.ops.cycle_slot import CycleSlot, weave
 from raydist.pipelines.ops.cycle_turns import CycleTurns
 from raydist.pipelines.ops.nested import Opener
 
-__all__ = ["Cycle"]
+__all__ = ["Cycle", "SlotAhead"]
 
 _MAX_ROWS = 4096  # elements woven at a time
 _MAX_STATE = 4096  # characters of state for all slots; those with longer ones are read again from their beginnings
+
+
+SlotAhead = Callable[[int, OpIterator], OpIterator]
+"""Makes an iterator that reads the source of the slot at a place ahead, or gives the source back."""
 
 
 @final
 class Cycle(ResumableProducer):
     """Visits slots in turn. Its state is the input's before the oldest open dataset, and where each slot is.
 
-    With `turns` it takes what is there.
+    With `turns` it takes what is there. `ahead` may read slots ahead.
     """
 
     def __init__(
-        self, opener: Opener, length: int, block_length: int, num_threads: int, turns: CycleTurns | None = None
+        self,
+        opener: Opener,
+        length: int,
+        block_length: int,
+        ahead: SlotAhead | None = None,
+        turns: CycleTurns | None = None,
     ) -> None:
         self._turns = turns
         self._opener = opener
         self._slots: list[CycleSlot | None] = [None] * length
         self._block_length = block_length
-        self._num_threads = num_threads
+        self._ahead = ahead
         self._kind = OneKind(opener.name)
         self._turn = 0  # the slot whose turn it is
         self._used = 0  # elements handed out in this turn
@@ -115,14 +125,14 @@ class Cycle(ResumableProducer):
         before = self._opener.position()
         index = self._opener.next_index
         try:
-            opened = self._opener.open_next(threaded=place < self._num_threads)
+            opened = self._opener.open_next()
         except StopIteration:
             if not any(self._slots):
                 raise
             return None
         if isinstance(opened, ElementError):
             return opened
-        slot = CycleSlot(index, before, opened)
+        slot = CycleSlot(index, before, opened if self._ahead is None else self._ahead(place, opened))
         self._slots[place] = slot
         return slot
 

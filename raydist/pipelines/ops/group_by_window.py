@@ -71,4 +71,4 @@ class GroupByWindowOp(DatasetOp):
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         opener = Opener(ctx.build(self.windows), self.reduce_func, ctx, ctx.operation_names[id(self)])
-        return BorderIterator(Cycle(opener, length=1, block_length=_WHOLE, num_threads=0))
+        return BorderIterator(Cycle(opener, length=1, block_length=_WHOLE))

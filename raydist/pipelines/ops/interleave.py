@@ -7,7 +7,8 @@ empty, gives its turn away, and takes the next input only when it is visited aga
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
@@ -15,10 +16,13 @@ from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator
-from raydist.pipelines.ops.cycle import Cycle
+from raydist.pipelines.ops.cycle import Cycle, SlotAhead
 from raydist.pipelines.ops.cycle_turns import CycleTurns
 from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.nested import Opener, probe_nested
+from raydist.pipelines.ops.reading_ahead import Ahead, ahead_in_a_thread, ahead_where_it_pays
+from raydist.pipelines.ops.stacked_windows import StackedWindows
+from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["InterleaveOp"]
@@ -32,7 +36,8 @@ _WHOLE = 1 << 62  # a turn that lasts until its dataset ends
 class InterleaveOp(UnaryOp):
     """The elements of the datasets `fn(element)`, `cycle_length` of them open at a time.
 
-    `num_threads` of them are read ahead in a thread each; none by default.
+    `num_threads` of them are read ahead in a thread each; none by default. All of them are while that pays if the
+    number is `tuned`. Inputs that are `stacked` windows are what `fn` makes of them.
     """
 
     state_is_recent: ClassVar[bool] = True
@@ -43,6 +48,8 @@ class InterleaveOp(UnaryOp):
     num_threads: int = 0
     made_by: str = "interleave"
     deterministic: bool | None = None
+    tuned: bool = field(default=False, metadata=NOT_IN_FINGERPRINT)
+    stacked: StackedWindows | None = field(default=None, metadata=NOT_IN_FINGERPRINT)
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -69,9 +76,10 @@ class InterleaveOp(UnaryOp):
         calls = parse_parallelism(num_parallel_calls)
         if cycle_length is None or cycle_length == AUTOTUNE:
             cycle_length = max(_CYCLE_LENGTH, calls or 0)
-        threads = cycle_length if num_parallel_calls == AUTOTUNE else calls or 0
+        tuned = num_parallel_calls == AUTOTUNE
+        threads = cycle_length if tuned else calls or 0
         length = 1 if block_length is None else block_length
-        return cls(source, fn, cycle_length, length, threads, deterministic=deterministic)
+        return cls(source, fn, cycle_length, length, threads, deterministic=deterministic, tuned=tuned)
 
     @classmethod
     def flat_map(cls, source: DatasetOp, fn: Callable[..., Any]) -> InterleaveOp:
@@ -94,17 +102,34 @@ class InterleaveOp(UnaryOp):
         return probe_nested(self.input, self.fn, self.label)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        if self.num_threads:
-            meter = ctx.meter(self)
-            meter.place, meter.parallelism = "threads", self.num_threads
         # Datasets are known by the numbers of their inputs, which must come in order.
         source = replace(ctx, any_order=False).build(self.input)
-        opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)])
+        opener = Opener(source, self.fn, ctx, ctx.operation_names[id(self)], self.stacked)
         turns = self._turns(ctx) if ctx.any_order and self.num_threads else None
-        return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, self.num_threads, turns))
+        ahead = self._ahead(ctx) if self.num_threads else None
+        return BorderIterator(Cycle(opener, self.cycle_length, self.block_length, ahead, turns))
+
+    def _ahead(self, ctx: IterContext) -> SlotAhead:
+        """What reads slots ahead. All that it does counts as this operation's."""
+        meter, name, threads = ctx.meter(self), ctx.operation_names[id(self)], self.num_threads
+        meters = ctx.meters.inside(name)
+        inner = replace(ctx, meters=meters)
+
+        def show(is_on: bool) -> None:
+            meter.place, meter.parallelism = ("threads", threads) if is_on else ("inline", 1)
+
+        if self.tuned:
+            return partial(_ahead, ahead_where_it_pays(inner, meters.shared, name, show=show, most=threads), threads)
+        show(True)
+        return partial(_ahead, ahead_in_a_thread(inner, meters.shared, name), threads)
 
     def _turns(self, ctx: IterContext) -> CycleTurns | None:
         if ctx.options.deterministic if self.deterministic is None else self.deterministic:
             return None
         name = f"{ctx.operation_names[id(self)]}@{'.'.join(map(str, ctx.epoch))}"
         return CycleTurns(ctx.orders.of(name), name)
+
+
+def _ahead(ahead: Ahead, threads: int, place: int, source: OpIterator) -> OpIterator:
+    """The slots at the first `threads` places read ahead."""
+    return ahead(source) if place < threads else source

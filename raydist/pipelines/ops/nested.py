@@ -20,7 +20,7 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.probe import open_probe
 from raydist.pipelines.engine.producers import read_item
-from raydist.pipelines.ops.prefetch import PrefetchOp
+from raydist.pipelines.ops.stacked_windows import StackedWindows, is_stacked
 
 __all__ = ["Opener", "call_on_element", "graph_of", "open_nested", "probe_nested"]
 
@@ -91,7 +91,8 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
 class Opener:
     """Makes datasets of the elements of an input, one by one, and opens them.
 
-    Inputs may be read, and the function called, some inputs ahead.
+    Inputs may be read, and the function called, some inputs ahead. Inputs that are `stacked` windows are what the
+    function makes of them.
 
     Attributes:
         name: Of the operation.
@@ -99,8 +100,16 @@ class Opener:
         ended: Whether there is none.
     """
 
-    def __init__(self, source: OpIterator, fn: Callable[..., Any], ctx: IterContext, name: str) -> None:
+    def __init__(
+        self,
+        source: OpIterator,
+        fn: Callable[..., Any],
+        ctx: IterContext,
+        name: str,
+        stacked: StackedWindows | None = None,
+    ) -> None:
         self.name = name
+        self._stacked = stacked
         self.next_index = 0
         self.ended = False
         self._source = source
@@ -111,8 +120,8 @@ class Opener:
         self._run = 1  # inputs whose datasets were alike, and may be again
         self._size = 1  # elements of each of these
 
-    def open_next(self, *, threaded: bool) -> OpIterator | ElementError:
-        """The dataset of the next input, read ahead by a thread if `threaded`; or the error at this place.
+    def open_next(self) -> OpIterator | ElementError:
+        """The dataset of the next input, or the error at this place.
 
         Raises:
             StopIteration: There are no more.
@@ -123,7 +132,7 @@ class Opener:
             return made
         index = self.next_index - 1
         try:
-            return open_nested(PrefetchOp(made) if threaded else made, self._ctx, self.name, index)
+            return open_nested(made, self._ctx, self.name, index)
         except Exception as error:
             return ElementError(self._explained(error, index))
 
@@ -133,6 +142,13 @@ class Opener:
         Raises:
             StopIteration: There are no more.
         """
+        if self._stacked is not None and not self._ahead:
+            self._before = self._source.state_dict(), self.next_index
+            item = self._read(limit)
+            if isinstance(item, Block) and is_stacked(item):
+                self.next_index += item.num_rows
+                return item
+            self._make_datasets(item)
         run = min(self._run, max(1, limit // self._size))
         self._look_ahead(run)
         first = itertools.takewhile(lambda made: isinstance(made, DatasetOp), itertools.islice(self._ahead, run))
@@ -156,10 +172,14 @@ class Opener:
         if self._ahead:
             return
         self._before = self._source.state_dict(), self.next_index
-        item = self._read(count)
+        self._make_datasets(self._read(count))
+
+    def _make_datasets(self, item: Item) -> None:
         if isinstance(item, ElementError):
             self._ahead.append(item)
             return
+        if self._stacked is not None and is_stacked(item):
+            item = self._stacked.windows_of(item)
         made, _ = call_rows(self._fn, item, self.next_index)
         self._ahead.extend(self._graph(value, self.next_index + row) for row, value in enumerate(made))
 

@@ -16,6 +16,7 @@ from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shard import ShardOp
+from raydist.pipelines.ops.window import WindowOp
 from raydist.pipelines.ops.zip import ZipOp
 from raydist.pipelines.optimize.common_subgraphs import computed_once
 from raydist.pipelines.optimize.dead_columns import without_dead_columns
@@ -30,6 +31,7 @@ from raydist.pipelines.optimize.rewrites import (
     vectorised,
     without_noops,
 )
+from raydist.pipelines.optimize.stacking import windows_stacked
 
 __all__ = ["REWRITES", "Rewrite", "optimize"]
 
@@ -64,6 +66,7 @@ REWRITES: tuple[Rewrite, ...] = (
     Rewrite("shuffle_and_repeat_fusion", shuffle_whole_passes, RepeatOp),
     Rewrite("map_vectorization", vectorised, MapOp),
     Rewrite("map_and_batch_fusion", batch_in_stage, BatchOp),
+    Rewrite("window_stacking", windows_stacked, WindowOp),
     Rewrite("inject_prefetch", prefetched, nested=False),
 )
 

@@ -73,6 +73,7 @@ class DatasetIterator(Generic[_T]):
         self._epoch = epoch
         self._convert = convert
         self._plan: Plan = make_plan(op, options)
+        self._known_fingerprint: str | None = None
         self.meters = meters or IterationMeters()
         """What every stage has done since the iteration began."""
         self._executor: Executor | None = None
@@ -234,13 +235,19 @@ class DatasetIterator(Generic[_T]):
         orders = self._orders.since(at)
         return {
             "version": _STATE_VERSION,
-            "pipeline": self._plan.fingerprint,
+            "pipeline": self._fingerprint(),
             "seed": self._seed,
             "epoch": self._epoch,
             "at": at,
             "skip": skip,
             **({"orders": orders} if orders else {}),
         }
+
+    def _fingerprint(self) -> str:
+        """The plan's, found out once: a state is asked for with every step of a distributed dataset."""
+        if self._known_fingerprint is None:
+            self._known_fingerprint = self._plan.fingerprint
+        return self._known_fingerprint
 
     def _position(self) -> tuple[State, int]:
         if self._at < len(self._rows):
@@ -267,9 +274,9 @@ class DatasetIterator(Generic[_T]):
         2
         """
         found = (state.get("version"), state.get("pipeline"))
-        if found != (_STATE_VERSION, self._plan.fingerprint):
+        if found != (_STATE_VERSION, self._fingerprint()):
             raise InvalidArgumentError(
-                f"The state must be of this pipeline ({self._plan.fingerprint}), got one of {state.get('pipeline')!r} "
+                f"The state must be of this pipeline ({self._fingerprint()}), got one of {state.get('pipeline')!r} "
                 f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
             )
         self.close()

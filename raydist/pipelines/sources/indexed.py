@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-import numpy as np
-
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -26,7 +24,7 @@ class IndexedIterator(OpIterator):
         stop = min(self._next + limit, len(self._access))
         if stop <= self._next:
             raise StopIteration
-        block = self._access.gather(np.arange(self._next, stop))
+        block = self._access.read(self._next, stop)
         self._next = stop
         return block
 

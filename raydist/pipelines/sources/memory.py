@@ -99,6 +99,9 @@ class _BlockAccess(RandomAccess):
             return _read_only(self.block.slice(int(indices[0]), int(indices[-1]) + 1))
         return self.block.take(indices)
 
+    def read(self, start: int, stop: int) -> Block:
+        return _read_only(self.block.slice(start, stop))
+
 
 def _read_only(block: Block) -> Block:
     """Mark the columns as shared. Done on every view, because a pickled array comes back writable."""

@@ -36,7 +36,7 @@ def job_of(dataset: Dataset, **changes: Any) -> InputJob:
 
 
 def poll_at(start: int) -> Poll:
-    return Poll(None, start, start, 1, wait_s=10.0)
+    return Poll(None, start, start, wait_s=10.0)
 
 
 @pytest.fixture
@@ -71,6 +71,7 @@ def test_a_closed_pass_answers_with_its_end(pipeline: InputPipeline) -> None:
 
 def test_an_abandoned_pass_ends_with_its_last_reader(pipeline: InputPipeline) -> None:
     pipeline.open("a", job_of(Dataset.range(8).batch(2)))
+    assert pipeline.poll("a", poll_at(0))
     pipeline.lend("a", 0)
     pipeline.abandon("a", 5.0)
     pipeline.release("a", 0, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 
@@ -90,6 +91,42 @@ def test_pieces_are_mapped_not_copied(distributed: Distribute) -> None:
     value = private.values[0]
     value += 1
     assert float(ray.get(private.part_on(0).ref).array(0).max()) == 1.0
+
+
+def test_steps_that_are_ahead_lie_in_one_record_batch(distributed: Distribute) -> None:
+    images = np.arange(64 * 100 * 400, dtype=np.float32).reshape(64 * 100, 400)
+    iterator = iter(distributed(Dataset.from_tensor_slices((images, np.arange(64 * 100))).batch(128)))
+    batches = [next(iterator)]
+    while not batches[-1][0].part_on(0).place:  # the first ones go alone
+        batches.append(next(iterator))
+    before, last = batches[-2:]
+    assert before[0].part_on(0).ref == last[0].part_on(0).ref
+    piece = ray.get(last[0].part_on(0).ref)
+    kinds = [field.type for field in piece.batch.schema]
+    assert isinstance(kinds[0], pa.FixedShapeTensorType)
+    assert pa.types.is_int64(kinds[1])
+    place = last[0].part_on(0).place
+    rows = piece.batch.column(1).to_pylist()
+    assert rows[64 * place : 64 * place + 64] == last[1].values[0].tolist()
+    assert not piece.array(0, place).flags.writeable
+    step = last[0].batch.step
+    assert last[0].values[0].tolist() == images[128 * step : 128 * step + 64].tolist()
+    del iterator, batches
+    assert before[0].values[1].tolist() == images[128 * (step - 1) + 64 : 128 * step].tolist(), (
+        "kept while it is in use"
+    )
+
+
+def test_the_first_batches_of_a_slow_pipeline_are_not_held_back(distributed: Distribute, tmp_path: Path) -> None:
+    def wait_for_permission(x: Any) -> Any:
+        while x >= 4 and not (tmp_path / "go on").exists():
+            time.sleep(0.01)
+        return x
+
+    iterator = iter(distributed(Dataset.range(8).map(wait_for_permission).batch(2)))
+    assert [lists(next(iterator)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
+    (tmp_path / "go on").touch()
+    assert [lists(batch) for batch in iterator] == [[[4], [5]], [[6], [7]]]
 
 
 def test_pieces_outlive_the_pass(distributed: Distribute) -> None:

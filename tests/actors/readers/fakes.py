@@ -31,7 +31,7 @@ class FakeLink:
     def ask(self, poll: Any) -> Any:
         return poll
 
-    def is_answered(self, asked: Any, timeout_s: float) -> bool:
+    def is_answered(self, asked: Any, stop: Any) -> bool:
         return True
 
     def receive(self, asked: Any) -> Any:
@@ -40,6 +40,9 @@ class FakeLink:
     def fetch(self, ref: Any) -> Any:
         self.fetched += 1
         return ref
+
+    def leaves(self, piece: Any, place: int, num_leaves: int) -> list[Any]:
+        return [piece.leaf(index, place) for index in range(num_leaves)]
 
     def reclaim(self) -> Any:
         return self.pipeline.reclaim(self.key)

@@ -113,3 +113,28 @@ def test_an_error_of_the_drain_comes_out() -> None:
         iterator.__reduce__()
         with pytest.raises(ValueError, match="the step failed"):
             next(iterator)
+
+
+def test_a_state_within_a_group_resumes_at_the_next_step() -> None:
+    with fake_side(2) as side:
+        iterator, resumed = start(side, 400), start(side, 400)
+        leaves, states = [], []
+        for _ in range(100):
+            leaves.append(next(iterator))
+            states.append(iterator.state_dict())
+        within = [leaf.batch.step for leaf in leaves if 0 < leaf.batch.place < len(leaf.batch.group.rows) - 1]
+        assert within, "the reader is quick, so steps go together"
+        for step in (within[0], within[-1]):
+            resumed.load_state_dict(states[step])
+            assert [value.tolist() for value in next(resumed).values] == [[2 * step + 2], [2 * step + 3]]
+
+
+def test_leaves_of_one_group_share_their_object_and_know_their_places() -> None:
+    with fake_side(2) as side:
+        iterator = start(side, 400)
+        leaves = [next(iterator) for _ in range(100)]
+        for leaf in leaves:
+            part = leaf.part_on(1)
+            assert part.ref is leaf.batch.group.refs[1]
+            assert part.ref.leaf(part.leaf_index, part.place).tolist() == [2 * leaf.batch.step + 1]
+            assert leaf.values[1].tolist() == [2 * leaf.batch.step + 1]

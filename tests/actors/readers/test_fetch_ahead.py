@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from raydist.actors.passes.batch_group import BatchGroup, StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.piece import StepBatch
 from raydist.actors.passes.production import Poll
 from raydist.actors.readers.fetch_ahead import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
@@ -20,7 +21,8 @@ class StepLink:
 
     name = "steps"
 
-    def __init__(self, made: int, input_s: float = 20.0) -> None:
+    def __init__(self, made: int, input_s: float = 20.0, together: int = 1) -> None:
+        self.together = together
         self.timeouts = Timeouts(poll_s=0.01, input_s=input_s)
         self.made = made
         self.broken = False
@@ -28,15 +30,22 @@ class StepLink:
     def ask(self, poll: Poll) -> Poll:
         return poll
 
-    def is_answered(self, poll: Poll, timeout_s: float) -> bool:
-        return poll.start < self.made or not threading.Event().wait(0.01)
+    def is_answered(self, poll: Poll, stop: Future[None]) -> bool:
+        while poll.start >= self.made:
+            if stop.done():
+                return False
+            threading.Event().wait(0.01)
+        return True
 
     def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
         if self.broken:
             raise UnavailableError("the pipeline is gone")
-        end = min(self.made, poll.start + poll.most)
-        entries = [QueueEntry(n, {}, batch=StepBatch(n, (), (), (), LEAF)) for n in range(poll.start, end)]
-        return (*entries, QueueEntry(end, {}, last=True)) if end == 9 else tuple(entries)
+        end = min(self.made, poll.start + self.together)
+        if poll.start >= end:
+            return ()
+        group = BatchGroup(poll.start, (), ((),) * (end - poll.start), LEAF)
+        entry = QueueEntry(poll.start, ({},) * (end - poll.start), group=group)
+        return (entry, QueueEntry(end, ({},), last=True)) if end == 9 else (entry,)
 
 
 class Fetch:
@@ -55,38 +64,50 @@ class Fetch:
 
 
 def make(link: StepLink, fetch: Fetch) -> FetchAhead:
-    return FetchAhead(StepReader(link, rank=0, start=0, group=1), fetch)  # type: ignore[arg-type]  # a link's double
+    return FetchAhead(StepReader(link, rank=0, start=0), fetch)  # type: ignore[arg-type]  # a link's double
 
 
 def test_every_piece_is_fetched_once_and_ahead() -> None:
     fetch = Fetch()
     ahead = make(StepLink(9), fetch)
-    assert ahead.next_entry()[1] == [0]
+    assert ahead.next_place()[1] == [0]
     for _ in range(2):
         assert fetch.fetched.acquire(timeout=20)
     assert fetch.steps == [0, 1], "the second piece came without being asked for"
-    assert [ahead.next_entry()[1] for _ in range(8)] == [[step * 10] for step in range(1, 9)]
-    entry, leaves = ahead.next_entry()
-    assert (entry.last, leaves) == (True, [])
+    assert [ahead.next_place()[1] for _ in range(8)] == [[step * 10] for step in range(1, 9)]
+    place, leaves = ahead.next_place()
+    assert (place.last, leaves) == (True, [])
     assert fetch.steps == list(range(9))
     assert any(name.startswith("raydist-piece") for name in fetch.threads)
     assert ahead.close().position == 9
 
 
+def test_quick_pieces_of_a_group_in_hand_are_copied_where_they_are_asked_for() -> None:
+    fetch = Fetch()
+    reader: Any = StepReader(StepLink(9, together=3), rank=0, start=0)  # type: ignore[arg-type]  # a link's double
+    ahead = FetchAhead(reader, fetch, lambda batch: batch.place > 0)
+    assert [ahead.next_place()[1] for _ in range(2)] == [[0], [10]]
+    assert fetch.threads == {threading.current_thread().name}
+    assert [ahead.next_place()[1] for _ in range(7)] == [[step * 10] for step in range(2, 9)]
+    assert fetch.steps == list(range(9))
+    assert len(fetch.threads) == 2, "the first piece of the next group came ahead"
+    ahead.close()
+
+
 def test_giving_up_takes_no_entry() -> None:
     ahead = make(StepLink(1), Fetch())
-    ahead.next_entry()
+    ahead.next_place()
     assert ahead.close().position == 1
 
 
 def test_a_step_that_does_not_come_is_late() -> None:
     link = StepLink(1, input_s=0.1)
     ahead = make(link, Fetch())
-    ahead.next_entry()
+    ahead.next_place()
     with pytest.raises(DeadlineExceededError, match=r"pipeline steps must come within 0\.1 s \(Timeouts\.input_s\)"):
-        ahead.next_entry()
+        ahead.next_place()
     link.made = 2
-    assert ahead.next_entry()[1] == [10]
+    assert ahead.next_place()[1] == [10]
     ahead.close()
 
 
@@ -94,9 +115,9 @@ def test_what_fails_ahead_fails_again_where_it_is_asked_for() -> None:
     link = StepLink(9)
     ahead = make(link, Fetch())
     link.made = 1
-    ahead.next_entry()
+    ahead.next_place()
     link.broken = True
     link.made = 9
     with pytest.raises(UnavailableError):
-        ahead.next_entry()
+        ahead.next_place()
     ahead.close()

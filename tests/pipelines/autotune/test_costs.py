@@ -75,3 +75,9 @@ def test_the_work_of_a_period() -> None:
     work = after(ALONE).work(replace(ALONE, rows=50))
     assert (work.seconds, work.block_bytes) == (0.5, 100)
     assert work.moving_s == pytest.approx(5 * after(ALONE).call_s)
+
+
+def test_work_that_can_be_handed_over_at_a_time() -> None:
+    assert Cost(1e-6, 0.5, 0.0, block_rows=1, block_bytes=8).handed_over_s == pytest.approx(0.004096)
+    assert Cost(0.001, 0.5, 0.0, block_rows=2, block_bytes=4 << 20).handed_over_s == pytest.approx(0.004)
+    assert Cost(0.001, 0.5, 0.0, block_rows=1, block_bytes=64 << 20).handed_over_s == 0.001

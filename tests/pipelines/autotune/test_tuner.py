@@ -130,3 +130,22 @@ def test_changes_tell_what_and_why() -> None:
     whys = [change.why for _ in range(20) if (change := tuner.step(period_of(tuner, speedup=0.5))) is not None]
     assert whys[0] == "map 2 threads: the consumer waits 100% of the time"
     assert whys[1] == "map inline: map 2 threads gave -50%"
+
+
+def placed(row_s: float, row_bytes: int) -> set[StageSetting]:
+    """Where a stage has been that waits, so that threads would gain all of its time, after a while."""
+    tuner = tuner_of()
+    rows = 100
+    period = StagePeriod("map", INLINE, rows, rows, rows * row_s, cpu_s=0.0, num_bytes=rows * row_bytes)
+    seen = set()
+    for _ in range(40):
+        stage = replace(period, setting=tuner.settings["map"])
+        tuner.step(Period(rows * row_s, rows * row_s, 0.0, [stage]))
+        seen.add(tuner.settings["map"])
+    return seen
+
+
+def test_a_slow_function_goes_to_threads_and_one_whose_blocks_are_not_worth_it_does_not() -> None:
+    assert placed(0.002, 1 << 20) > {INLINE}
+    assert placed(0.00002, 100) > {INLINE}, "thousands of them are given to a thread at a time"
+    assert placed(0.00002, 1 << 20) == {INLINE}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -85,3 +87,18 @@ def test_the_iterator_of_arrow_batches_can_be_saved() -> None:
     other = Dataset.range(6).batch(2).arrow_batches()
     other.load_state_dict(iterator.state_dict())
     assert [batch.column(0).to_pylist() for batch in other] == [[2, 3], [4, 5]]
+
+
+def test_columns_of_numbers_load_no_pandas() -> None:
+    """A third of a second before the first batch of a process: Arrow's own conversions load it."""
+    program = """
+import sys
+import numpy as np
+from raydist.pipelines.elements.arrow import column_of_arrow, column_to_arrow
+for column in (np.arange(3), np.zeros((2, 3), np.float32)):
+    found = column_of_arrow(column_to_arrow(column).slice(1), column.dtype)
+    assert found.tolist() == column[1:].tolist()
+    assert np.shares_memory(found, column) and not found.flags.writeable
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=50)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from raydist.dataset import Dataset
 from raydist.pipelines.elements.functions import call_rows, element_rows, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.rows import block_of_rows
@@ -70,3 +71,26 @@ def test_only_a_keyword_only_rng_is_wanted() -> None:
     others: list[Callable[..., Any]] = [lambda x, rng: x, lambda rng: rng, lambda x, *, seed: x, lambda **rng: rng, len]
     assert [wants_rng(fn) for fn in wanting] == [True] * 3
     assert [wants_rng(fn) for fn in others] == [False] * 5
+
+
+def test_a_large_row_is_the_functions_own_and_what_it_makes_of_it_in_place_is_not_copied() -> None:
+    pixels = np.zeros((6, 1 << 15), np.float32)
+    places: list[int] = []
+
+    def brighter(x: Any) -> Any:
+        x += len(places)
+        places.append(x.ctypes.data)
+        return x
+
+    made = list(Dataset.from_tensor_slices(pixels).map(brighter, num_parallel_calls=1).as_numpy_iterator())
+    assert [x[0] for x in made] == list(range(6))
+    assert [x.ctypes.data for x in made] == places
+    assert not pixels.any()
+
+
+def test_large_rows_are_copied_one_by_one() -> None:
+    block = block_of_rows([np.zeros(1 << 15, np.float32)] * 3).shared()
+    kept: list[Any] = []
+    call_rows(kept.append, block, 0)
+    assert all(row.base is None for row in kept)
+    assert not any(np.shares_memory(row, block.columns[0]) for row in kept)

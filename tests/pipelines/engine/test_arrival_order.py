@@ -43,6 +43,18 @@ def test_the_oldest_state_of_each_stage_counts() -> None:
     assert orders.since({"skip": 3}) == {}
 
 
+def test_a_state_in_one_pass_keeps_the_notes_of_later_passes() -> None:
+    orders = ArrivalOrders()
+    for name in ("map-1@0.0", "map-3@0.0", "map-1@0.1", "map-1@0.2"):
+        note(orders.of(name), [5, 4], [1, 0])
+    state = {"order": "map-1@0.1", "first": 1, "given": 1}
+    notes = orders.since(state)
+    assert notes == {"map-1@0.1": [1, [[4, 1]], 1, [[-1, 1]]], "map-1@0.2": [0, [[5, 1], [4, 1]], 0, [[1, 1], [-1, 1]]]}
+    again = ArrivalOrders()
+    again.load(notes)
+    assert again.since(state) == notes
+
+
 def test_long_notes_are_short() -> None:
     order = ArrivalOrder()
     note(order, [64] * 100_000, list(range(100_000)))

@@ -61,3 +61,38 @@ def test_the_callers_limit_holds() -> None:
     for _ in range(5):
         demand.read(source, 3)
     assert max(source.asked) <= 3
+
+
+@final
+class Filtered(OpIterator):
+    """Hands out one of `every` elements that it is asked for, or one."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def next_block(self, limit: int) -> Block:
+        return block_of_rows([0] * max(1, limit // self.every))
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """There is none."""
+
+
+def test_who_hands_out_fewer_elements_is_asked_for_more_too() -> None:
+    demand = RequestSize()
+    for _ in range(20):
+        demand.read(Filtered(10), 1 << 40)
+    assert demand.rows == 4096
+    for every, most in ((10_000, 32), (4096, 32)):
+        demand = RequestSize()
+        for _ in range(20):
+            demand.read(Filtered(every), 1 << 40)
+        assert demand.rows == most, "so many may come at once, too large or too late"
+
+
+def test_large_elements_are_asked_for_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(ask(monkeypatch, Source(1 << 20, 0.0))) == 4
+    assert max(ask(monkeypatch, Source(3 << 20, 0.0))) == 1
+    assert max(ask(monkeypatch, Source(1 << 16, 0.0))) == 16

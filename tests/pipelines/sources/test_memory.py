@@ -10,6 +10,7 @@ import torch
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.sources.memory import MemoryOp
 
 
 def test_slices_of_every_leaf() -> None:
@@ -65,3 +66,13 @@ def test_arrays_are_not_copied() -> None:
     dataset = Dataset.from_tensor_slices(source)
     source[3] = 7
     assert list(dataset.as_numpy_iterator())[3].tolist() == [7, 7]
+
+
+def test_neighbours_are_read_as_by_their_indices_and_marked_as_shared() -> None:
+    access = MemoryOp.of_slices({"x": np.arange(9).reshape(9, 1), "y": list("abcdefghi")}).random_access()
+    for start, stop in ((0, 9), (2, 5), (8, 9)):
+        read, gathered = access.read(start, stop), access.gather(np.arange(start, stop))
+        assert read.num_rows == gathered.num_rows == stop - start
+        for mine, theirs in zip(read.columns, gathered.columns, strict=True):
+            assert (mine == theirs).all()
+            assert not mine.flags.writeable

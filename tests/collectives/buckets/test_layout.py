@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.collectives.buckets import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -45,6 +45,7 @@ def test_fingerprints_tell_layouts_apart() -> None:
         plan_buckets(specs_of((4, 2), dtype=torch.float64), bucket_bytes=100),
         plan_buckets(specs_of((4, 2), (1,)), bucket_bytes=100),
         plan_buckets(specs_of((4, 2), (1,)), bucket_bytes=1),
+        plan_buckets([ParameterSpec.of(0, torch.zeros(2, 4).t())], bucket_bytes=100),
     ]
     assert len({layout.fingerprint for layout in layouts}) == len(layouts)
     # Fixed for all time and processes: Python's own hash would not be.

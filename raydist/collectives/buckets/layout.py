@@ -27,12 +27,21 @@ class ParameterSpec:
         shape: Its shape.
         dtype: Dtype of its gradient.
         device: Where its gradient is.
+        stride: How its elements lie in memory; None for row by row.
     """
 
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    stride: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(index: int, parameter: torch.Tensor) -> ParameterSpec:
+        """The spec of a parameter: its gradient lies in memory as itself does, row by row if that has gaps."""
+        dense = torch.empty_like(parameter, device="meta")
+        stride = None if dense.is_contiguous() else dense.stride()
+        return ParameterSpec(index, tuple(parameter.shape), parameter.dtype, parameter.device, stride)
 
     @property
     def numel(self) -> int:
@@ -51,11 +60,7 @@ class BucketSlot:
 @final
 @dataclass(frozen=True)
 class Bucket:
-    """One flat tensor that is all-reduced in one piece.
-
-    After the gradients come two flags per slot, added up over ranks like everything else: how many ranks have a
-    gradient for it, and how many a sparse one; and one flag for gradients that came too late for their bucket.
-    """
+    """Gradients that lie one behind the other in one flat tensor, which is all-reduced in one piece."""
 
     dtype: torch.dtype
     device: torch.device
@@ -66,10 +71,10 @@ class Bucket:
         """Gradient elements."""
         return sum(slot.spec.numel for slot in self.slots)
 
-    @property
-    def size(self) -> int:
-        """Elements of the flat tensor, flags included."""
-        return self.numel + 2 * len(self.slots) + 1
+    @cached_property
+    def indices(self) -> tuple[int, ...]:
+        """The parameters, by slot."""
+        return tuple(slot.spec.index for slot in self.slots)
 
 
 @final
@@ -91,7 +96,7 @@ class BucketLayout:
     @cached_property
     def fingerprint(self) -> int:
         """A number below 2**63 that differs between different layouts; equal in all processes."""
-        text = repr([(str(b.dtype), [(s.spec.index, s.spec.shape) for s in b.slots]) for b in self.buckets])
+        text = repr([(str(b.dtype), [_layout_of(s.spec) for s in b.slots]) for b in self.buckets])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
@@ -101,7 +106,7 @@ def plan_buckets(
     """Lay out parameters in reverse order, one dtype and device per bucket.
 
     Args:
-        specs: In the order of the model.
+        specs: In the order of the model, or the reverse of that in which their gradients appear.
         bucket_bytes: A bucket is closed before it would grow beyond this; a larger parameter has one for itself.
         first_bucket_bytes: The same for the first bucket of each dtype: a small one starts the traffic early.
 
@@ -124,6 +129,10 @@ def plan_buckets(
         group.append(spec)
     closed.extend(open_ones.values())
     return BucketLayout(tuple(_bucket(group) for group in closed))
+
+
+def _layout_of(spec: ParameterSpec) -> tuple[object, ...]:
+    return (spec.index, spec.shape) if spec.stride is None else (spec.index, spec.shape, spec.stride)
 
 
 def _num_bytes(specs: Iterable[ParameterSpec]) -> int:

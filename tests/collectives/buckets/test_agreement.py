@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raydist.collectives.agreement import Agreement
+from raydist.collectives.buckets.agreement import Agreement
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError
 from tests.collectives.threads import run_ranks

@@ -6,6 +6,7 @@ before it turns that into an error that says what each rank was doing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.errors import CollectiveMismatchError
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "mismatch"]
 
 
 @final
@@ -47,8 +48,15 @@ class Agreement:
         self._work.wait()
         rows = [tuple(row.tolist()) for row in self._all]
         if len(set(rows)) > 1:
-            said = "; ".join(f"rank {rank}: {self._show(row)}" for rank, row in enumerate(rows))
-            raise CollectiveMismatchError(f"All ranks must agree on {self._what}, got {said}.")
+            raise mismatch(self._what, [dict(zip(self._numbers, row, strict=True)) for row in rows])
 
-    def _show(self, row: tuple[int, ...]) -> str:
-        return ", ".join(f"{name} {number}" for name, number in zip(self._numbers, row, strict=True))
+
+def mismatch(what: str, said: Sequence[Mapping[str, object]]) -> CollectiveMismatchError:
+    """The error of ranks that disagree on `what`; `said` is what each of them holds.
+
+    >>> mismatch("the time", [{"hour": 3}, {"hour": 4}]).message
+    'All ranks must agree on the time, got rank 0: hour 3; rank 1: hour 4.'
+    """
+    shown = (", ".join(f"{name} {value}" for name, value in held.items()) for held in said)
+    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(shown))
+    return CollectiveMismatchError(f"All ranks must agree on {what}, got {listed}.")

@@ -1,0 +1,174 @@
+"""One exchange after another: in the layout that all ranks agreed on, in memory that is kept from pass to pass.
+
+Sizes that differ between ranks do not raise: gloo ends the process, NCCL hangs. So the first collective of every pass
+has a size that is known to be equal: the first bucket of the layout that was agreed on before, which also tells where a
+rank wants another one. Only then, and where there is no bucket yet, fingerprints of layouts are compared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import final
+
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.buckets.agreement import Agreement
+from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.exchange import BucketExchange, StepWeight, make_buffers
+from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.tail import PassStamp
+from raydist.errors import FailedPreconditionError
+from raydist.values import ReduceOp
+
+__all__ = ["Exchanges"]
+
+_Buffers = tuple[BucketBuffer, ...]
+
+
+@final
+class Exchanges:
+    """The exchanges of one rank.
+
+    Args:
+        communicator: Carries them.
+        bucket_bytes: Gradients that travel together.
+        first_bucket_bytes: Those that travel first.
+
+    Attributes:
+        layout: What all ranks agree on.
+    """
+
+    def __init__(self, communicator: Communicator, *, bucket_bytes: int, first_bucket_bytes: int) -> None:
+        self.layout = BucketLayout(())
+        self._communicator = communicator
+        self._bucket_bytes = bucket_bytes
+        self._first_bucket_bytes = first_bucket_bytes
+        self._trained: tuple[int, ...] = ()
+        self._specs: dict[int, ParameterSpec] = {}
+        self._seen: dict[int, None] | None = None
+        self._buffers: _Buffers = ()
+        self._spare: _Buffers = ()
+        self._last: BucketExchange | None = None
+
+    def open(
+        self,
+        trained: tuple[int, ...],
+        parameters: Mapping[int, torch.nn.Parameter],
+        stamp: PassStamp,
+        weight: StepWeight,
+        *,
+        kept: Sequence[torch.Tensor],
+        held: Collection[int],
+    ) -> BucketExchange:
+        """Begin a pass.
+
+        Args:
+            trained: Numbers of the trained parameters.
+            parameters: All parameters, by number.
+            stamp: Which pass this is.
+            weight: What becomes of this rank's gradients on the way.
+            kept: What `.grad` held before: where it is memory of ours, it moves out.
+            held: Parameters whose buckets must wait for the end of the pass.
+
+        Blocking: after a change of what is trained, until all ranks have begun the pass.
+
+        Raises:
+            CollectiveMismatchError: Ranks train different parameters or are in different passes.
+        """
+        if self._last is not None:
+            self._last.drain()  # an error ended it
+            self._last = None
+        if trained != self._trained or not self.layout.buckets:
+            self._change(trained, parameters, stamp, weight, kept)
+        self._last = BucketExchange(self._communicator, self.layout, self._free_buffers(kept), stamp, weight, held=held)
+        return self._last
+
+    @property
+    def receiver(self) -> Callable[[int, torch.Tensor], None]:
+        """What takes the gradients of the pass that has been opened."""
+        if self._last is None:
+            raise FailedPreconditionError("raydist bug: gradients must come in an open pass, and there is none.")
+        return self._last.put if self._seen is None else functools.partial(self._note, self._last, self._seen)
+
+    @staticmethod
+    def _note(exchange: BucketExchange, seen: dict[int, None], index: int, gradient: torch.Tensor) -> None:
+        """The order of the first pass is what buckets are laid out in."""
+        seen.pop(index, None)
+        seen[index] = None
+        exchange.put(index, gradient)
+
+    def done(self) -> None:
+        """The pass has ended well. The first one in a layout of several buckets agrees on a better one.
+
+        Blocking: then, until all ranks are there.
+        """
+        self._last = None
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            self._reorder(list(seen))
+
+    def _change(
+        self,
+        trained: tuple[int, ...],
+        parameters: Mapping[int, torch.nn.Parameter],
+        stamp: PassStamp,
+        weight: StepWeight,
+        kept: Sequence[torch.Tensor],
+    ) -> None:
+        if self.layout.buckets:
+            self._tell_change(PassStamp(stamp.step, stamp.backward, stamp.adds_up, relayout=True), kept)
+        specs = {index: ParameterSpec.of(index, parameters[index]) for index in trained}
+        layout = self._plan(list(specs.values()))
+        numbers = {
+            "step": stamp.step,
+            "backward pass": stamp.backward,
+            "layout of trained parameters": layout.fingerprint,
+        }
+        Agreement(self._communicator, "the backward pass", numbers, self._communicator.device).wait()
+        self._specs = specs
+        self._trained = trained
+        if layout != self.layout:
+            self._take(layout)
+            self._seen = {} if len(layout.buckets) > 1 else None
+
+    def _tell_change(self, stamp: PassStamp, kept: Sequence[torch.Tensor]) -> None:
+        first = self._free_buffers(kept)[0]
+        first.tail.write(stamp.encode(), late=False, details=None)
+        self._communicator.all_reduce(first.flat, ReduceOp.SUM).wait()
+        first.tail.read()
+
+    def _reorder(self, seen: list[int]) -> None:
+        """Lay out in the order that rank 0 saw gradients appear in; those it did not see come last."""
+        unseen = [index for index in reversed(self._trained) if index not in set(seen)]
+        order = torch.tensor([*seen, *unseen], device=self._communicator.device)
+        self._communicator.broadcast(order, 0).wait()
+        layout = self._plan([self._specs[index] for index in reversed(order.tolist())])
+        if layout != self.layout:
+            self._take(layout)
+
+    def _plan(self, specs: Sequence[ParameterSpec]) -> BucketLayout:
+        return plan_buckets(specs, bucket_bytes=self._bucket_bytes, first_bucket_bytes=self._first_bucket_bytes)
+
+    def _take(self, layout: BucketLayout) -> None:
+        """All ranks do this at the same time: their memory may be shared."""
+        group = self._communicator
+        sizes = [(BucketBuffer.numel(bucket, group.world_size), bucket.dtype) for bucket in layout.buckets]
+        self._buffers = self._spare = ()
+        flats = group.allocate(sizes)
+        placed = [flat.to(bucket.device) for flat, bucket in zip(flats, layout.buckets, strict=True)]
+        self._buffers = make_buffers(layout, placed, group)
+        self.layout = layout
+
+    def _free_buffers(self, kept: Sequence[torch.Tensor]) -> _Buffers:
+        """Buffers that nobody sees any more: the group's own, or others where somebody holds on to gradients."""
+        for buffer in self._buffers:
+            if buffer.num_lent and kept:
+                buffer.take_back(kept)
+        if not any(buffer.num_lent for buffer in self._buffers):
+            return self._buffers
+        if not self._spare or any(buffer.num_lent for buffer in self._spare):
+            flats = [torch.empty_like(buffer.flat) for buffer in self._buffers]
+            self._spare = make_buffers(self.layout, flats, self._communicator)
+        return self._spare

@@ -1,0 +1,140 @@
+"""Join a group: with the backend that was asked for, or the first that can carry it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from raydist.collectives.backend import Backend, Declined, JoiningCommunicator
+from raydist.collectives.backend_table import AUTO, backends_for
+from raydist.collectives.base import Communicator, Membership, Work
+from raydist.errors import UnavailableError
+from raydist.values import ReduceOp
+
+__all__ = ["ChoosingCommunicator", "open_communicator"]
+
+_log = logging.getLogger("raydist")
+
+
+def open_communicator(
+    membership: Membership, *, device: torch.device, timeout_s: float, backend: str = AUTO
+) -> Communicator:
+    """Join a group and return this rank's end of it.
+
+    Blocking: until every member has joined, at most `timeout_s` seconds.
+
+    Args:
+        membership: This rank's place and the address of the group's rendezvous store.
+        device: Where the tensors are.
+        timeout_s: The limit of every wait of this communicator, joining included.
+        backend: Name of what carries the data, the same on every rank. "auto": NCCL for "cuda:k"; for "cpu" shared
+            memory where all members can open one segment, else gloo.
+
+    Raises:
+        InvalidArgumentError: There is no such backend, or it does not serve the device.
+        DeadlineExceededError: A member did not arrive; the message says which.
+        UnavailableError: The backend of this name cannot carry the group.
+
+    >>> from raydist.collectives.rendezvous import RendezvousStore
+    >>> with RendezvousStore() as store:
+    ...     alone = store.membership("doctest", generation=0, rank=0, world_size=1)
+    ...     communicator = open_communicator(alone, device=torch.device("cpu"), timeout_s=10.0)
+    ...     tensor = torch.ones(2)
+    ...     communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+    ...     communicator.close()
+    >>> tensor.tolist()
+    [1.0, 1.0]
+    """
+    communicator = ChoosingCommunicator(membership, device, timeout_s, backends_for(device, backend))
+    try:
+        communicator.start()
+    except BaseException:
+        communicator.close()
+        raise
+    return communicator
+
+
+@final
+class ChoosingCommunicator(JoiningCommunicator):
+    """A group that each generation anew is carried by the first backend that can, which all members find out together.
+
+    Args:
+        membership: This rank's place.
+        device: Where the tensors are.
+        timeout_s: The limit of every wait.
+        backends: At least one, in the order in which they are tried; the same on every rank.
+    """
+
+    def __init__(
+        self, membership: Membership, device: torch.device, timeout_s: float, backends: Sequence[Backend]
+    ) -> None:
+        self.membership = membership
+        self.device = device
+        self.timeout_s = timeout_s
+        self._backends = backends
+        self._inner = self._make(backends[0])
+
+    def start(self) -> None:
+        for backend, following in zip(self._backends, (*self._backends[1:], None), strict=True):
+            self._inner = self._make(backend)
+            try:
+                self._inner.start()
+                break
+            except Declined as reason:
+                group = f"group {self.membership.group!r}, generation {self.membership.generation}"
+                if following is None:
+                    raise UnavailableError(
+                        f"The backend {backend.name!r} cannot carry {group}: {reason}. Use the backend {AUTO!r}."
+                    ) from reason
+                if self.rank == 0:
+                    _log.warning("%s is carried by %s, not %s: %s.", group, following.name, backend.name, reason)
+
+    @property
+    def checks_itself(self) -> bool:
+        return self._inner.checks_itself
+
+    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+        return self._inner.allocate(sizes)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        return self._inner.all_reduce(tensor, op)
+
+    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        return self._inner.all_gather(outputs, tensor)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        return self._inner.broadcast(tensor, root)
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        return self._inner.reduce(tensor, root, op)
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        return self._inner.reduce_scatter(output, inputs, op)
+
+    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        return self._inner.send(tensor, destination)
+
+    def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._inner.recv(tensor, source)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def reconfigure(self, membership: Membership) -> None:
+        self.membership.check_successor(membership)
+        self._inner.abort()
+        self._inner.close()
+        self.membership = membership
+        self.start()  # newcomers may be on another machine
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _make(self, backend: Backend) -> JoiningCommunicator:
+        return backend.communicator(self.membership, self.device, self.timeout_s)

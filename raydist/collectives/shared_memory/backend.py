@@ -1,0 +1,24 @@
+"""Groups whose ranks are on one machine."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from raydist.collectives.backend import Backend
+from raydist.collectives.base import Membership
+from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
+
+__all__ = ["SharedMemoryBackend"]
+
+
+@final
+class SharedMemoryBackend(Backend):
+    """A segment of memory that all ranks have mapped; declined where they cannot."""
+
+    name = "shm"
+    devices = ("cpu",)
+
+    def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> SharedMemoryCommunicator:
+        return SharedMemoryCommunicator(membership, device, timeout_s)

@@ -1,0 +1,161 @@
+"""What the ranks of a group show each other in their segment: how far each has come, and why the group failed.
+
+A rank writes only its own counters, which only grow. Whoever is the last to reach a count wakes the others; nobody else
+does, so that a rank that must wait for three others is woken once.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import final
+
+from raydist.collectives.shared_memory.futex import Bell, Fence
+from raydist.collectives.shared_memory.layout import CALL_BYTES, FAILURE_BYTES, Layout
+from raydist.collectives.shared_memory.patience import Patience
+from raydist.collectives.shared_memory.segment import Segment
+
+__all__ = ["Board", "Count"]
+
+
+@final
+class Count(enum.IntEnum):
+    """What a rank counts."""
+
+    ENTERED = 0
+    """Collectives that it has begun: its call stands in its slot, and what it brings where that is small."""
+    REDUCED = 1
+    """The number of the latest collective whose slice it has reduced where the tensors lie, plus one."""
+    LOADED = 2
+    """Windows that it has loaded into its staging memory."""
+    SERVED = 3
+    """Windows of which it has made its part."""
+    FAILED = 4
+    """1 once it has written why the group failed."""
+
+
+_BELL_WORD = 8  # on a cache line of its own: sleepers read it
+
+
+@final
+class Board:
+    """One rank's view of the counters of all.
+
+    Args:
+        segment: Where they lie.
+        layout: How.
+        rank: Whose counters may be written.
+    """
+
+    def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
+        self.layout = layout
+        self.rank = rank
+        self._bytes = segment.bytes()
+        self._words = self._bytes.cast("Q")
+        self._fence = Fence()
+        ranks = range(layout.world_size)
+        self._others = [other for other in ranks if other != rank]
+        self._base = layout.words(rank) // 8
+        self._places = [[layout.words(other) // 8 + count for other in ranks] for count in Count]
+        self._bells = [Bell(segment.address + layout.words(other) + _BELL_WORD * 8) for other in ranks]
+        self._mine = self._bells[rank]
+        self._failed = self._places[Count.FAILED]
+        self._patience = Patience()
+
+    # --- counters -----------------------------------------------------------------------------------------------------
+
+    def reach(self, count: Count, value: int) -> None:
+        """Raise this rank's counter, and wake the others if all have come as far."""
+        self._words[self._base + count] = value
+        self._fence()
+        if self.all_reached(count, value):
+            self.wake(self._others)
+
+    def all_reached(self, count: Count, value: int) -> bool:
+        words = self._words
+        for place in self._places[count]:  # noqa: SIM110  # a generator takes three times as long
+            if words[place] < value:
+                return False
+        return True
+
+    def missing(self, count: Count, value: int) -> tuple[int, ...]:
+        """Ranks that have not come as far."""
+        return tuple(rank for rank, place in enumerate(self._places[count]) if self._words[place] < value)
+
+    # --- words of mailboxes -------------------------------------------------------------------------------------------
+
+    def load(self, offset: int) -> int:
+        return self._words[offset // 8]
+
+    def store(self, offset: int, value: int) -> None:
+        self._words[offset // 8] = value
+        self._fence()
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def write_call(self, number: int, call: bytes, memory: int) -> None:
+        """Say what this rank calls as collective `number`.
+
+        Args:
+            number: Of the collective.
+            call: Of `CALL_BYTES - 8` bytes.
+            memory: Which tensor in shared memory it is about, 0 for none.
+        """
+        start = self.layout.slot(self.rank, number)
+        self._words[start // 8] = memory
+        self._bytes[start + 8 : start + CALL_BYTES] = call
+
+    def call_of(self, rank: int, number: int) -> bytes:
+        start = self.layout.slot(rank, number)
+        return bytes(self._bytes[start + 8 : start + CALL_BYTES])
+
+    def memory_of(self, rank: int, number: int) -> int:
+        return self._words[self.layout.slot(rank, number) // 8]
+
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def post(self, failure: bytes) -> None:
+        """Tell everybody why the group failed. Call once."""
+        data = failure[: FAILURE_BYTES - 8]
+        start = self.layout.failure(self.rank)
+        self._words[start // 8] = len(data)
+        self._bytes[start + 8 : start + 8 + len(data)] = data
+        self.store(self._failed[self.rank] * 8, 1)
+        self.wake(range(self.layout.world_size))
+
+    def posted(self) -> bytes | None:
+        """What a rank has posted, the first in rank order."""
+        words = self._words
+        for rank, place in enumerate(self._failed):
+            if words[place]:
+                start = self.layout.failure(rank)
+                return bytes(self._bytes[start + 8 : start + 8 + words[start // 8]])
+        return None
+
+    # --- sleeping -----------------------------------------------------------------------------------------------------
+
+    def bell_count(self) -> int:
+        """To be read before looking whether there is something to do, and given to :meth:`sleep` if there was not."""
+        return self._mine.count()
+
+    def sleep(self, seen: int, seconds: float) -> None:
+        """Return when somebody has rung since, after `seconds`, or for no reason."""
+        watch_s = min(self._patience.watch_s(), seconds)
+        if watch_s > 0:
+            if self._rung_within(seen, watch_s):
+                self._patience.in_time()
+                return
+            self._patience.in_vain()
+        self._mine.sleep(seen, seconds)
+
+    def _rung_within(self, seen: int, seconds: float) -> bool:
+        end = time.perf_counter() + seconds
+        while self._mine.count() == seen:
+            if time.perf_counter() >= end:
+                return False
+            self._mine.yield_core()
+        return True
+
+    def wake(self, ranks: list[int] | range) -> None:
+        for rank in ranks:
+            self._bells[rank].ring()

@@ -1,0 +1,175 @@
+"""One generation of a group in shared memory: waits, failures and its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import final
+
+import torch
+
+from raydist.collectives.base import Membership, Work
+from raydist.collectives.shared_memory.board import Board
+from raydist.collectives.shared_memory.layout import Layout
+from raydist.collectives.shared_memory.mailboxes import Mailboxes
+from raydist.collectives.shared_memory.segment import Segment
+from raydist.collectives.shared_memory.sequence import CollectiveSequence
+from raydist.collectives.shared_memory.staging import Staging
+from raydist.collectives.shared_memory.task import Task
+from raydist.collectives.translation import describe_operation, describe_ranks
+from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+
+__all__ = ["SharedGeneration", "TaskWork"]
+
+# How long the death of a peer may go unnoticed by a rank that waits.
+_SLICE_S = 0.05
+_MOST_VIEWS = 4096
+_KINDS: dict[str, type[RaydistError]] = {
+    kind.__name__: kind for kind in (CancelledError, DeadlineExceededError, UnavailableError)
+}
+
+
+@final
+class SharedGeneration:
+    """What a rank does in one segment. After its first failure every call fails the same way.
+
+    Args:
+        membership: This rank's place.
+        segment: The group's, which belongs to this object from now on.
+        timeout_s: The limit of a wait that has none of its own.
+    """
+
+    def __init__(self, membership: Membership, segment: Segment, timeout_s: float) -> None:
+        self.membership = membership
+        self.segment = segment
+        self.board = Board(segment, Layout.of(membership.world_size), membership.rank)
+        self.sequence = CollectiveSequence(segment, self.board)
+        self.mailboxes = Mailboxes(segment, self.board)
+        self.staging = Staging(segment, self.board)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._failure: RaydistError | None = None
+        self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+
+    def wait(self, task: Task, timeout_s: float | None) -> None:
+        """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
+        if not task.done:
+            self.advance()
+        if not task.done:
+            self._sleep_until_done(task, self._timeout_s if timeout_s is None else timeout_s, fatal=timeout_s is None)
+        if task.error is not None:
+            raise task.error
+
+    def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor in the segment; the same object for the same place, as making one takes 2 us."""
+        key = (offset, numel, dtype)
+        known = self._views.get(key)
+        if known is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            known = self._views[key] = self.segment.view(offset, numel, dtype)
+        return known
+
+    def advance(self) -> None:
+        """Do all that can be done now, of everything under way."""
+        try:
+            self.sequence.advance()
+            self.mailboxes.advance()
+        except BaseException as error:
+            # What this rank has left out, its peers would wait for.
+            what = f"{type(error).__name__}: {error}"
+            self._record(UnavailableError(f"rank {self.membership.rank} failed inside a collective ({what})."))
+            raise
+
+    def check(self, operation: str) -> None:
+        """Raise if the group has failed."""
+        failure = self._failure or self._heard()
+        if failure is not None:
+            raise type(failure)(
+                f"{describe_operation(self.membership, operation)} was given up: {failure.message} "
+                "Reconfigure the group to go on."
+            )
+
+    def abort(self) -> None:
+        """Fail the group for every member."""
+        rank, group = self.membership.rank, self.membership.group
+        self._record(CancelledError(f"rank {rank} aborted group {group!r}, generation {self.membership.generation}."))
+
+    def leave(self) -> None:
+        """Let go of the segment: for the others, this rank is gone."""
+        self.sequence.drop()
+        self.mailboxes.drop()
+        self._views.clear()
+        self.segment.close()
+
+    def _sleep_until_done(self, task: Task, limit_s: float, *, fatal: bool) -> None:
+        deadline = time.monotonic() + limit_s
+        next_look = time.monotonic() + _SLICE_S
+        while True:
+            seen = self.board.bell_count()
+            self.advance()
+            if task.done:
+                return
+            self.check(task.operation)
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._late(task, limit_s, fatal=fatal)
+            if now >= next_look:
+                self._look_for_the_dead(task)
+                next_look = now + _SLICE_S
+            self.board.sleep(seen, min(_SLICE_S, deadline - now))
+
+    def _look_for_the_dead(self, task: Task) -> None:
+        dead = tuple(rank for rank in self._missing(task) if not self.segment.holds(rank))
+        self.advance()  # it may have done its part before it left
+        dead = tuple(rank for rank in dead if rank in self._missing(task))
+        if not task.done and dead:
+            message = (
+                f"{describe_operation(self.membership, task.operation)} failed: {describe_ranks(dead)} "
+                f"{'are' if len(dead) > 1 else 'is'} gone."
+            )
+            error = UnavailableError(message)
+            self._record(error)
+            raise error
+
+    def _missing(self, task: Task) -> tuple[int, ...]:
+        missing = self.sequence.missing(task) | self.mailboxes.missing(task)
+        return tuple(sorted(missing - {self.membership.rank}))
+
+    def _late(self, task: Task, limit_s: float, *, fatal: bool) -> RaydistError:
+        message = f"{describe_operation(self.membership, task.operation)} timed out after {limit_s} s."
+        if not fatal:
+            return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
+        awaited = self._missing(task)
+        who = f" No sign of {describe_ranks(awaited)}." if awaited else ""
+        error = DeadlineExceededError(
+            f"{message}{who} Raise the limit (Timeouts.collective_s) if the others were only slow."
+        )
+        self._record(error)
+        return error
+
+    def _record(self, failure: RaydistError) -> None:
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = failure
+            self.board.post(f"{type(failure).__name__}\n{failure.message}".encode())
+
+    def _heard(self) -> RaydistError | None:
+        posted = self.board.posted()
+        if posted is None:
+            return None
+        kind, _, message = posted.decode(errors="replace").partition("\n")
+        return _KINDS[kind](message)
+
+
+@final
+class TaskWork(Work):
+    """An operation under way."""
+
+    def __init__(self, generation: SharedGeneration, task: Task) -> None:
+        self._generation = generation
+        self._task = task
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self._generation.wait(self._task, timeout_s)

@@ -1,0 +1,117 @@
+"""Tensors that lie in a segment of their own, one copy a rank, and are reduced where they are."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from raydist.collectives.reducing import reduce_parts
+from raydist.collectives.shared_memory.board import Board, Count
+from raydist.collectives.shared_memory.layout import cut
+from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
+from raydist.collectives.shared_memory.task import Reached, Steps
+from raydist.values import ReduceOp
+
+__all__ = ["SharedTensors", "allocation_bytes", "offer_segment", "open_offered", "reduce_in_place"]
+
+_log = logging.getLogger("raydist")
+
+_LINE = 64
+_PAGE = 4096
+# Of one rank's part: parts of all ranks stay in a core's cache while they are added up and handed out.
+_BLOCK_BYTES = 128 << 10
+
+
+@final
+class SharedTensors:
+    """The tensors of a group that lie in shared memory, by where they begin."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[int, list[torch.Tensor]]] = {}
+        self._num_tensors = 0
+
+    def add(
+        self, segment: Segment, sizes: Sequence[tuple[int, torch.dtype]], rank: int, world_size: int
+    ) -> list[torch.Tensor]:
+        """This rank's tensors in a segment of `allocation_bytes(sizes, world_size)` bytes.
+
+        They are forgotten when they are dropped.
+        """
+        offsets = _offsets(sizes)
+        mine = []
+        for (numel, dtype), offset in zip(sizes, offsets, strict=False):
+            places = [_PAGE + other * offsets[-1] + offset for other in range(world_size)]
+            tensor = segment.view(places[rank], numel, dtype)
+            mine.append(tensor)
+            self._num_tensors += 1
+            if numel:
+                # Tensors of their own, not views of the one that is given away: those would keep it.
+                copies = [segment.view(place, numel, dtype) for place in places]
+                self._copies[tensor.data_ptr()] = (self._num_tensors, copies)
+                weakref.finalize(tensor, self._copies.pop, tensor.data_ptr(), None).atexit = False
+        return mine
+
+    def find(self, tensor: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
+        """The number and all ranks' copies of a tensor; 0 and none where it is not one of these, whole."""
+        number, copies = self._copies.get(tensor.data_ptr(), (0, []))
+        if not copies or copies[0].dtype != tensor.dtype or copies[0].numel() != tensor.numel():
+            return 0, []
+        return number, copies
+
+
+def allocation_bytes(sizes: Sequence[tuple[int, torch.dtype]], world_size: int) -> int:
+    """Bytes of a segment for these tensors, once a rank."""
+    return _PAGE + world_size * _offsets(sizes)[-1]
+
+
+def offer_segment(size: int, offer: torch.Tensor) -> Segment | None:
+    """A new segment, and in `offer` how others open it; None where there is no room, and then nothing is offered."""
+    try:
+        segment = Segment.create(size)
+    except OSError as error:
+        _log.warning("Tensors of %d bytes cannot be shared by ranks: %s. Reducing them takes longer.", size, error)
+        return None
+    text = segment.token + segment.name.encode()
+    offer[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return segment
+
+
+def open_offered(size: int, offer: torch.Tensor) -> Segment | None:
+    """The segment that another rank offers; None where there is none, or it cannot be opened."""
+    text = bytes(offer.tolist()).rstrip(b"\0")
+    try:
+        return Segment.open(text[TOKEN_BYTES:].decode(), size, text[:TOKEN_BYTES]) if text else None
+    except OSError:
+        return None
+
+
+def _offsets(sizes: Sequence[tuple[int, torch.dtype]]) -> list[int]:
+    """Where each tensor of a rank begins, and the length of all."""
+    offsets = [0]
+    for numel, dtype in sizes:
+        offsets.append(offsets[-1] + -(-numel * dtype.itemsize // _LINE) * _LINE)
+    offsets[-1] = -(-offsets[-1] // _PAGE) * _PAGE
+    return offsets
+
+
+def reduce_in_place(board: Board, number: int, copies: Sequence[torch.Tensor], op: ReduceOp) -> Steps:
+    """Reduce this rank's slice of all ranks' copies; the others do theirs."""
+    rank, size = board.rank, len(copies)
+    (whole,) = cut(copies[0].numel(), copies[0].element_size(), chunk_bytes=1 << 62, world_size=size)
+    start, count = whole.slice_of(rank)
+    block = _BLOCK_BYTES // copies[0].element_size()
+    for begin in range(start, start + count, block):
+        parts = [copy[begin : min(begin + block, start + count)] for copy in copies]
+        # In rank order the first two are added first, so that only these may hold the result.
+        result = parts[rank] if rank < 2 else torch.empty_like(parts[rank])
+        reduce_parts(parts, result, op)
+        for part in parts:
+            if part is not result:
+                ctypes.memmove(part.data_ptr(), result.data_ptr(), result.nbytes)
+    board.reach(Count.REDUCED, number + 1)
+    yield Reached(board, Count.REDUCED, number + 1, last=True)

@@ -1,0 +1,152 @@
+"""Where things lie in a group's segment, and how tensors are cut to pass through it. Only arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+__all__ = ["CONTRIBUTION_BYTES", "Layout", "NUM_SLOTS", "Window", "cut", "pieces"]
+
+CONTRIBUTION_BYTES = 16 << 10
+"""Tensors up to here are written whole by each rank and reduced by all: one meeting, no copy out."""
+NUM_SLOTS = 32
+"""Collectives of which the segment holds the descriptions at once."""
+CALL_BYTES = 256
+"""What a slot says about the call."""
+SLOT_BYTES = CALL_BYTES + CONTRIBUTION_BYTES
+NUM_BUFFERS = 4
+"""Of staging memory, used in turn; `staging.py` says why as many are needed."""
+WORDS_A_RANK = 16
+FAILURE_BYTES = 2048
+
+_PAGE = 4096
+_LINE = 64
+_MOST_STAGING = 32 << 20
+_MOST_CHUNK = 512 << 10
+_MOST_MAIL = 8 << 20
+_MOST_PIECE = 128 << 10
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Offsets in bytes. Made by :meth:`of`.
+
+    A page of proof and locks; then for each rank: its counters (two cache lines of its own), its report of a failure,
+    its slots, and its staging memory; then a mailbox for every ordered pair of ranks.
+
+    Attributes:
+        world_size: Number of ranks.
+        chunk_bytes: How much of one rank's slice passes through the staging memory at once.
+        mail_bytes: Half of a mailbox: one piece of a message.
+        failures_at: Where the reports of failures begin.
+        slots_at: Where the slots begin.
+        staging_at: Where the staging memory begins.
+        mail_words_at: Where the counters of mailboxes begin.
+        mail_at: Where the mailboxes begin.
+        size: All of it.
+    """
+
+    world_size: int
+    chunk_bytes: int
+    mail_bytes: int
+    failures_at: int
+    slots_at: int
+    staging_at: int
+    mail_words_at: int
+    mail_at: int
+    size: int
+
+    @staticmethod
+    def of(world_size: int) -> Layout:
+        """The layout for so many ranks.
+
+        >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8)]
+        [2, 10, 38, 44]
+        """
+        pairs = world_size**2
+        chunk = max(_PAGE, min(_MOST_CHUNK, _down(_MOST_STAGING // (NUM_BUFFERS * pairs), _PAGE)))
+        mail = max(_PAGE, min(_MOST_PIECE, _down(_MOST_MAIL // (2 * pairs), _PAGE)))
+        failures = _up(_PAGE + world_size * WORDS_A_RANK * 8, _PAGE)
+        slots = _up(failures + world_size * FAILURE_BYTES, _PAGE)
+        staging = _up(slots + world_size * NUM_SLOTS * SLOT_BYTES, _PAGE)
+        mail_words = staging + NUM_BUFFERS * pairs * chunk
+        mails = _up(mail_words + pairs * 2 * _LINE, _PAGE)
+        size = mails + 2 * pairs * mail
+        return Layout(world_size, chunk, mail, failures, slots, staging, mail_words, mails, size)
+
+    @staticmethod
+    def words(rank: int) -> int:
+        """A rank's counters."""
+        return _PAGE + rank * WORDS_A_RANK * 8
+
+    def failure(self, rank: int) -> int:
+        """A rank's report."""
+        return self.failures_at + rank * FAILURE_BYTES
+
+    def slot(self, rank: int, number: int) -> int:
+        """The slot of one collective: the rank's call, then what it brings."""
+        return self.slots_at + (rank * NUM_SLOTS + number % NUM_SLOTS) * SLOT_BYTES
+
+    def staging(self, rank: int, buffer: int) -> int:
+        """One of a rank's buffers: a chunk for every rank's slice."""
+        return self.staging_at + (rank * NUM_BUFFERS + buffer) * self.chunk_bytes * self.world_size
+
+    def mail_words(self, source: int, destination: int) -> int:
+        """The sender's counter; the receiver's follows on a cache line of its own."""
+        return self.mail_words_at + (source * self.world_size + destination) * 2 * _LINE
+
+    def mail(self, source: int, destination: int, half: int) -> int:
+        """One half of a mailbox."""
+        return self.mail_at + ((source * self.world_size + destination) * 2 + half) * self.mail_bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a tensor, cut into one slice a rank.
+
+    Attributes:
+        start: Its first element.
+        step: Elements of a slice.
+        stop: Behind its last element.
+    """
+
+    start: int
+    step: int
+    stop: int
+
+    def slice_of(self, rank: int) -> tuple[int, int]:
+        """First element and number of elements of a rank's slice; the last ranks may have none."""
+        begin = min(self.start + rank * self.step, self.stop)
+        return begin, min(begin + self.step, self.stop) - begin
+
+
+def cut(numel: int, itemsize: int, *, chunk_bytes: int, world_size: int) -> list[Window]:
+    """Windows of about equal size whose slices fit a chunk.
+
+    >>> [window.slice_of(1) for window in cut(100, 4, chunk_bytes=128, world_size=2)]
+    [(32, 18), (82, 18)]
+    """
+    most = chunk_bytes // itemsize * world_size
+    count = -(-numel // most) if numel else 0
+    width = -(-numel // count) if count else 0
+    step = min(_up(-(-width // world_size), max(_LINE // itemsize, 1)), chunk_bytes // itemsize)
+    return [Window(start, step, min(start + width, numel)) for start in range(0, numel, width or 1)]
+
+
+def pieces(num_bytes: int, most: int) -> list[tuple[int, int]]:
+    """Start and length of the pieces of so many bytes; an empty message has one.
+
+    >>> pieces(10, 4), pieces(0, 4)
+    ([(0, 4), (4, 4), (8, 2)], [(0, 0)])
+    """
+    return [(start, min(most, num_bytes - start)) for start in range(0, max(num_bytes, 1), most)]
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _down(value: int, unit: int) -> int:
+    return value // unit * unit

@@ -1,0 +1,47 @@
+"""How long a rank watches its bell before it goes to sleep. Only arithmetic."""
+
+from __future__ import annotations
+
+from typing import final
+
+__all__ = ["Patience"]
+
+_WATCH_S = 200e-6
+_MOST_SKIPPED = 64
+
+
+@final
+class Patience:
+    """Learns whether what is waited for comes soon.
+
+    A rank that sleeps is woken 30 to 200 us late (measured on two cores of a virtual machine), and its peers then wait
+    for it in turn. So it watches first, giving its core to whoever wants it. Each time in vain it leaves that out for
+    twice as many waits as before: ranks that wait long hardly watch at all.
+
+    >>> patience = Patience()
+    >>> patience.watch_s() > 0
+    True
+    >>> patience.in_vain()
+    >>> patience.watch_s()
+    0.0
+    """
+
+    def __init__(self) -> None:
+        self._num_skipped = 0
+        self._num_to_skip = 0
+
+    def watch_s(self) -> float:
+        """How many seconds to watch now."""
+        if self._num_skipped < self._num_to_skip:
+            self._num_skipped += 1
+            return 0.0
+        return _WATCH_S
+
+    def in_time(self) -> None:
+        """It came while it was watched for."""
+        self._num_skipped = self._num_to_skip = 0
+
+    def in_vain(self) -> None:
+        """It did not come while it was watched for."""
+        self._num_skipped = 0
+        self._num_to_skip = min(max(2 * self._num_to_skip, 1), _MOST_SKIPPED)

@@ -1,0 +1,108 @@
+"""The parameters of one replica: which of them are trained now, and word of each gradient that appears."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import final
+
+import torch
+
+__all__ = ["TrainedParameters"]
+
+_Listener = Callable[[int, torch.nn.Parameter], None]
+_Receiver = Callable[[int, torch.Tensor], None]
+
+
+@final
+class TrainedParameters:
+    """The parameters that a reducer is in charge of, each under a number that is the same on every rank.
+
+    Args:
+        stray: A bound method, called with number and parameter when a gradient has appeared that nobody receives. It
+            is held weakly: the hooks live as long as the parameters do.
+
+    Attributes:
+        receiver: Takes numbers and gradients out of `.grad` as they appear, so that one that follows comes alone.
+        all: Every parameter, by number.
+        indices: Numbers of those that were trained when `look` was last called.
+        trained: Those themselves.
+    """
+
+    def __init__(self, stray: _Listener) -> None:
+        self._door = _Door(stray)
+        self.all: dict[int, torch.nn.Parameter] = {}
+        self.indices: tuple[int, ...] = ()
+        self.trained: tuple[torch.nn.Parameter, ...] = ()
+        self._numbers: dict[int, int] = {}
+        self._next = 0
+        self._handles: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._attached: Iterable[torch.nn.Parameter] | None = None
+        self._flags: list[bool] = []
+
+    def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Be in charge of these, and of no others any more; a tuple that was given before costs nothing."""
+        if parameters is self._attached:
+            return
+        given = {id(parameter): parameter for parameter in parameters}
+        for key in self._numbers.keys() - given.keys():
+            self._drop(self._numbers.pop(key))
+        for key, parameter in given.items():
+            if key not in self._numbers:
+                self._numbers[key] = self._next
+                self.all[self._next] = parameter
+                self._next += 1
+        self._attached = parameters if isinstance(parameters, tuple) else None
+        self._flags = []
+        self.look()
+
+    def _drop(self, index: int) -> None:
+        del self.all[index]
+        if index in self._handles:
+            self._handles.pop(index).remove()
+
+    def look(self) -> tuple[int, ...]:
+        """See which are trained now; each has a hook from its first time on."""
+        flags = [parameter.requires_grad for parameter in self.all.values()]
+        if flags != self._flags or not flags:
+            self._flags = flags
+            self.indices = tuple(index for index, flag in zip(self.all, flags, strict=True) if flag)
+            self.trained = tuple(self.all[index] for index in self.indices)
+            for index in self.indices:
+                if index not in self._handles:
+                    hook = functools.partial(self._door.gradient, index)
+                    self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
+        return self.indices
+
+    @property
+    def receiver(self) -> _Receiver | None:
+        return self._door.receiver
+
+    @receiver.setter
+    def receiver(self, receiver: _Receiver | None) -> None:
+        self._door.receiver = receiver
+
+    def close(self) -> None:
+        """Let go of them. May be called twice."""
+        self.attach(())
+
+
+@final
+class _Door:
+    """Where gradients come in. The parameters hold it: it may not hold them, or model and reducer would never end."""
+
+    def __init__(self, stray: _Listener) -> None:
+        self.receiver: _Receiver | None = None
+        self._stray = weakref.WeakMethod(stray)
+
+    def gradient(self, index: int, parameter: torch.nn.Parameter) -> None:
+        receiver = self.receiver
+        if receiver is None:
+            stray = self._stray()
+            if stray is not None:
+                stray(index, parameter)
+            return
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            receiver(index, gradient)

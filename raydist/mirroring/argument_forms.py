@@ -1,0 +1,62 @@
+"""The arguments of a step whose pickle is known from another step: batches in the same nest, the same plain values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, final
+
+from raydist.values import PerReplica
+
+__all__ = ["ArgumentForms", "argument_form"]
+
+_KEPT = 64
+_PLAIN = (bool, int, str, bytes, type(None))
+
+
+@final
+class ArgumentForms:
+    """Pickles of arguments by their form, the last used ones."""
+
+    def __init__(self) -> None:
+        self._pickles: OrderedDict[Hashable, bytes] = OrderedDict()
+
+    def pickle_of(self, form: Hashable) -> bytes:
+        """The pickle of arguments of this form; empty if it is not known."""
+        if form not in self._pickles:
+            return b""
+        self._pickles.move_to_end(form)
+        return self._pickles[form]
+
+    def remember(self, form: Hashable, pickled: bytes) -> None:
+        """Take note of the pickle of arguments of this form."""
+        self._pickles[form] = pickled
+        if len(self._pickles) > _KEPT:
+            self._pickles.popitem(last=False)
+
+
+def argument_form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, tuple[PerReplica, ...]] | None:
+    """What the pickle of arguments depends on, and the PerReplica leaves in the order of their placeholders.
+
+    None where that is more than can be compared: objects, tensors, one leaf in two places.
+    """
+    leaves: list[PerReplica] = []
+    try:
+        form = _form((tuple(args), dict(kwargs)), leaves)
+    except TypeError:
+        return None
+    return (form, tuple(leaves)) if len({id(leaf) for leaf in leaves}) == len(leaves) else None
+
+
+def _form(value: Any, leaves: list[PerReplica]) -> Hashable:
+    kind = type(value)
+    if kind is tuple:
+        return (tuple, *(_form(item, leaves) for item in value))
+    if kind is dict:
+        return (dict, *((_form(key, leaves), _form(item, leaves)) for key, item in value.items()))
+    if isinstance(value, PerReplica):
+        leaves.append(value)
+        return PerReplica
+    if kind in _PLAIN:
+        return kind, value
+    raise TypeError(f"A {kind.__name__} has no form.")

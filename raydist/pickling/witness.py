@@ -1,0 +1,72 @@
+"""A quick look at control state: whether every attribute still holds the very object that it held.
+
+Comparing values costs 60 us for an optimizer; in almost every step nothing was changed. A witness says so in a few
+microseconds. Where it says no, somebody has to look closely.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.pickling.attribute_table import CONTAINERS, Digest, Identity, is_plain
+
+__all__ = ["Witness", "witness_of"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What a dictionary or list held.
+
+    Attributes:
+        kind: Its type.
+        names: Its keys in order; for a list as many as it has items.
+        checks: For each item whether it is what it was.
+    """
+
+    kind: Any
+    names: tuple[Any, ...]
+    checks: tuple[Callable[[Any], bool], ...]
+
+    def same(self, container: Any) -> bool:
+        """Whether `container` holds the same objects under the same names."""
+        if type(container) is not self.kind or len(container) != len(self.names):
+            return False
+        if isinstance(container, list):
+            return all(check(item) for check, item in zip(self.checks, container, strict=True))
+        return all(
+            check(item) and name == known
+            for check, known, (name, item) in zip(self.checks, self.names, container.items(), strict=True)
+        )
+
+    def same_attributes(self, root: dict[str, Any], skip: Collection[str]) -> bool:
+        """`same` for a `__dict__`, some of whose keys are no control state."""
+        return self.same({name: value for name, value in root.items() if name not in skip} if skip else root)
+
+
+def witness_of(root: dict[str, Any], *, skip: Collection[str], digest: Digest) -> Witness | None:
+    """A witness of the present attributes; None where some object can change inside while it stays the same object."""
+    top = {name: value for name, value in root.items() if name not in skip}
+    try:
+        return Witness(dict, tuple(top), tuple(_check(value, digest, frozenset({id(root)})) for value in top.values()))
+    except TypeError:
+        return None
+
+
+def _check(value: Any, digest: Digest, above: frozenset[int]) -> Callable[[Any], bool]:
+    if type(value) in CONTAINERS:
+        if id(value) in above:
+            raise TypeError("It holds itself.")
+        names = tuple(range(len(value))) if type(value) is list else tuple(value)
+        items = value if type(value) is list else value.values()
+        return Witness(type(value), names, tuple(_check(item, digest, above | {id(value)}) for item in items)).same
+    if is_plain(value):
+        return lambda now: now is value
+    mark = digest(value)
+    if type(mark) is not Identity and not (type(mark) is tuple and mark[0] == "handle"):
+        raise TypeError("Its content counts.")
+    seen = weakref.ref(value)
+    return lambda now: now is not None and now is seen()  # of what died, a weak reference gives None

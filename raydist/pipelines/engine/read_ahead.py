@@ -1,0 +1,154 @@
+"""Iterators over a source that a thread reads ahead: always, or while somebody says so.
+
+The states of both have one form: the source's before what was made and not handed out yet, and how much of that was.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import final
+
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import State
+from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
+from raydist.pipelines.engine.prefetch_thread import PrefetchThread
+from raydist.pipelines.engine.producers import read_item
+from raydist.pipelines.engine.resume import Outbox
+
+__all__ = ["OptionalReadAhead", "ReadAhead"]
+
+
+@final
+class ReadAhead(OpIterator):
+    """Hands out what a thread makes, from the first block on. Its state is that of the elements handed out."""
+
+    def __init__(self, source: OpIterator, ahead: PrefetchThread) -> None:
+        self._source = source
+        self._ahead = ahead
+        self._outbox: Outbox | None = None
+        self._started = False
+
+    def next_block(self, limit: int) -> Block:
+        outbox = self._open_outbox()
+        self._start()
+        while not outbox:
+            ready = self._ahead.get()
+            if ready is None:
+                raise StopIteration
+            outbox.put([ready[0]], ready[1])
+        return outbox.take(limit)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._ahead.start()
+
+    def has_ready(self) -> bool:
+        outbox = self._open_outbox()
+        self._start()
+        return bool(outbox) or self._ahead.has_ready
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._source.state_dict())
+        return self._outbox
+
+    def state_dict(self) -> State:
+        return self._open_outbox().state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._source.load_state_dict(self._open_outbox().load_state_dict(state))
+
+    def close(self) -> None:
+        self._ahead.stop()
+        if not self._started:
+            self._source.close()
+
+
+@final
+class OptionalReadAhead(OpIterator):
+    """Reads its source itself, or takes what a thread has read; in both cases its state is of what was handed out.
+
+    It changes over between two blocks: to the thread at once, back when all that the thread has made is handed out.
+    Where nobody decides, it reads itself.
+    """
+
+    def __init__(self, source: OpIterator, part: OptionalPrefetch | None) -> None:
+        self._source = source
+        self._part = part
+        self._ahead: PrefetchThread | None = None
+        self._outbox: Outbox | None = None  # None: all that was made is handed out
+        self._rows = 1
+
+    def next_block(self, limit: int) -> Block:
+        part = self._part
+        if part is None:
+            return self._read(limit)
+        part.look()
+        if self._ahead is None and part.is_on:
+            self._start(part, limit)
+        if self._ahead is not None:
+            if not part.is_on:
+                self._ahead.pause()
+            block = self._take(self._ahead, limit)
+        else:
+            begin = time.perf_counter()
+            block = self._read(limit)
+            part.made(time.perf_counter() - begin)
+        part.handed_out(block.num_rows, block.num_bytes)
+        return block
+
+    def _start(self, part: OptionalPrefetch, limit: int) -> None:
+        self._open_outbox()
+        self._ahead = part.read_ahead(self._source, 2 * max(1, min(limit, self._rows)))
+        self._ahead.start()
+
+    def _take(self, ahead: PrefetchThread, limit: int) -> Block:
+        """The next block that the thread has made, or the next one after it has stopped."""
+        outbox = self._open_outbox()
+        while not outbox:
+            ready = ahead.get()
+            if ready is None:
+                if not ahead.was_paused:
+                    raise StopIteration
+                self._ahead = None
+                return self._read(limit)
+            outbox.put([ready[0]], ready[1])
+        return outbox.take(limit)
+
+    def _read(self, limit: int) -> Block:
+        outbox = self._outbox
+        while outbox is not None and not outbox:
+            if outbox.is_clean:
+                self._outbox = outbox = None
+                break
+            outbox.put([read_item(self._source, limit)], self._source.state_dict())
+        block = self._source.next_block(limit) if outbox is None else outbox.take(limit)
+        self._rows = block.num_rows
+        return block
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._source.state_dict())
+        return self._outbox
+
+    def has_ready(self) -> bool:
+        if self._ahead is None and self._part is not None and self._part.is_on:
+            self._start(self._part, 1)
+        return bool(self._outbox) or (self._source.has_ready() if self._ahead is None else self._ahead.has_ready)
+
+    def state_dict(self) -> State:
+        if self._outbox is None:
+            return {"at": self._source.state_dict(), "skip": 0}
+        return self._outbox.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._outbox = Outbox({})
+        self._source.load_state_dict(self._outbox.load_state_dict(state))
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.stop()
+        if self._ahead is None or self._ahead.was_paused:
+            self._source.close()

@@ -1,0 +1,226 @@
+"""Which steps are sent when: alone while the replicas wait for work, in groups while they are busy."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from raydist.errors import CancelledError
+from raydist.replicas.pace import Pace
+from raydist.replicas.results import StepResult
+from raydist.replicas.step_message import GroupResult, PlannedStep
+
+__all__ = ["DispatchedStep", "Dispatcher", "SentGroup"]
+
+_BUSY = 2  # groups under way: one that the replicas work on, and one that they find when they are done with it
+_SLICE_S = 5.0  # how long the thread may sleep beyond the end of the dispatcher
+
+
+@final
+class DispatchedStep:
+    """A step that was handed to the dispatcher.
+
+    Attributes:
+        planned: The step.
+        group: Its group, once it was sent.
+        place: Its place in there.
+    """
+
+    __slots__ = ("group", "place", "planned")
+
+    def __init__(self, planned: PlannedStep) -> None:
+        self.planned = planned
+        self.group: SentGroup | None = None
+        self.place = 0
+
+
+@final
+class SentGroup:
+    """Steps that were sent in one message to each replica, and what is known of how they ended.
+
+    Args:
+        steps: In order.
+        refs: Of what each replica will answer.
+    """
+
+    def __init__(self, steps: Sequence[DispatchedStep], refs: Sequence[Any]) -> None:
+        self.steps = tuple(steps)
+        self.refs = tuple(refs)
+        self.error: Exception | None = None
+        self._answers: Sequence[GroupResult] | None = None
+        self._failed_at = 0
+        for place, step in enumerate(steps):
+            step.group, step.place = self, place
+
+    @property
+    def first_step(self) -> int:
+        """Number of its first step."""
+        return self.steps[0].planned.header.step
+
+    @property
+    def title(self) -> str:
+        """Its steps, for messages."""
+        last = self.first_step + len(self.steps) - 1
+        return f"step {last}" if last == self.first_step else f"steps {self.first_step} to {last}"
+
+    @property
+    def seconds_a_step(self) -> float:
+        """What a step took, on the slowest replica."""
+        return max((answer.seconds for answer in self._answers or ()), default=0.0) / len(self.steps)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is known how the steps ended."""
+        return self._answers is not None
+
+    def succeed(self, answers: Sequence[GroupResult]) -> None:
+        """Every replica has done every step."""
+        self._answers = answers
+
+    def fail(self, error: Exception, answers: Sequence[GroupResult]) -> None:
+        """A step failed on some replica; `answers` hold what each replica did before."""
+        self.error, self._answers = error, answers
+        done = min((len(answer.results) for answer in answers), default=0)
+        self._failed_at = min(done, len(self.steps) - 1)
+
+    def results_at(self, place: int) -> list[StepResult]:
+        """Every replica's result of one step; raises its error."""
+        if self.error is not None and place == self._failed_at:
+            raise self.error
+        if self.error is not None and place > self._failed_at:
+            raise CancelledError(
+                f"Step {self.first_step + place} was given up, because step {self.first_step + self._failed_at} failed."
+            ) from self.error
+        return [answer.results[place] for answer in self._answers or ()]
+
+
+@final
+class Dispatcher:
+    """Gathers steps while the replicas are busy and sends them when one of the groups under way is done.
+
+    Args:
+        send: Sends some steps in one message to each replica; gives the refs of the answers.
+        await_done: Waits up to so many seconds for the first of these refs to be there; whether it is.
+        pace: What steps took so far.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[PlannedStep]], list[Any]],
+        await_done: Callable[[Any, float], bool],
+        pace: Pace,
+    ) -> None:
+        self._send = send
+        self._await_done = await_done
+        self._pace = pace
+        self._changed = threading.Condition()
+        self._gathered: list[DispatchedStep] = []
+        self._running: deque[SentGroup] = deque()  # not known to be done
+        self._unfinished: deque[SentGroup] = deque()  # whose errors nobody has looked for
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that nobody has waited for."""
+        with self._changed:
+            return len(self._gathered) + sum(len(group.steps) for group in self._unfinished)
+
+    def window_with(self, step: PlannedStep) -> int:
+        """How many steps may be under way if `step` is to be added."""
+        with self._changed:
+            return self._pace.window(self._keys(step))
+
+    def add(self, step: PlannedStep) -> DispatchedStep:
+        """Send a step, now or with others as soon as a group is done. Does not wait."""
+        dispatched = DispatchedStep(step)
+        with self._changed:
+            at_once = step.carries_values  # asks for parts, so that steps whose results it uses are sent now
+            if len(self._gathered) + 1 > self._pace.group_size(self._keys(step)):
+                self._send_gathered()
+            self._gathered.append(dispatched)
+            full = len(self._gathered) >= self._pace.group_size(self._keys())
+            if full or len(self._running) < _BUSY or at_once:
+                self._send_gathered()
+            else:
+                self._wake_thread()
+        return dispatched
+
+    def _keys(self, *more: PlannedStep) -> list[bytes]:
+        steps = [*(step.planned for step in self._gathered), *more]
+        return [step.header.shipment.digest for step in steps]
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        with self._changed:
+            self._send_gathered()
+
+    def _send_gathered(self) -> None:
+        if self._gathered:
+            steps, self._gathered = self._gathered, []
+            group = SentGroup(steps, self._send([step.planned for step in steps]))
+            self._running.append(group)
+            self._unfinished.append(group)
+
+    def oldest(self) -> SentGroup | None:
+        """The first group whose errors nobody has looked for; None when there is nothing under way."""
+        with self._changed:
+            if not self._unfinished:
+                self._send_gathered()
+            return self._unfinished[0] if self._unfinished else None
+
+    def is_under_way(self, group: SentGroup) -> bool:
+        """Whether it is yet to be waited for."""
+        with self._changed:
+            return group in self._unfinished
+
+    def finished(self, group: SentGroup) -> None:
+        """It is known how the oldest group ended."""
+        with self._changed:
+            self._unfinished.remove(group)
+            self._note_done(group)
+
+    def give_up(self) -> list[SentGroup]:
+        """Forget everything under way: the groups that nobody will wait for. What was gathered is sent before."""
+        with self._changed:
+            self._send_gathered()
+            groups = list(self._unfinished)
+            self._unfinished.clear()
+            self._running.clear()
+            return groups
+
+    def _note_done(self, group: SentGroup) -> None:
+        if group in self._running:
+            self._running.remove(group)
+            if len(self._running) < _BUSY:
+                self._send_gathered()
+
+    def _wake_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_when_done, name="raydist-dispatch", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _send_when_done(self) -> None:
+        """Run by the thread: the program may do something else while its steps wait."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._gathered)
+                if self._closed:
+                    return
+                group = self._running[0] if self._running else None
+            if group is None:
+                self.flush()
+            elif self._await_done(group.refs[0], _SLICE_S):
+                with self._changed:
+                    self._note_done(group)
+
+    def close(self) -> None:
+        """End the thread. What was gathered stays where it is. May be called twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2 * _SLICE_S)

@@ -1,0 +1,88 @@
+"""Consecutive steps that travel together: one message a replica, and one message back. Pure."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.replicas.results import StepResult
+from raydist.replicas.step import PartSource, StepHeader, address_parts
+from raydist.values import PerReplica
+
+__all__ = ["GroupResult", "PlannedStep", "StepMessage", "address_steps"]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedStep:
+    """A step as the driver holds it until it is sent.
+
+    Attributes:
+        header: What every replica is told.
+        parts: Its PerReplica arguments.
+    """
+
+    header: StepHeader
+    parts: tuple[PerReplica, ...] = ()
+
+    @property
+    def carries_values(self) -> bool:
+        """Whether parts of it lie in the driver, where the program may change them once `run` has returned."""
+        return any(value.part_on(0).ref is None for value in self.parts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepMessage:
+    """What one replica is sent for some steps; the objects of the store that they use travel beside it, each once.
+
+    Attributes:
+        headers: Pickle of the headers, the same for every replica.
+        sources: Where this replica finds its parts, for each step.
+    """
+
+    headers: bytes
+    sources: tuple[tuple[PartSource, ...], ...]
+
+    def steps(self) -> list[StepHeader]:
+        """The headers of this replica's steps, in order."""
+        headers: tuple[StepHeader, ...] = pickle.loads(self.headers)
+        return [header.addressed(sources) for header, sources in zip(headers, self.sources, strict=True)]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupResult:
+    """What one replica's steps of a group returned (implements `values.Leaves`).
+
+    Attributes:
+        results: In the order of the steps; those before the one that failed, where one did.
+        seconds: What the steps took together.
+        error: Why the others have no result.
+    """
+
+    results: tuple[StepResult, ...]
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+    @property
+    def absent(self) -> bool:
+        """Each step's result says it for itself."""
+        return False
+
+    def leaf(self, index: int, place: int = 0) -> Any:
+        """See `values.Leaves.leaf`."""
+        return self.results[place].leaf(index)
+
+
+def address_steps(steps: Sequence[PlannedStep], num_replicas: int) -> list[tuple[StepMessage, list[Any]]]:
+    """For each replica the message, and the object refs to send along."""
+    headers = pickle.dumps(tuple(step.header for step in steps), pickle.HIGHEST_PROTOCOL)
+    messages = []
+    for rank in range(num_replicas):
+        refs: dict[Any, int] = {}
+        sources = tuple(address_parts(step.parts, rank, stand_in=step.header.stand_in, refs=refs) for step in steps)
+        messages.append((StepMessage(headers, sources), list(refs)))
+    return messages

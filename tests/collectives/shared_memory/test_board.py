@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raydist.collectives.shared_memory.board import Board, Count
+from raydist.collectives.shared_memory.layout import CALL_BYTES, FAILURE_BYTES, Layout
+from raydist.collectives.shared_memory.segment import Segment
+
+SIZE = 3
+
+
+@pytest.fixture
+def boards() -> Iterator[list[Board]]:
+    layout = Layout.of(SIZE)
+    segment = Segment.create(layout.size)
+    segment.unlink()
+    yield [Board(segment, layout, rank) for rank in range(SIZE)]
+    segment.close()
+
+
+def test_only_the_last_one_wakes_the_others(boards: list[Board]) -> None:
+    counts = []
+    for board in (boards[1], boards[2], boards[0]):
+        board.reach(Count.LOADED, 5)
+        counts.append([other.bell_count() for other in boards])
+    assert counts == [[0, 0, 0], [0, 0, 0], [0, 1, 1]]
+
+
+def test_who_is_missing(boards: list[Board]) -> None:
+    boards[1].reach(Count.SERVED, 2)
+    assert boards[0].missing(Count.SERVED, 2) == (0, 2)
+    assert boards[0].missing(Count.LOADED, 2) == (0, 1, 2)
+    assert not boards[2].all_reached(Count.SERVED, 1)
+    for board in (boards[0], boards[2]):
+        board.reach(Count.SERVED, 7)
+    assert boards[1].all_reached(Count.SERVED, 2)
+    assert not boards[1].all_reached(Count.SERVED, 3)
+
+
+def test_calls_of_a_rank_are_its_own(boards: list[Board]) -> None:
+    for rank, board in enumerate(boards):
+        board.write_call(4, f"call {rank}".encode().ljust(CALL_BYTES - 8), rank + 10)
+    assert [boards[0].call_of(rank, 4).strip() for rank in range(SIZE)] == [b"call 0", b"call 1", b"call 2"]
+    assert [boards[0].memory_of(rank, 4) for rank in range(SIZE)] == [10, 11, 12]
+
+
+def test_a_failure_wakes_everybody(boards: list[Board]) -> None:
+    assert boards[0].posted() is None
+    seen = boards[2].bell_count()
+    boards[1].post(b"x" * 3 * FAILURE_BYTES)
+    boards[2].sleep(seen, 30.0)
+    assert boards[2].posted() == b"x" * (FAILURE_BYTES - 8)
+    assert [board.bell_count() for board in boards] == [1, 1, 1]
+
+
+def test_sleep_ends_with_the_bell_whether_it_watches_or_sleeps(boards: list[Board]) -> None:
+    start = time.monotonic()
+    for _ in range(200):
+        seen = boards[0].bell_count()
+        threading.Thread(target=boards[1].wake, args=([0],)).start()
+        boards[0].sleep(seen, 30.0)
+        assert boards[0].bell_count() == seen + 1
+    assert time.monotonic() - start < 25.0

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.collectives.base import Communicator, Work
+from raydist.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
+from raydist.values import ReduceOp
+from tests.collectives.shared_memory.ranks import run_sharing, sharing_team
+from tests.collectives.threads import ThreadTeam, run_ranks
+from tests.contracts import communicator as contract
+
+pytestmark = pytest.mark.timeout(180)
+
+LARGE = 300_000
+"""Elements of a tensor that does not pass at once."""
+
+
+@pytest.fixture(scope="module", params=[2, 5])
+def thread_team(request: pytest.FixtureRequest) -> Iterator[ThreadTeam]:
+    with sharing_team(request.param, timeout_s=2.0) as team:
+        yield team
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_ranks_that_are_threads_keep_the_contract(
+    thread_team: ThreadTeam, check: Callable[[contract.Team], None]
+) -> None:
+    check(thread_team)
+
+
+# --- the same as the plain statement of collectives -------------------------------------------------------------------
+
+SIZES = (0, 1, 7, 4096, 4097, LARGE)
+KINDS = ("all_reduce", "allocated", "reduce", "reduce_scatter", "all_gather", "broadcast", "ring", "barrier")
+STEPS = st.tuples(st.sampled_from(KINDS), st.sampled_from(SIZES), st.sampled_from(list(ReduceOp)), st.booleans())
+
+
+def values(rank: int, size: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    rng = np.random.default_rng([rank, size, seed])
+    return torch.from_numpy(rng.integers(1, 4, size).astype(np.float64) / 2).to(dtype)
+
+
+class Player:
+    """Does steps on a group, and keeps what comes out of them."""
+
+    def __init__(self, communicator: Communicator, dtype: torch.dtype) -> None:
+        self.group = communicator
+        self.dtype = dtype
+        self.number = 0
+        self.works: list[Work] = []
+
+    def values(self, numel: int, *, place: int = 0) -> torch.Tensor:
+        return values(self.group.rank + place, numel, self.number, self.dtype)
+
+    def zeros(self, numel: int, count: int) -> list[torch.Tensor]:
+        return [torch.zeros(numel, dtype=self.dtype) for _ in range(count)]
+
+    @property
+    def root(self) -> int:
+        return self.number % self.group.world_size
+
+    def all_reduce(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        outputs = [self.values(numel)]
+        self.works.append(self.group.all_reduce(outputs[0], op))
+        return outputs
+
+    def allocated(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        outputs = self.group.allocate([(numel, self.dtype)])
+        self.works.append(self.group.all_reduce(outputs[0].copy_(self.values(numel)), op))
+        return outputs
+
+    def reduce(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        tensor = self.values(numel)
+        self.works.append(self.group.reduce(tensor, self.root, op))
+        return [tensor] if self.group.rank == self.root else []
+
+    def reduce_scatter(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        outputs = self.zeros(numel, 1)
+        inputs = [self.values(numel, place=10 * place) for place in range(self.group.world_size)]
+        self.works.append(self.group.reduce_scatter(outputs[0], inputs, op))
+        return outputs
+
+    def all_gather(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        outputs = self.zeros(numel, self.group.world_size)
+        self.works.append(self.group.all_gather(outputs, self.values(numel)))
+        return outputs
+
+    def broadcast(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        outputs = [self.values(numel)]
+        self.works.append(self.group.broadcast(outputs[0], self.root))
+        return outputs
+
+    def ring(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        rank, size = self.group.rank, self.group.world_size
+        outputs = self.zeros(numel, 1)
+        if size > 1:
+            self.works.append(self.group.send(self.values(numel), (rank + 1) % size))
+            self.works.append(self.group.recv(outputs[0], (rank - 1) % size))
+        return outputs
+
+    def barrier(self, numel: int, op: ReduceOp) -> list[torch.Tensor]:
+        self.group.barrier()
+        return []
+
+
+def play(communicator: Communicator, program: list[tuple[str, int, ReduceOp, bool]], dtype: torch.dtype) -> list[Any]:
+    """Do the steps; those that are not waited for at once are waited for at the end, backwards."""
+    player = Player(communicator, dtype)
+    results = []
+    for player.number, (kind, numel, op, at_once) in enumerate(program):
+        results.append(getattr(player, kind)(numel, op))
+        if at_once and player.works:
+            player.works[-1].wait()
+    for work in reversed(player.works):
+        work.wait()
+    communicator.barrier()
+    return [[output.clone() for output in outputs] for outputs in results]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@given(program=st.lists(STEPS, max_size=12), dtype=st.sampled_from([torch.float32, torch.float16, torch.float64]))
+def test_any_sequence_gives_what_the_plain_group_gives(
+    world_size: int, program: list[tuple[str, int, ReduceOp, bool]], dtype: torch.dtype
+) -> None:
+    expected = run_ranks(world_size, lambda group: play(group, program, dtype))
+    got = run_sharing(world_size, lambda group: play(group, program, dtype))
+    for rank in range(world_size):
+        for (kind, *_), plain, shared in zip(program, expected[rank], got[rank], strict=True):
+            # The same bits: both reduce in the order of ranks.
+            assert all(torch.equal(a, b) for a, b in zip(plain, shared, strict=True)), kind
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("numel", [100, LARGE])
+@pytest.mark.parametrize("allocated", [False, True])
+def test_all_ranks_get_the_same_bits(dtype: torch.dtype, numel: int, allocated: bool) -> None:
+    def body(communicator: Communicator) -> torch.Tensor:
+        tensor = communicator.allocate([(numel, dtype)])[0] if allocated else torch.empty(numel, dtype=dtype)
+        generator = torch.Generator().manual_seed(communicator.rank)
+        tensor.copy_(torch.randn(numel, generator=generator).to(dtype))
+        communicator.all_reduce(tensor, ReduceOp.MEAN).wait()
+        return tensor.clone()
+
+    results = run_sharing(5, body)
+    assert all(torch.equal(results[0], result) for result in results)
+    assert results[0].abs().sum() > 0
+
+
+# --- ranks that disagree ----------------------------------------------------------------------------------------------
+
+MISMATCHES: dict[str, Callable[[Communicator, int], object]] = {
+    "shape": lambda c, rank: c.all_reduce(torch.ones(2 + rank), ReduceOp.SUM),
+    "shape of as many elements": lambda c, rank: c.all_reduce(torch.ones((2, 3) if rank else (3, 2)), ReduceOp.SUM),
+    "shape of a large one": lambda c, rank: c.all_reduce(torch.ones(LARGE + rank), ReduceOp.SUM),
+    "large and small": lambda c, rank: c.broadcast(torch.ones(LARGE if rank else 1), 0),
+    "dtype": lambda c, rank: c.broadcast(torch.ones(2, dtype=(torch.int32, torch.float32)[rank]), 0),
+    "op": lambda c, rank: c.reduce(torch.ones(2), 0, (ReduceOp.MIN, ReduceOp.MAX)[rank]),
+    "root": lambda c, rank: c.broadcast(torch.ones(2), rank),
+    "collective": lambda c, rank: c.barrier() if rank else c.all_reduce(torch.ones(1), ReduceOp.SUM),
+    "memory": lambda c, rank: c.allocate([(LARGE + rank, torch.float32)]),
+    "long shapes": lambda c, rank: c.all_reduce(torch.ones((1,) * 63 + (1 + rank,)), ReduceOp.SUM),
+}
+
+
+def reduce_one(communicator: Communicator) -> float:
+    tensor = torch.ones(1)
+    communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+    return tensor.item()
+
+
+@pytest.mark.parametrize("call", MISMATCHES.values(), ids=MISMATCHES)
+def test_a_mismatch_is_an_error_on_every_rank_and_the_group_goes_on(call: Callable[[Communicator, int], Any]) -> None:
+    def body(communicator: Communicator) -> tuple[str, float]:
+        assert communicator.checks_itself
+        with pytest.raises(CollectiveMismatchError) as caught:
+            call(communicator, communicator.rank).wait()
+        return str(caught.value), reduce_one(communicator)
+
+    (first, second), (other, _) = run_sharing(2, body)
+    assert second == 2.0
+    assert first == other
+    assert "rank 0: " in first
+    assert "rank 1: " in first
+
+
+def test_a_mismatch_shows_what_each_rank_called() -> None:
+    def body(communicator: Communicator) -> str:
+        reduce_one(communicator)
+        with pytest.raises(CollectiveMismatchError) as caught:
+            communicator.all_reduce(torch.ones(2 + communicator.rank), ReduceOp.SUM).wait()
+        return str(caught.value)
+
+    assert run_sharing(2, body)[0] == (
+        "All replicas must call the same collectives with equal shapes and dtypes, got "
+        "rank 0: all_reduce(SUM) of torch.float32 (2,) as call 1; "
+        "rank 1: all_reduce(SUM) of torch.float32 (3,) as call 1. Look for a branch that only some replicas take."
+    )
+
+
+def test_collectives_in_another_order() -> None:
+    def body(communicator: Communicator) -> list[str]:
+        tensors = [torch.ones(3), torch.ones(4)]
+        order = (0, 1) if communicator.rank else (1, 0)
+        works = [communicator.all_reduce(tensors[k], ReduceOp.SUM) for k in order]
+        messages = []
+        for work in works:
+            with pytest.raises(CollectiveMismatchError) as caught:
+                work.wait()
+            messages.append(str(caught.value))
+        return messages
+
+    first, second = run_sharing(2, body)[0]
+    assert "(4,) as call 0; rank 1: all_reduce(SUM) of torch.float32 (3,) as call 0" in first
+    assert "(3,) as call 1; rank 1: all_reduce(SUM) of torch.float32 (4,) as call 1" in second
+
+
+def test_a_message_that_does_not_fit_is_dropped_by_its_receiver() -> None:
+    def body(communicator: Communicator) -> list[float]:
+        received = torch.zeros(2)
+        if communicator.rank == 0:
+            for value in (torch.ones(LARGE), torch.tensor([5.0, 6.0])):
+                communicator.send(value, 1).wait()
+        else:
+            match = rf"got torch.float32 \(2,\) on rank 1 for torch.float32 \({LARGE},\) from rank 0"
+            with pytest.raises(CollectiveMismatchError, match=match):
+                communicator.recv(received, 0).wait()
+            communicator.recv(received, 0).wait()
+        return received.tolist()
+
+    assert run_sharing(2, body) == [[0.0, 0.0], [5.0, 6.0]]
+
+
+def test_a_shared_tensor_here_and_a_private_one_there() -> None:
+    def body(communicator: Communicator) -> list[float]:
+        (shared,) = communicator.allocate([(LARGE, torch.float32)])
+        tensor = shared if communicator.rank == 0 else torch.empty(LARGE)
+        tensor.fill_(communicator.rank + 1.0)
+        communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+        return [tensor.amin().item(), tensor.amax().item()]
+
+    assert run_sharing(2, body) == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_rank_that_is_none_is_refused_before_anything_is_sent() -> None:
+    def body(communicator: Communicator) -> float:
+        calls: list[Callable[[], object]] = [
+            lambda: communicator.broadcast(torch.ones(1), 2),
+            lambda: communicator.reduce(torch.ones(1), -1, ReduceOp.SUM),
+            lambda: communicator.send(torch.ones(1), 2),
+            lambda: communicator.recv(torch.ones(1), 9),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidArgumentError, match=r"must be a rank of group 'team', 0 to 1, got"):
+                call()
+        with pytest.raises(InvalidArgumentError, match="all_gather needs 2 tensors"):
+            communicator.all_gather([torch.ones(1)], torch.ones(1))
+        with pytest.raises(InvalidArgumentError, match="reduce_scatter needs 2 tensors"):
+            communicator.reduce_scatter(torch.ones(1), [torch.ones(1), torch.ones(2)], ReduceOp.SUM)
+        return reduce_one(communicator)
+
+    assert run_sharing(2, body) == [2.0, 2.0]
+
+
+def test_memory_that_cannot_be_shared_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(communicator: Communicator) -> object:
+        if communicator.rank == 0:
+            monkeypatch.setattr(os, "posix_fallocate", refuse)
+        return contract.sums_of_allocated(communicator)
+
+    def refuse(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first, second = run_sharing(2, body)
+    assert first == second == run_ranks(2, contract.sums_of_allocated)[0]
+
+
+def test_a_group_of_two_generations_and_after_its_end() -> None:
+    with sharing_team(2) as team:
+        team.run(reduce_one)
+        team.reform()
+        assert team.run(reduce_one) == [2.0, 2.0]
+        groups = list(team._groups.values())
+        with pytest.raises(FailedPreconditionError, match="later than 1, got 1"):
+            groups[0].reconfigure(groups[0].membership)
+        for group in groups:
+            group.close()
+            group.close()
+        with pytest.raises(FailedPreconditionError, match="the group is closed"):
+            groups[0].all_reduce(torch.ones(1), ReduceOp.SUM)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+import threading
+import time
+
+import pytest
+
+from raydist.collectives.shared_memory.futex import Bell, Fence, why_unsupported
+
+
+def make_bell() -> tuple[ctypes.c_uint32, Bell]:
+    word = ctypes.c_uint32(0)
+    return word, Bell(ctypes.addressof(word))
+
+
+def test_ringing_adds_one_for_everybody_who_rings() -> None:
+    word, bell = make_bell()
+
+    def ring_often() -> None:
+        for _ in range(1000):
+            bell.ring()
+
+    ringers = [threading.Thread(target=ring_often) for _ in range(4)]
+    for ringer in ringers:
+        ringer.start()
+    for ringer in ringers:
+        ringer.join()
+    assert bell.count() == word.value == 4000
+
+
+def test_ringing_wakes_all_sleepers() -> None:
+    word, bell = make_bell()
+    sleepers = [threading.Thread(target=bell.sleep, args=(0, 30.0)) for _ in range(3)]
+    for sleeper in sleepers:
+        sleeper.start()
+    time.sleep(0.05)
+    bell.ring()
+    for sleeper in sleepers:
+        sleeper.join(5.0)
+    assert not any(sleeper.is_alive() for sleeper in sleepers)
+    assert word.value == 1
+
+
+def test_nobody_sleeps_through_a_ring_before() -> None:
+    _word, bell = make_bell()
+    bell.ring()
+    start = time.monotonic()
+    bell.sleep(0, 30.0)
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_sleep_ends() -> None:
+    word, bell = make_bell()
+    start = time.monotonic()
+    bell.sleep(0, 0.05)
+    bell.sleep(0, -1.0)
+    bell.yield_core()
+    assert 0.04 < time.monotonic() - start < 5.0
+    assert word.value == 0
+
+
+def test_a_fence_can_be_passed_again_and_again() -> None:
+    fence = Fence()
+    fence()
+    fence()
+
+
+@pytest.mark.parametrize(("system", "machine"), [("linux", "aarch64"), ("darwin", "x86_64")])
+def test_machines_that_promise_less(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    assert why_unsupported() is None
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert why_unsupported() == f"it needs Linux on x86-64, and this is {system} on {machine}"

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raydist.collectives.base import Membership
+from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
+from raydist.collectives.shared_memory.layout import Layout
+from raydist.collectives.shared_memory.segment import Segment
+from raydist.collectives.shared_memory.sequence import Body
+from raydist.collectives.shared_memory.task import Steps, Task
+from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+
+
+@pytest.fixture
+def pair() -> Iterator[list[SharedGeneration]]:
+    size = Layout.of(2).size
+    first = Segment.create(size)
+    segments = [first, Segment.open(first.name, size, first.token)]
+    first.unlink()
+    for rank, segment in enumerate(segments):
+        segment.hold(rank)
+    generations = [SharedGeneration(Membership("g", 3, rank, 2), segments[rank], 0.3) for rank in range(2)]
+    yield generations
+    for generation in generations:
+        generation.leave()
+
+
+def call(generation: SharedGeneration, body: Body = lambda number: None, *, brings_all: bool = True) -> Task:
+    return generation.sequence.call("work", b"work", body, brings_all=brings_all, memory=0, brought=())
+
+
+def failure_of(generation: SharedGeneration, task: Task, timeout_s: float | None = None) -> RaydistError:
+    with pytest.raises(RaydistError) as caught:
+        TaskWork(generation, task).wait(timeout_s)
+    return caught.value
+
+
+def test_a_limit_of_one_wait_ends_the_wait_alone(pair: list[SharedGeneration]) -> None:
+    task = call(pair[0])
+    error = failure_of(pair[0], task, 0.05)
+    assert isinstance(error, DeadlineExceededError)
+    assert "work by rank 0 of 2 (group 'g', generation 3) timed out after 0.05 s. It goes on" in str(error)
+    call(pair[1])
+    TaskWork(pair[0], task).wait(0.0)
+
+
+def test_the_limit_of_the_group_fails_it_for_all(pair: list[SharedGeneration]) -> None:
+    error = failure_of(pair[0], call(pair[0]))
+    assert isinstance(error, DeadlineExceededError)
+    assert "timed out after 0.3 s. No sign of rank 1. Raise the limit (Timeouts.collective_s)" in str(error)
+    with pytest.raises(DeadlineExceededError, match=r"other by rank 1 .* was given up: .*Reconfigure the group"):
+        pair[1].check("other")
+
+
+def test_an_abort_is_heard_by_all(pair: list[SharedGeneration]) -> None:
+    pair[1].abort()
+    pair[1].abort()
+    for generation in pair:
+        with pytest.raises(CancelledError, match="rank 1 aborted group 'g', generation 3"):
+            generation.check("work")
+    assert isinstance(failure_of(pair[0], call(pair[0])), CancelledError)
+
+
+def test_what_all_have_called_ends_well_after_an_abort(pair: list[SharedGeneration]) -> None:
+    tasks = [call(generation) for generation in pair]
+    pair[1].abort()
+    TaskWork(pair[0], tasks[0]).wait()
+
+
+def test_a_rank_that_has_left_is_gone_and_no_longer_waited_for(pair: list[SharedGeneration]) -> None:
+    ended, pending = call(pair[0]), call(pair[0])
+    call(pair[1])
+    pair[1].leave()
+    TaskWork(pair[0], ended).wait()
+    start = time.monotonic()
+    error = failure_of(pair[0], pending, 30.0)
+    assert isinstance(error, UnavailableError)
+    assert "failed: rank 1 is gone." in str(error)
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_collective_behind_another_waits_for_the_same_ranks(pair: list[SharedGeneration]) -> None:
+    tasks = [call(pair[0]) for _ in range(50)]  # more than can be begun at once
+    pair[1].leave()
+    assert isinstance(failure_of(pair[0], tasks[-1]), UnavailableError)
+
+
+def test_what_breaks_inside_a_collective_fails_the_group(pair: list[SharedGeneration]) -> None:
+    def body(number: int) -> Steps:
+        raise MemoryError("no room")
+        yield
+
+    task = call(pair[0], body, brings_all=False)
+    call(pair[1])
+    with pytest.raises(MemoryError):
+        pair[0].wait(task, None)
+    with pytest.raises(UnavailableError, match=r"rank 0 failed inside a collective \(MemoryError: no room\)"):
+        pair[1].check("work")
+
+
+def test_who_does_its_part_and_leaves_at_once_is_not_missed(
+    pair: list[SharedGeneration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_now(rank: int) -> bool:
+        call(pair[1])
+        return False
+
+    monkeypatch.setattr(pair[0].segment, "holds", leave_now)
+    task = call(pair[0])
+    pair[0].advance()
+    pair[0]._look_for_the_dead(task)
+    assert task.done

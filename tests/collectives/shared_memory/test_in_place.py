@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from raydist.collectives.shared_memory.board import Board
+from raydist.collectives.shared_memory.in_place import SharedTensors, allocation_bytes, reduce_in_place
+from raydist.collectives.shared_memory.layout import Layout
+from raydist.collectives.shared_memory.segment import Segment
+from raydist.values import ReduceOp
+
+SIZES = [(5, torch.float32), (0, torch.int64), (70_004, torch.float64)]
+
+
+def make(world_size: int) -> tuple[list[SharedTensors], list[list[torch.Tensor]]]:
+    segment = Segment.create(allocation_bytes(SIZES, world_size))
+    segment.unlink()
+    segment.close()
+    registers = [SharedTensors() for _ in range(world_size)]
+    return registers, [register.add(segment, SIZES, rank, world_size) for rank, register in enumerate(registers)]
+
+
+def test_every_rank_has_tensors_of_its_own_and_sees_those_of_others() -> None:
+    registers, tensors = make(3)
+    for rank, of_rank in enumerate(tensors):
+        assert [(t.numel(), t.dtype) for t in of_rank] == SIZES
+        assert all(t.data_ptr() % 64 == 0 for t in of_rank)
+        for tensor in of_rank:
+            tensor.fill_(rank)
+    number, copies = registers[1].find(tensors[1][2])
+    assert number == 3
+    assert [copy.unique().tolist() for copy in copies] == [[0.0], [1.0], [2.0]]
+
+
+def test_only_a_whole_tensor_is_found() -> None:
+    registers, tensors = make(2)
+    large = tensors[0][2]
+    assert registers[0].find(large.view(4, -1))[0] == 3
+    for other in (large[1:], large[:5], large.view(torch.int64), torch.ones(5), tensors[0][1]):
+        assert registers[0].find(other) == (0, [])
+
+
+def test_tensors_that_are_dropped_are_forgotten() -> None:
+    registers, tensors = make(2)
+    place = tensors[0][2].data_ptr()
+    part = tensors[0][2].detach()[:10].fill_(3.0)  # a view of it would keep it
+    tensors.clear()
+    gc.collect()
+    assert registers[0].find(part) == (0, [])
+    assert registers[0]._copies == {}
+    assert (part.data_ptr(), part.unique().tolist()) == (place, [3.0])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("op", list(ReduceOp))
+def test_ranks_reduce_their_slices(world_size: int, op: ReduceOp) -> None:
+    layout = Layout.of(world_size)
+    segment = Segment.create(layout.size)
+    segment.unlink()
+    registers, tensors = make(world_size)
+    generator = torch.Generator().manual_seed(1)
+    for of_rank in tensors:
+        of_rank[2].uniform_(0.5, 1.5, generator=generator)
+    stacked = torch.stack([of_rank[2] for of_rank in tensors])
+    steps = []
+    for rank, register in enumerate(registers):
+        number, copies = register.find(tensors[rank][2])
+        steps.append(reduce_in_place(Board(segment, layout, rank), number, copies, op))
+    conditions = [next(step) for step in steps]
+    assert all(condition.met() and condition.last for condition in conditions)
+    expected = {
+        ReduceOp.SUM: stacked.sum(0),
+        ReduceOp.MEAN: stacked.mean(0),
+        ReduceOp.MIN: stacked.amin(0),
+        ReduceOp.MAX: stacked.amax(0),
+        ReduceOp.PRODUCT: stacked.prod(0),
+    }[op]
+    for of_rank in tensors:
+        torch.testing.assert_close(of_rank[2], expected)
+    segment.close()

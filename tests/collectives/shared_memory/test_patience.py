@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from raydist.collectives.shared_memory.patience import Patience
+
+
+def play(patience: Patience, num_waits: int) -> int:
+    """How often it watches, in vain, in so many waits."""
+    watched = 0
+    for _ in range(num_waits):
+        if patience.watch_s() > 0:
+            watched += 1
+            patience.in_vain()
+    return watched
+
+
+def test_long_waits_are_hardly_watched() -> None:
+    assert play(Patience(), 1000) < 25
+
+
+def test_it_goes_on_trying() -> None:
+    patience = Patience()
+    play(patience, 1000)
+    assert play(patience, 1000) >= 10
+
+
+def test_what_comes_in_time_is_watched_for_again() -> None:
+    patience = Patience()
+    play(patience, 1000)
+    patience.in_time()
+    for _ in range(10):
+        assert patience.watch_s() > 0
+        patience.in_time()
+    patience.in_vain()
+    assert [patience.watch_s() > 0 for _ in range(2)] == [False, True]

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydist.collectives.shared_memory.segment import DIRECTORY, Segment, remove_leftovers
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    made = Segment.create(SIZE)
+    yield made
+    made.unlink()
+    made.close()
+
+
+def test_all_ends_see_the_same_memory(segment: Segment) -> None:
+    other = Segment.open(segment.name, SIZE, segment.token)
+    segment.view(4096, 3, torch.float32).copy_(torch.tensor([1.0, 2.0, 3.0]))
+    assert other.view(4096, 3, torch.float32).tolist() == [1.0, 2.0, 3.0]
+    assert bytes(other.bytes()[4096:4100]) == b"\x00\x00\x80?"
+    assert other.view(0, 0, torch.float32).shape == (0,)
+    other.close()
+
+
+def test_only_its_owner_may_open_it(segment: Segment) -> None:
+    assert (DIRECTORY / segment.name).stat().st_mode & 0o777 == 0o600
+
+
+def test_another_file_of_that_name_is_refused(segment: Segment) -> None:
+    with pytest.raises(OSError, match="somebody else"):
+        Segment.open(segment.name, SIZE, b"x" * 32)
+    with pytest.raises(OSError, match=f"has {SIZE} bytes and should have {SIZE + 1}"):
+        Segment.open(segment.name, SIZE + 1, segment.token)
+    with pytest.raises(FileNotFoundError):
+        Segment.open("raydist-shm-nowhere", SIZE, segment.token)
+
+
+def test_a_place_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = set(DIRECTORY.iterdir())
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        Segment.create(SIZE)
+    assert not [path for path in set(DIRECTORY.iterdir()) - before if path.name.startswith("raydist-shm-")]
+
+
+def test_a_rank_is_seen_until_it_closes(segment: Segment) -> None:
+    other = Segment.open(segment.name, SIZE, segment.token)
+    assert not segment.holds(1)
+    other.hold(1)
+    assert segment.holds(1)
+    assert not segment.holds(0)
+    other.close()
+    other.close()
+    assert not segment.holds(1)
+    with pytest.raises(OSError, match="closed"):
+        other.hold(1)
+
+
+def hold_and_wait(name: str, token: bytes, ready: Connection) -> None:
+    segment = Segment.open(name, SIZE, token)
+    segment.hold(1)
+    ready.send("held")
+    time.sleep(60)
+
+
+def test_a_rank_is_seen_until_it_is_killed(segment: Segment) -> None:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=hold_and_wait, args=(segment.name, segment.token, theirs), daemon=True)
+    process.start()
+    assert mine.poll(50)
+    assert segment.holds(1)
+    process.kill()
+    process.join(10)
+    assert not segment.holds(1)
+
+
+def test_a_child_does_not_hold_for_its_parent(segment: Segment) -> None:
+    holder = Segment.open(segment.name, SIZE, segment.token)
+    holder.hold(1)
+    begun, go_on = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(begun[1], b"x")
+        os.read(go_on[0], 1)
+        os._exit(0)
+    os.read(begun[0], 1)
+    holder.close()
+    held = segment.holds(1)
+    os.write(go_on[1], b"x")
+    os.waitpid(child, 0)
+    for descriptor in (*begun, *go_on):
+        os.close(descriptor)
+    assert not held
+
+
+def test_memory_stays_as_long_as_a_tensor_lies_in_it(segment: Segment) -> None:
+    other = Segment.open(segment.name, SIZE, segment.token)
+    tensor = other.view(4096, 4, torch.float32).fill_(5.0)
+    other.close()
+    del other
+    assert tensor.tolist() == [5.0] * 4
+
+
+def test_leftovers_of_the_dead_are_removed_and_nothing_else() -> None:
+    left, used, fresh = (Segment.create(SIZE) for _ in range(3))
+    used.hold(0)
+    for segment in (left, used):
+        os.utime(DIRECTORY / segment.name, (1.0, 1.0))
+    try:
+        left.close()
+        fresh.close()
+        remove_leftovers()
+        found = [(DIRECTORY / segment.name).exists() for segment in (left, used, fresh)]
+    finally:
+        for segment in (left, used, fresh):
+            segment.unlink()
+            segment.close()
+    assert found == [False, True, True]
+
+
+def test_the_directory_is_there() -> None:
+    assert Path("/dev/shm") == DIRECTORY

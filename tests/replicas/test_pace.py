@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raydist.replicas.pace import Pace
+
+
+def test_a_function_that_is_not_known_goes_alone() -> None:
+    pace = Pace()
+    pace.learn(b"", seconds=1e-6, num_bytes=0)
+    assert pace.group_size([b"f"]) == 1
+    assert pace.group_size([b""]) == 1
+    assert pace.window([b"f"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_bytes", "size"),
+    [(1e-6, 8, 16), (0.01, 8, 5), (0.2, 8, 1), (1e-6, 20_000, 3), (1e-6, 10**9, 1)],
+)
+def test_groups_are_short_in_time_and_small_in_results(seconds: float, num_bytes: int, size: int) -> None:
+    pace = Pace()
+    pace.learn(b"f", seconds=seconds, num_bytes=num_bytes)
+    assert pace.group_size([b"f", b"f"]) == size
+
+
+def test_of_several_functions_the_slowest_counts() -> None:
+    pace = Pace()
+    pace.learn(b"quick", seconds=1e-4, num_bytes=8)
+    pace.learn(b"epoch", seconds=60.0, num_bytes=8)
+    assert pace.group_size([b"quick"]) > 1
+    assert pace.group_size([b"quick", b"epoch"]) == 1
+    assert pace.group_size([b"quick", b"new"]) == 1
+
+
+@given(st.lists(st.tuples(st.binary(max_size=2), st.floats(0, 10), st.integers(0, 10**7)), max_size=400))
+def test_a_window_holds_three_groups_and_functions_are_forgotten(known: list[tuple[bytes, float, int]]) -> None:
+    pace = Pace()
+    for key, seconds, num_bytes in known:
+        pace.learn(key, seconds=seconds, num_bytes=num_bytes)
+        assert 1 <= pace.group_size([key]) <= 16
+        assert pace.window([key]) == max(8, 3 * pace.group_size([key]))
+    keys = [bytes([number % 256, number // 256]) for number in range(1000)]
+    for key in keys:
+        pace.learn(key, seconds=1e-3, num_bytes=8)
+    assert sum(pace.group_size([key]) > 1 for key in keys) == 256
