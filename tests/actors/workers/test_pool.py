@@ -202,7 +202,11 @@ def test_a_worker_that_cannot_read_a_block_gets_it_otherwise() -> None:
         worker.shares = True
         actor = worker._actor
         worker._actor = Deaf(actor)
-        assert sum(float(batch.sum()) for batch in iterate(dataset, pool)) == 800_000
+        try:
+            batches = list(iterate(dataset, pool))
+        finally:
+            worker._actor = actor
+        assert sum(float(batch.sum()) for batch in batches) == 800_000
         assert not worker.shares
     finally:
         pool.close()
