@@ -18,7 +18,6 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "collectives/process_group_backend.py": "tests/collectives/test_contract.py",
     "pipelines/engine/optional_prefetch.py": "tests/pipelines/autotune/test_tuned_prefetch.py",
     "pipelines/engine/random_access.py": "tests/pipelines/sources/test_indexed.py",
-    "replicas/runner.py": "tests/strategies/test_mirrored.py",
     "strategies/synchronous.py": "tests/strategies/test_mirrored.py",
 }
 

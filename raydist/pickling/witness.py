@@ -59,7 +59,9 @@ def witness_of(root: dict[str, Any], *, skip: Collection[str], digest: Digest) -
 def _check(value: Any, digest: Digest, above: frozenset[int]) -> Callable[[Any], bool]:
     if type(value) in CONTAINERS:
         if id(value) in above:
-            raise TypeError("It holds itself.")
+            raise TypeError(
+                f"A container must not hold itself to have a witness, got a {type(value).__name__} that does."
+            )
         names = tuple(range(len(value))) if type(value) is list else tuple(value)
         items = value if type(value) is list else value.values()
         return Witness(type(value), names, tuple(_check(item, digest, above | {id(value)}) for item in items)).same
@@ -67,6 +69,6 @@ def _check(value: Any, digest: Digest, above: frozenset[int]) -> Callable[[Any],
         return lambda now: now is value
     mark = digest(value)
     if type(mark) is not Identity and not (type(mark) is tuple and mark[0] == "handle"):
-        raise TypeError("Its content counts.")
+        raise TypeError(f"A value must count by identity to have a witness, got a {type(value).__name__}.")
     seen = weakref.ref(value)
     return lambda now: now is not None and now is seen()  # of what died, a weak reference gives None

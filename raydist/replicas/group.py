@@ -234,7 +234,7 @@ class ReplicaGroup:
     def _give_up(self) -> None:
         """Make every replica's collectives end now: a peer will not come."""
         self._failed = True
-        self._actors.control_all(ReplicaRunner.abort.__name__)
+        self._actors.control_all(ReplicaRunner.abort.__name__, self._generation)
 
     def close(self, *, gently: bool) -> None:
         """Stop the replicas; `gently` lets them leave their group first. Never raises because one is gone already."""

@@ -7,6 +7,7 @@ instead of waiting, and refuses every later step until the driver has built a ne
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -57,6 +58,7 @@ class ReplicaRunner:
         self._mirror = MirrorReplica(setup.rank, device=setup.device, externals={"strategy": self._view})
         self._communicators: dict[str, Communicator] = {}
         self._generation = -1
+        self._aborting = threading.Lock()
         self._peers: Connected | None = None
         self._failed_step: int | None = None
         self._seed: int | None = None
@@ -66,12 +68,13 @@ class ReplicaRunner:
 
     def join(self, membership: Membership) -> None:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
+        with self._aborting:  # an abort that was meant for the generation before must not meet this one
+            self._generation = membership.generation
         if not self._communicators:
             self._communicators = {purpose: self._open(membership, purpose) for purpose in _PURPOSES}
         else:
             for purpose, communicator in self._communicators.items():
                 communicator.reconfigure(_for_purpose(membership, purpose))
-        self._generation = membership.generation
         reducer = GradientReducer(self._communicators["gradients"], bucket_bytes=self._setup.bucket_bytes)
         self._peers = Connected(self._communicators["values"], reducer, self._device, self._mirror)
         self._failed_step = None
@@ -108,7 +111,7 @@ class ReplicaRunner:
             return self._run(header, objects, peers)
         except BaseException as error:
             self._failed_step = header.step
-            self.abort()
+            self.abort(self._generation)
             error.add_note(f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
             raise
 
@@ -168,10 +171,12 @@ class ReplicaRunner:
     def ping(self) -> None:
         """Answer, after every step dispatched before."""
 
-    def abort(self) -> None:
-        """End this replica's collectives now, and with them its peers'. May come from any thread."""
-        for communicator in self._communicators.values():
-            communicator.abort()
+    def abort(self, generation: int) -> None:
+        """End the collectives of a generation now, and with them its peers'. May come late, and from any thread."""
+        with self._aborting:
+            if generation == self._generation:
+                for communicator in self._communicators.values():
+                    communicator.abort()
 
     def close(self) -> None:
         """Leave the group."""

@@ -26,6 +26,7 @@ class Actors:
     def __init__(self) -> None:
         self.messages: list[tuple[int, list[int]]] = []
         self.calls: list[str] = []
+        self.aborted: list[int] = []
         self.failing: tuple[int, int] | None = None  # step, rank
         self.broken = False
         self.ready = True
@@ -38,8 +39,9 @@ class Actors:
         self.broken = self.broken and method != "join"
         return method
 
-    def control_all(self, method: str) -> None:
+    def control_all(self, method: str, *args: Any) -> None:
         self.calls.append(method)
+        self.aborted += args
 
     def steps(self, rank: int, message: StepMessage, objects: Sequence[Any]) -> GroupResult:
         results, error = [], None
@@ -187,3 +189,15 @@ def test_a_result_is_a_part_of_what_its_group_returns(group: ReplicaGroup, actor
     part = outcomes[4].part(1, 1)
     assert (part.place, part.leaf_index) == (2, 1)
     assert part.ref.leaf(0, part.place) == 5
+
+
+def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup, actors: Actors) -> None:
+    actors.failing = (0, 0)
+    with pytest.raises(ValueError, match="step 0"):
+        values(group.dispatch(planned(0)))
+    assert actors.aborted == [0]
+    group.rebuild()
+    actors.failing = (1, 1)
+    with pytest.raises(ValueError, match="step 1"):
+        values(group.dispatch(planned(1)))
+    assert actors.aborted == [0, 1]

@@ -1,0 +1,65 @@
+"""A replica's runner by itself; with its peers it is run by `tests/strategies`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.local import LocalGroup, LocalHub
+from raydist.mirroring.shipment import Shipment
+from raydist.replicas.runner import ReplicaRunner
+from raydist.replicas.step import ReplicaSetup, StepHeader
+from raydist.replicas.step_message import PlannedStep, address_steps
+
+SETUP = ReplicaSetup("alone", 0, 1, "cpu", ("cpu",), torch.get_num_threads(), 10.0, 1 << 20)
+
+
+class Alone:
+    """Joins groups of one rank, and keeps them."""
+
+    def __init__(self) -> None:
+        self.hub = LocalHub()
+        self.joined: list[LocalGroup] = []
+
+    def __call__(self, membership: Membership, **terms: Any) -> Communicator:
+        self.joined.append(LocalGroup(self.hub, membership, 10.0).start())
+        return self.joined[-1]
+
+    def works(self) -> bool:
+        """Whether every group can still be used."""
+        try:
+            for group in self.joined:
+                group.barrier()
+        except Exception:  # what an aborted group raises
+            return False
+        return True
+
+
+def generation(number: int) -> Membership:
+    return Membership("alone", number, 0, 1)
+
+
+def steps(*numbers: int, of: int) -> Any:
+    return address_steps([PlannedStep(StepHeader(number, of, Shipment())) for number in numbers], 1)[0][0]
+
+
+def test_an_abort_that_comes_late_leaves_the_next_generation_alone() -> None:
+    groups = Alone()
+    runner = ReplicaRunner(SETUP, groups)
+    runner.join(generation(0))
+    runner.join(generation(1))
+    runner.abort(0)
+    assert groups.works()
+    runner.abort(1)
+    assert not groups.works()
+
+
+def test_steps_behind_one_that_fails_are_refused_and_those_before_it_told() -> None:
+    runner = ReplicaRunner(SETUP, Alone())
+    runner.join(generation(0))
+    result = runner.steps(steps(3, 4, of=0), [])  # there is no function in the shipment
+    assert result.results == ()
+    assert result.error is not None
+    assert "In step 3 on replica 0 (cpu)." in result.error.__notes__
