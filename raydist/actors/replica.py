@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import RemoteFailure, done_before_failure, kill_actors, wait_for_all
+from raydist.actors.workers.kept_pages import keep_pages
 from raydist.cluster import release
 
 __all__ = ["ReplicaActors", "ReplicaHost"]
@@ -33,6 +34,7 @@ class ReplicaHost:
         # Libraries read these when they are imported, which is later. A runtime_env would do the same, but no process
         # that Ray holds ready has it: replicas would wait a second longer for new ones.
         os.environ.update(env or {})
+        keep_pages(None)  # activations and pieces of batches come and go with every step
         self._runner: Any = None
 
     def start(self, make_runner: Callable[..., Any], *args: Any) -> int:

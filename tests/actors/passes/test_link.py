@@ -119,10 +119,11 @@ def test_steps_that_are_ahead_lie_in_one_record_batch(distributed: Distribute) -
 
 def test_the_first_batches_of_a_slow_pipeline_are_not_held_back(distributed: Distribute, tmp_path: Path) -> None:
     def wait_for_permission(x: Any) -> Any:
-        while x >= 4 and not (tmp_path / "go on").exists():
+        while x >= 7 and not (tmp_path / "go on").exists():
             time.sleep(0.01)
         return x
 
+    # The engine asks for 1, 2, 4, ... elements: it has the first 7 when it must wait.
     iterator = iter(distributed(Dataset.range(8).map(wait_for_permission).batch(2)))
     assert [lists(next(iterator)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
     (tmp_path / "go on").touch()
