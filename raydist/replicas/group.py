@@ -18,6 +18,7 @@ from raydist.errors import FailedPreconditionError, UnavailableError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.replicas.dispatcher import DispatchedStep, Dispatcher, SentGroup
+from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.pace import Pace
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
@@ -43,6 +44,7 @@ class ReplicaGroup:
         self._timeouts = timeouts
         self._store = store
         self._generation = -1
+        self._sent = tuple(SentObjects() for _ in setups)
         self._pace = Pace()
         self._dispatcher = Dispatcher(self._send, lambda ref, within_s: actors.are_ready([ref], within_s), self._pace)
         self._untold: Exception | None = None
@@ -85,6 +87,8 @@ class ReplicaGroup:
         """Forget steps that nobody will wait for: they follow one that failed, and were refused."""
         for group in self._dispatcher.give_up():
             self._actors.discard(group.refs)
+        for sent in self._sent:
+            sent.forget()
 
     def _membership(self, setup: ReplicaSetup) -> Membership:
         return self._store.membership(
@@ -104,7 +108,7 @@ class ReplicaGroup:
         return _Outcome(self, self._dispatcher.add(step))
 
     def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
-        messages = address_steps(steps, self.num_replicas)
+        messages = address_steps(steps, self._sent)
         return [self._actors.steps(rank, group, refs) for rank, (group, refs) in enumerate(messages)]
 
     def wait(self) -> None:
@@ -154,7 +158,7 @@ class ReplicaGroup:
 
     def results_of(self, step: DispatchedStep) -> list[StepResult]:
         """The results of one step in rank order; raises its error, as often as it is asked for."""
-        group = self._sent(step)
+        group = self._group_of(step)
         while not group.finished and self._dispatcher.is_under_way(group):
             self._finish_oldest()
             if not group.finished:
@@ -168,7 +172,7 @@ class ReplicaGroup:
                 self._untold = None
             raise
 
-    def _sent(self, step: DispatchedStep) -> SentGroup:
+    def _group_of(self, step: DispatchedStep) -> SentGroup:
         if step.group is None:
             self._dispatcher.flush()
         if step.group is None:
@@ -177,7 +181,7 @@ class ReplicaGroup:
 
     def part_of(self, step: DispatchedStep, rank: int, leaf_index: int) -> Part:
         """Where a leaf of one replica's result of a step will be."""
-        return Part(ref=self._sent(step).refs[rank], leaf_index=leaf_index, place=step.place)
+        return Part(ref=self._group_of(step).refs[rank], leaf_index=leaf_index, place=step.place)
 
     def answers(self, within_s: float) -> bool:
         """Whether every replica has done what was dispatched and answers; waits up to `within_s`."""

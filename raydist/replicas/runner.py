@@ -26,6 +26,7 @@ from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
 from raydist.replicas.connected import Connected
+from raydist.replicas.kept_objects import KeptObjects
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader, resolve_parts
@@ -62,6 +63,7 @@ class ReplicaRunner:
         self._peers: Connected | None = None
         self._failed_step: int | None = None
         self._seed: int | None = None
+        self._objects = KeptObjects()
         torch.set_num_threads(setup.num_threads)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -90,7 +92,12 @@ class ReplicaRunner:
         results: list[StepResult] = []
         error: BaseException | None = None
         began = time.perf_counter()
-        for header in group.steps():
+        headers = group.steps()
+        try:
+            objects = self._objects.receive(group.objects, objects)
+        except FailedPreconditionError as failure:
+            error, self._failed_step = failure, headers[0].step
+        for header in headers:
             try:
                 results.append(self._step(header, objects))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.values import PerReplica
@@ -36,15 +37,17 @@ class PlannedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """What one replica is sent for some steps; the objects of the store that they use travel beside it, each once.
+    """What one replica is sent for some steps. Objects of the store travel beside it, those that it does not keep.
 
     Attributes:
         headers: Pickle of the headers, the same for every replica.
         sources: Where this replica finds its parts, for each step.
+        objects: Numbers of the objects that `sources` count, see `KeptObjects`.
     """
 
     headers: bytes
     sources: tuple[tuple[PartSource, ...], ...]
+    objects: tuple[int, ...] = ()
 
     def steps(self) -> list[StepHeader]:
         """The headers of this replica's steps, in order."""
@@ -77,12 +80,18 @@ class GroupResult:
         return self.results[place].leaf(index)
 
 
-def address_steps(steps: Sequence[PlannedStep], num_replicas: int) -> list[tuple[StepMessage, list[Any]]]:
-    """For each replica the message, and the object refs to send along."""
+def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> list[tuple[StepMessage, list[Any]]]:
+    """For each replica the message, and the object refs to send along.
+
+    Args:
+        steps: To be sent together.
+        sent: What each replica was sent before.
+    """
     headers = pickle.dumps(tuple(step.header for step in steps), pickle.HIGHEST_PROTOCOL)
     messages = []
-    for rank in range(num_replicas):
+    for rank, known in enumerate(sent):
         refs: dict[Any, int] = {}
         sources = tuple(address_parts(step.parts, rank, stand_in=step.header.stand_in, refs=refs) for step in steps)
-        messages.append((StepMessage(headers, sources), list(refs)))
+        numbers, travelling = known.send(refs)
+        messages.append((StepMessage(headers, sources, numbers), travelling))
     return messages

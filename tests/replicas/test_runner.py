@@ -9,6 +9,7 @@ import torch
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.mirroring.shipment import Shipment
+from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import PlannedStep, address_steps
@@ -42,7 +43,7 @@ def generation(number: int) -> Membership:
 
 
 def steps(*numbers: int, of: int) -> Any:
-    return address_steps([PlannedStep(StepHeader(number, of, Shipment())) for number in numbers], 1)[0][0]
+    return address_steps([PlannedStep(StepHeader(number, of, Shipment())) for number in numbers], [SentObjects()])[0][0]
 
 
 def test_an_abort_that_comes_late_leaves_the_next_generation_alone() -> None:

@@ -5,6 +5,7 @@ import pickle
 import torch
 
 from raydist.mirroring.shipment import Shipment
+from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep, address_steps
@@ -32,7 +33,7 @@ def test_an_object_that_holds_several_steps_travels_once() -> None:
         planned(6, Stored("a", 0, 1)),
         planned(7, Stored("b", 0, 0)),
     ]
-    (_, first), (message, second) = address_steps(steps, 2)
+    (_, first), (message, second) = address_steps(steps, [SentObjects(), SentObjects()])
     assert (first, second) == (["a0", "b0"], ["a1", "b1"])
     assert message.sources == (
         (PartSource(0, 0), PartSource(0, 1)),
@@ -43,7 +44,9 @@ def test_an_object_that_holds_several_steps_travels_once() -> None:
 
 def test_each_replica_reads_its_steps_in_order_with_its_sources() -> None:
     steps = [planned(5, PerReplica(["x", "y"])), planned(6)]
-    messages = [pickle.loads(pickle.dumps(message)) for message, _ in address_steps(steps, 2)]
+    messages = [
+        pickle.loads(pickle.dumps(message)) for message, _ in address_steps(steps, [SentObjects(), SentObjects()])
+    ]
     assert messages[0].headers == messages[1].headers
     headers = messages[1].steps()
     assert [header.step for header in headers] == [5, 6]
