@@ -9,7 +9,7 @@ PEERS ?= .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench steps clean
+.PHONY: help venv demo test lint bench steps autotune clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +44,9 @@ bench: $(STAMP) $(PEERS_STAMP)  ## Measure pipelines beside tf.data, DataLoader,
 
 steps: $(STAMP) $(PEERS_STAMP)  ## Measure training steps beside DDP, Ray Train and TensorFlow (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.steps --peer-python $(PEERS)/bin/python $(BENCH_ARGS)
+
+autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

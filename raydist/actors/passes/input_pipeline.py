@@ -141,6 +141,11 @@ class InputPipeline:
         except RaydistError as error:  # as a value: Ray would log a failure that nobody waits for any more
             return (QueueEntry(poll.start, ({},), error=pack_error(error), last=True),)
 
+    def acknowledge(self, key: str, rank: int | None, done: int) -> None:
+        """See `Production.acknowledge`. Nothing for a pass that is gone."""
+        if key in self._productions:
+            self._productions[key].acknowledge(rank, done)
+
     def lend(self, key: str, done: int) -> None:
         """See `Production.lend`."""
         self._production(key).lend(done)

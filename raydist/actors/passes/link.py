@@ -118,6 +118,11 @@ class PipelineLink:
         """Send a poll without waiting; :meth:`receive` gives its answer."""
         return self._actor.poll.remote(self.key, poll).future()
 
+    def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
+        """Tell how far replica `rank` is while a poll waits. Does not wait; nothing where the poll is answered."""
+        if not asked.done():
+            self._actor.acknowledge.remote(self.key, rank, done)
+
     def is_answered(self, asked: Any, stop: Future[None]) -> bool:
         """Wait until :meth:`receive` would answer at once; False if `stop` is done before."""
         wait([asked, stop], timeout=self._answer_s, return_when=FIRST_COMPLETED)

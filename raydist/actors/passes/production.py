@@ -248,6 +248,11 @@ class Production:
         self._queues.acknowledge(rank, done)
         self._changed.notify_all()
 
+    def acknowledge(self, rank: int | None, done: int) -> None:
+        """Replica `rank` (None: every one) is done with the places before `done`, says a reader whose poll waits."""
+        with self._changed:
+            self._acknowledge(rank, done)
+
     def lend(self, done: int) -> None:
         """The driver, done with the places before `done`, leaves the reading to the replicas: each will `release`."""
         with self._changed:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadPlace", "StepReader"]
 
+_FEW = 2  # places left: the next ones should be on their way
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,7 @@ class StepReader:
         self._rank = rank
         self._next = start
         self._done = start
+        self._told = start
         self._entries: deque[QueueEntry] = deque()
         self._asked: Any = None
         self._pace = _Pace()
@@ -86,6 +89,8 @@ class StepReader:
             place = self._place(self._entries[0])
         if not place.last:
             self._next += 1
+        if self._entries[-1].end - self._next <= _FEW:
+            self._tell_done()
         self._pace.work_begins()
         return place
 
@@ -107,6 +112,7 @@ class StepReader:
         """The next place, once it is there; it is not taken. None when `stop` is done, or when it was not asked for."""
         place = self.peek()
         while place is None and self._asked is not None:
+            self._tell_done()
             if not self._link.is_answered(self._asked, stop):
                 return None
             asked, self._asked = self._asked, None
@@ -118,11 +124,18 @@ class StepReader:
     def _fill(self) -> None:
         deadline = time.monotonic() + self._link.timeouts.input_s
         while not self._entries:
+            self._tell_done()
             asked = self._asked or self._ask()
             self._asked = None
             self._receive(asked)
             if not self._entries and time.monotonic() > deadline:
                 raise self.late()
+
+    def _tell_done(self) -> None:
+        """The question on its way names an older place: a pass that has no credit left would not go on without news."""
+        if self._asked is not None and self._told < self._done:
+            self._told = self._done
+            self._link.acknowledge(self._asked, self._rank, self._done)
 
     def _receive(self, asked: Any) -> None:
         self._entries.extend(self._link.receive(asked))
@@ -150,6 +163,7 @@ class StepReader:
 
     def _ask(self) -> Any:
         start = max(self._next, self._entries[-1].end) if self._entries else self._next
+        self._told = self._done
         return self._link.ask(Poll(self._rank, start, self._done, self._link.timeouts.poll_s, self._pace.mean_s()))
 
     def give_back(self, method: str, *args: Any) -> None:

@@ -31,6 +31,9 @@ class FakeLink:
     def ask(self, poll: Any) -> Any:
         return poll
 
+    def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
+        self.pipeline.acknowledge(self.key, rank, done)
+
     def is_answered(self, asked: Any, stop: Any) -> bool:
         return True
 

@@ -30,6 +30,9 @@ class StepLink:
     def ask(self, poll: Poll) -> Poll:
         return poll
 
+    def acknowledge(self, poll: Poll, rank: int | None, done: int) -> None:
+        """Nothing here is made for want of news."""
+
     def is_answered(self, poll: Poll, stop: Future[None]) -> bool:
         while poll.start >= self.made:
             if stop.done():

@@ -26,13 +26,17 @@ class ScriptedLink:
         self.capacity = capacity
         self.asked: list[Poll] = []
         self.calls: list[tuple[Any, ...]] = []
+        self.told = 0
+
+    def acknowledge(self, poll: Poll, rank: int | None, done: int) -> None:
+        self.told = max(self.told, done)
 
     def ask(self, poll: Poll) -> Poll:
         self.asked.append(poll)
         return poll
 
     def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
-        there = self.entries[: poll.done + self.capacity]
+        there = self.entries[: max(poll.done, self.told) + self.capacity]
         return tuple(there[poll.start : poll.start + self.most])
 
     def call(self, method: str, *args: Any) -> None:
@@ -66,6 +70,29 @@ def test_only_what_is_no_longer_in_use_is_acknowledged() -> None:
     for number in range(5):
         assert reader.next_place().number == number
         assert link.asked[-1].done == number  # this entry is in use
+
+
+class WideLink(ScriptedLink):
+    """Entries of four places; the next one is made when the reader is known to be within the credit of it."""
+
+    def __init__(self, num_entries: int, credit: int) -> None:
+        super().__init__(0)
+        self.credit = credit
+        self.entries = [QueueEntry(4 * n, ({},) * 4) for n in range(num_entries)]
+        self.answers: list[int] = []
+
+    def receive(self, poll: Poll) -> tuple[QueueEntry, ...]:
+        made = [entry for entry in self.entries if entry.number < max(poll.done, self.told) + self.credit]
+        found = tuple(entry for entry in made if entry.number >= poll.start)
+        self.answers.append(len(found))
+        return found
+
+
+def test_a_pass_without_credit_hears_how_far_the_reader_is_before_that_waits() -> None:
+    link = WideLink(5, credit=4)
+    reader = make_reader(link)
+    assert [reader.next_place().number for _ in range(20)] == list(range(20))
+    assert 0 not in link.answers  # an answer with nothing in it has waited for `poll_s`
 
 
 def test_what_was_read_ahead_can_be_given_back() -> None:
