@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.arguments import parser_for
 from benchmarks.pipelines import generate, report
 from benchmarks.pipelines.results import Comparison
 from benchmarks.pipelines.runner import Runner, Settings
 from benchmarks.pipelines.workload import Workload
 from benchmarks.pipelines.workloads import WORKLOADS
 
-RESULTS = Path(__file__).parent.parent / "results"
-
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "raydist-benchmarks"
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description="raydist beside its peers.")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[workload.name for workload in WORKLOADS])
-    parser.add_argument("--repeat", type=int, default=5, help="timed passes of each contender")
-    parser.add_argument("--smoke", action="store_true", help="little data and one pass: to see that everything runs")
-    parser.add_argument("--peer-python", help="interpreter that has the peers; without it raydist runs alone")
-    parser.add_argument("--limit", type=float, default=300.0, metavar="S", help="seconds that one pass may take")
-    parser.add_argument("--cache", type=Path, default=cache, help="folder of generated data")
-    parser.add_argument("--json", type=Path, default=RESULTS / "pipelines.json")
-    return parser.parse_args(args)
+    names = [workload.name for workload in WORKLOADS]
+    return parser_for("pipelines", "raydist beside its peers.", names, limit_s=300.0).parse_args(args)
 
 
 def chosen(names: Sequence[str] | None) -> list[Workload]:

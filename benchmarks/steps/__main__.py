@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.arguments import parser_for
 from benchmarks.pipelines import generate
 from benchmarks.pipelines.report import machine
 from benchmarks.pipelines.runner import Settings
@@ -17,20 +17,10 @@ from benchmarks.steps.figures import Figures, Table
 from benchmarks.steps.runner import StepRunner
 from benchmarks.steps.workloads import WORKLOADS, Workload
 
-RESULTS = Path(__file__).parent.parent / "results"
-
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "raydist-benchmarks"
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description="Steps of raydist and its peers.")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[workload.name for workload in WORKLOADS])
-    parser.add_argument("--repeat", type=int, default=5, help="timed passes of each line")
-    parser.add_argument("--smoke", action="store_true", help="short passes, one of each: to see that everything runs")
-    parser.add_argument("--peer-python", help="interpreter that has TensorFlow; without it the others run alone")
-    parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds that one pass may take")
-    parser.add_argument("--cache", type=Path, default=cache, help="folder of generated data")
-    parser.add_argument("--json", type=Path, default=RESULTS / "steps.json")
-    return parser.parse_args(args)
+    names = [workload.name for workload in WORKLOADS]
+    return parser_for("steps", "Steps of raydist and its peers.", names, limit_s=120.0).parse_args(args)
 
 
 def chosen(names: Sequence[str] | None) -> list[Workload]:
