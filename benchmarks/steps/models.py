@@ -55,6 +55,9 @@ def make_step(network: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[
     """One step of training; gives the loss."""
 
     def step(batch: Batch) -> torch.Tensor:
+        # As TensorFlow does: units that have died leave denormal numbers in the momentum, which by chance of the first
+        # weights made a step of the 13k MLP take 0.25 or 0.41 ms.
+        torch.set_flush_denormal(True)
         pixels, labels = batch
         optimizer.zero_grad()
         loss = F.cross_entropy(network(pixels), labels)

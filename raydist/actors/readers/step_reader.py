@@ -154,8 +154,8 @@ class StepReader:
         )
 
     def look_ahead(self) -> None:
-        """Ask for more while there is something left to work on, once a group: that tells what is done with, too."""
-        if self._asked is None and len(self._entries) <= 2 and not self._holds_last():
+        """Ask for more with the last group that is here, once a group: that tells what is done with, too."""
+        if self._asked is None and len(self._entries) <= 1 and not self._holds_last():
             self._asked = self._ask()
 
     def _holds_last(self) -> bool:

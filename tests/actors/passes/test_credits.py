@@ -22,11 +22,11 @@ def test_what_the_user_asked_for_is_the_limit() -> None:
 
 def test_small_steps_may_be_further_ahead_of_a_quick_reader() -> None:
     credit = Credits.within(None, 3, 2, only_capacity=False)
-    assert credit.spare_bytes == 24 * MIB
-    assert credit.group_bytes == 4 * MIB
+    assert credit.spare_bytes == 96 * MIB
+    assert credit.group_bytes == 16 * MIB
     assert allow(credit, 100, held=10 * MIB, step=MIB)
-    assert not allow(credit, 100, held=24 * MIB, step=1)
-    assert not allow(credit, 3 * 64)
+    assert not allow(credit, 100, held=96 * MIB, step=1)
+    assert not allow(credit, 3 * 128)
 
 
 def test_nothing_is_made_ahead_for_a_reader_of_whom_nothing_is_known() -> None:
@@ -35,7 +35,7 @@ def test_nothing_is_made_ahead_for_a_reader_of_whom_nothing_is_known() -> None:
     assert credit.group_steps(None) == 1
 
 
-@pytest.mark.parametrize(("pace_s", "steps"), [(0.0, 64), (0.0001, 64), (0.01, 10), (0.06, 1), (10.0, 1)])
+@pytest.mark.parametrize(("pace_s", "steps"), [(0.0, 128), (0.0001, 128), (0.01, 10), (0.06, 1), (10.0, 1)])
 def test_a_group_is_a_tenth_of_a_second_of_work(pace_s: float, steps: int) -> None:
     credit = Credits.within(None, 3, 2, only_capacity=False)
     assert credit.group_steps(pace_s) == steps
