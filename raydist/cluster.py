@@ -23,6 +23,9 @@ __all__ = ["Cluster", "Node", "connect", "place", "release"]
 
 _STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the mark lives exactly as long as the cluster
 _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
+# Ray collects what is to be freed for a second: by then an input pipeline has written 300 MB into pages that nobody had
+# used before, at twice the price of those just read (0.55 against 0.28 ms of CPU for a batch of 400 KB).
+_FREE_AT_ONCE = {"free_objects_period_milliseconds": 0}
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
 _log = logging.getLogger("raydist")
@@ -87,7 +90,13 @@ def _initialize() -> None:
     if address:  # set by `ray job submit` or by the user
         _join(address)
     else:  # "local" never joins a stray cluster of this host
-        ray.init("local", include_dashboard=False, logging_level=logging.WARNING, resources={_STARTED_HERE: 1})
+        ray.init(
+            "local",
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            resources={_STARTED_HERE: 1},
+            _system_config=_FREE_AT_ONCE,
+        )
 
 
 def _join(address: str) -> None:

@@ -8,7 +8,7 @@ from typing import final
 
 __all__ = ["Pace"]
 
-_GROUP_S = 0.05  # a group is over so soon that an error, or a result, of its first step is hardly told later
+_GROUP_S = 0.1  # a group is over so soon that an error, or a result, of its first step is hardly told later
 _MOST_STEPS = 16  # beyond this a message costs a step little: 1.3 ms of CPU in all for two replicas
 _MOST_BYTES = 64 << 10  # of results in one message: the first that is read brings all of them, and holds them
 _WINDOW = 8  # steps ahead: enough to hide the dispatch, few enough to bound what waits in queues
@@ -29,7 +29,7 @@ class Pace:
     >>> pace = Pace()
     >>> pace.group_size([b"f"])
     1
-    >>> pace.learn(b"f", seconds=0.01, num_bytes=8)
+    >>> pace.learn(b"f", seconds=0.02, num_bytes=8)
     >>> pace.group_size([b"f"]), pace.window([b"f"])
     (5, 15)
     """

@@ -50,7 +50,7 @@ def replicas() -> Replicas:
 @pytest.fixture
 def dispatcher(replicas: Replicas) -> Iterator[Dispatcher]:
     pace = Pace()
-    pace.learn(b"known", seconds=0.01, num_bytes=8)  # groups of 5
+    pace.learn(b"known", seconds=0.02, num_bytes=8)  # groups of 5
     dispatcher = Dispatcher(replicas.send, replicas.await_done, pace)
     yield dispatcher
     for event in replicas.done:
@@ -134,7 +134,7 @@ def test_a_result_is_sent_before_the_step_that_uses_it(dispatcher: Dispatcher, r
 @given(st.lists(st.sampled_from(["add", "slow", "flush", "finish", "done"]), max_size=60))
 def test_every_step_is_sent_once_and_in_order(events: list[str]) -> None:
     replicas, pace = Replicas(), Pace()
-    pace.learn(b"known", seconds=0.01, num_bytes=8)
+    pace.learn(b"known", seconds=0.02, num_bytes=8)
     dispatcher = Dispatcher(replicas.send, replicas.await_done, pace)
     number = 0
     finished: list[int] = []

@@ -17,7 +17,7 @@ def test_a_function_that_is_not_known_goes_alone() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "num_bytes", "size"),
-    [(1e-6, 8, 16), (0.01, 8, 5), (0.2, 8, 1), (1e-6, 20_000, 3), (1e-6, 10**9, 1)],
+    [(1e-6, 8, 16), (0.02, 8, 5), (0.2, 8, 1), (1e-6, 20_000, 3), (1e-6, 10**9, 1)],
 )
 def test_groups_are_short_in_time_and_small_in_results(seconds: float, num_bytes: int, size: int) -> None:
     pace = Pace()

@@ -6,6 +6,7 @@ it lies: by replicas through `GroupPiece.leaf`, by any other Arrow reader throug
 
 from __future__ import annotations
 
+import functools
 import pickle
 import warnings
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ class GroupPiece:
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self._names, self._columns, self._ranges, self._whole, self.zero_copy, self._stand_in)
 
-    @property
+    @functools.cached_property  # asked for before every step of a replica
     def num_bytes(self) -> int:
         """Bytes of its columns."""
         return sum(column.num_bytes if isinstance(column, LaidParts) else column[0].nbytes for column in self._columns)
