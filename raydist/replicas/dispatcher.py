@@ -20,18 +20,18 @@ _SLICE_S = 5.0  # how long the thread may sleep beyond the end of the dispatcher
 
 @final
 class DispatchedStep:
-    """A step that was handed to the dispatcher.
+    """A step that was handed to the dispatcher. Results hold it: so it holds nothing of what the step was given.
 
     Attributes:
-        planned: The step.
+        step: Its number.
         group: Its group, once it was sent.
         place: Its place in there.
     """
 
-    __slots__ = ("group", "place", "planned")
+    __slots__ = ("group", "place", "step")
 
-    def __init__(self, planned: PlannedStep) -> None:
-        self.planned = planned
+    def __init__(self, step: int) -> None:
+        self.step = step
         self.group: SentGroup | None = None
         self.place = 0
 
@@ -41,34 +41,34 @@ class SentGroup:
     """Steps that were sent in one message to each replica, and what is known of how they ended.
 
     Args:
-        steps: In order.
+        first_step: Number of the first one.
+        keys: Of each step's function.
         refs: Of what each replica will answer.
     """
 
-    def __init__(self, steps: Sequence[DispatchedStep], refs: Sequence[Any]) -> None:
-        self.steps = tuple(steps)
+    def __init__(self, first_step: int, keys: Sequence[bytes], refs: Sequence[Any]) -> None:
+        self.first_step = first_step
+        self.keys = tuple(keys)
         self.refs = tuple(refs)
         self.error: Exception | None = None
         self._answers: Sequence[GroupResult] | None = None
         self._failed_at = 0
-        for place, step in enumerate(steps):
-            step.group, step.place = self, place
 
     @property
-    def first_step(self) -> int:
-        """Number of its first step."""
-        return self.steps[0].planned.header.step
+    def num_steps(self) -> int:
+        """Steps in it."""
+        return len(self.keys)
 
     @property
     def title(self) -> str:
         """Its steps, for messages."""
-        last = self.first_step + len(self.steps) - 1
+        last = self.first_step + self.num_steps - 1
         return f"step {last}" if last == self.first_step else f"steps {self.first_step} to {last}"
 
     @property
     def seconds_a_step(self) -> float:
         """What a step took, on the slowest replica."""
-        return max((answer.seconds for answer in self._answers or ()), default=0.0) / len(self.steps)
+        return max((answer.seconds for answer in self._answers or ()), default=0.0) / self.num_steps
 
     @property
     def finished(self) -> bool:
@@ -83,7 +83,7 @@ class SentGroup:
         """A step failed on some replica; `answers` hold what each replica did before."""
         self.error, self._answers = error, answers
         done = min((len(answer.results) for answer in answers), default=0)
-        self._failed_at = min(done, len(self.steps) - 1)
+        self._failed_at = min(done, self.num_steps - 1)
 
     def results_at(self, place: int) -> list[StepResult]:
         """Every replica's result of one step; raises its error."""
@@ -116,7 +116,7 @@ class Dispatcher:
         self._await_done = await_done
         self._pace = pace
         self._changed = threading.Condition()
-        self._gathered: list[DispatchedStep] = []
+        self._gathered: list[tuple[DispatchedStep, PlannedStep]] = []
         self._running: deque[SentGroup] = deque()  # not known to be done
         self._unfinished: deque[SentGroup] = deque()  # whose errors nobody has looked for
         self._closed = False
@@ -126,7 +126,7 @@ class Dispatcher:
     def num_steps(self) -> int:
         """Steps that nobody has waited for."""
         with self._changed:
-            return len(self._gathered) + sum(len(group.steps) for group in self._unfinished)
+            return len(self._gathered) + sum(group.num_steps for group in self._unfinished)
 
     def window_with(self, step: PlannedStep) -> int:
         """How many steps may be under way if `step` is to be added."""
@@ -135,12 +135,12 @@ class Dispatcher:
 
     def add(self, step: PlannedStep) -> DispatchedStep:
         """Send a step, now or with others as soon as a group is done. Does not wait."""
-        dispatched = DispatchedStep(step)
+        dispatched = DispatchedStep(step.header.step)
         with self._changed:
             at_once = step.carries_values  # asks for parts, so that steps whose results it uses are sent now
             if len(self._gathered) + 1 > self._pace.group_size(self._keys(step)):
                 self._send_gathered()
-            self._gathered.append(dispatched)
+            self._gathered.append((dispatched, step))
             full = len(self._gathered) >= self._pace.group_size(self._keys())
             if full or len(self._running) < _BUSY or at_once:
                 self._send_gathered()
@@ -149,8 +149,7 @@ class Dispatcher:
         return dispatched
 
     def _keys(self, *more: PlannedStep) -> list[bytes]:
-        steps = [*(step.planned for step in self._gathered), *more]
-        return [step.header.shipment.digest for step in steps]
+        return [step.header.shipment.digest for step in (*(planned for _, planned in self._gathered), *more)]
 
     def flush(self) -> None:
         """Send what was gathered."""
@@ -159,8 +158,12 @@ class Dispatcher:
 
     def _send_gathered(self) -> None:
         if self._gathered:
-            steps, self._gathered = self._gathered, []
-            group = SentGroup(steps, self._send([step.planned for step in steps]))
+            keys, steps = self._keys(), self._gathered
+            self._gathered = []
+            refs = self._send([planned for _, planned in steps])
+            group = SentGroup(steps[0][0].step, keys, refs)
+            for place, (step, _) in enumerate(steps):
+                step.group, step.place = group, place
             self._running.append(group)
             self._unfinished.append(group)
 

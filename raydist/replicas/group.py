@@ -147,14 +147,13 @@ class ReplicaGroup:
             self._learn(group)
 
     def _wait_for(self, group: SentGroup, *, present: bool) -> list[GroupResult]:
-        limit_s = self._timeouts.step_s * len(group.steps)
+        limit_s = self._timeouts.step_s * group.num_steps
         return self._wait(group.refs, limit_s, group.title, "Timeouts.step_s", present=present)
 
     def _learn(self, group: SentGroup) -> None:
-        for step in group.steps:
-            results = group.results_at(step.place)
-            size = max(result.num_bytes for result in results)
-            self._pace.learn(step.planned.header.shipment.digest, seconds=group.seconds_a_step, num_bytes=size)
+        for place, key in enumerate(group.keys):
+            size = max(result.num_bytes for result in group.results_at(place))
+            self._pace.learn(key, seconds=group.seconds_a_step, num_bytes=size)
 
     def results_of(self, step: DispatchedStep) -> list[StepResult]:
         """The results of one step in rank order; raises its error, as often as it is asked for."""
@@ -176,7 +175,7 @@ class ReplicaGroup:
         if step.group is None:
             self._dispatcher.flush()
         if step.group is None:
-            raise FailedPreconditionError(f"raydist bug: step {step.planned.header.step} must have been sent by now.")
+            raise FailedPreconditionError(f"raydist bug: step {step.step} must have been sent by now.")
         return step.group
 
     def part_of(self, step: DispatchedStep, rank: int, leaf_index: int) -> Part:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -148,10 +150,10 @@ def test_every_step_is_sent_once_and_in_order(events: list[str]) -> None:
             replicas.done[0].set()
         elif event == "finish" and (group := dispatcher.oldest()) is not None:
             group.refs[0].set()
-            finished += [step.planned.header.step for step in group.steps]
+            finished += range(group.first_step, group.first_step + group.num_steps)
             dispatcher.finished(group)
     while (group := dispatcher.oldest()) is not None:
-        finished += [step.planned.header.step for step in group.steps]
+        finished += range(group.first_step, group.first_step + group.num_steps)
         dispatcher.finished(group)
     for done in replicas.done:
         done.set()
@@ -170,6 +172,25 @@ def test_what_is_given_up_was_sent_since_replicas_must_have_what_it_brings(
     assert dispatcher.num_steps == 0
 
 
+def test_who_keeps_a_result_does_not_keep_what_the_step_was_given(dispatcher: Dispatcher, replicas: Replicas) -> None:
+    class Batch(PerReplica):
+        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+            return Part(ref="in the store")
+
+    batch = Batch(())
+    seen = weakref.ref(batch)
+    gc.disable()  # whatever lies in a cycle stays in the object store until Python looks for cycles
+    try:
+        result = dispatcher.add(planned(0, batch))
+        del batch
+        group = dispatcher.oldest()
+        assert group is not None
+        dispatcher.finished(group)
+        assert (result.group, seen()) == (group, None)
+    finally:
+        gc.enable()
+
+
 def test_the_thread_ends_with_the_dispatcher(dispatcher: Dispatcher, replicas: Replicas) -> None:
     for step in range(3):
         dispatcher.add(planned(step))
@@ -180,25 +201,24 @@ def test_the_thread_ends_with_the_dispatcher(dispatcher: Dispatcher, replicas: R
     assert "raydist-dispatch" not in [thread.name for thread in threading.enumerate()]
 
 
-def group_of(dispatcher: Dispatcher, count: int) -> SentGroup:
-    steps = [dispatcher.add(planned(step)) for step in range(count)]
-    return SentGroup(steps, [None, None])
+def group_of(count: int) -> SentGroup:
+    return SentGroup(0, [b"known"] * count, [None, None])
 
 
 def answer(*values: int) -> GroupResult:
     return GroupResult(tuple(pack_result(value, absent=False) for value in values), seconds=0.3)
 
 
-def test_results_come_by_place(dispatcher: Dispatcher) -> None:
-    group = group_of(dispatcher, 3)
+def test_results_come_by_place() -> None:
+    group = group_of(3)
     assert (group.title, group.finished) == ("steps 0 to 2", False)
     group.succeed([answer(1, 2, 3), answer(4, 5, 6)])
     assert [result.leaf(0) for result in group.results_at(1)] == [2, 5]
     assert group.seconds_a_step == pytest.approx(0.1)
 
 
-def test_steps_before_the_one_that_failed_keep_their_results(dispatcher: Dispatcher) -> None:
-    group = group_of(dispatcher, 4)
+def test_steps_before_the_one_that_failed_keep_their_results() -> None:
+    group = group_of(4)
     group.fail(ValueError("mine"), [answer(1, 2), answer(4, 5, 6)])
     assert [result.leaf(0) for result in group.results_at(1)] == [2, 5]
     for _ in range(2):
@@ -208,8 +228,8 @@ def test_steps_before_the_one_that_failed_keep_their_results(dispatcher: Dispatc
         group.results_at(3)
 
 
-def test_a_replica_that_died_takes_the_group_with_it(dispatcher: Dispatcher) -> None:
-    group = group_of(dispatcher, 2)
+def test_a_replica_that_died_takes_the_group_with_it() -> None:
+    group = group_of(2)
     group.fail(RuntimeError("gone"), [answer(1, 2), GroupResult(())])
     with pytest.raises(RuntimeError, match="gone"):
         group.results_at(0)
