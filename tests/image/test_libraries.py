@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,14 @@ from tests.image.samples import encode, picture
 
 def test_a_codec_is_imported() -> None:
     assert codec("PIL.Image").__name__ == "PIL.Image"
+
+
+def test_threads_that_need_it_at_once_get_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_codec.py").write_text("import time\ntime.sleep(0.2)\ndecode = len\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        decoders = list(threads.map(lambda _: codec("slow_codec").decode, range(4)))
+    assert decoders == [len] * 4
 
 
 def test_a_missing_one_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
