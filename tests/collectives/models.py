@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -104,9 +105,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+_SEEDED = threading.Lock()  # ranks that are threads share torch's generator
+
+
 def build(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return MODELS[name]().double()
+    with _SEEDED:
+        torch.manual_seed(0)
+        return MODELS[name]().double()
 
 
 def rows(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
