@@ -108,8 +108,12 @@ class ReplicaGroup:
         return _Outcome(self, self._dispatcher.add(step))
 
     def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
-        messages = address_steps(steps, self._sent)
-        return [self._actors.steps(rank, group, refs) for rank, (group, refs) in enumerate(messages)]
+        try:
+            messages = address_steps(steps, self._sent)
+            return [self._actors.steps(rank, group, refs) for rank, (group, refs) in enumerate(messages)]
+        except BaseException:  # KeyboardInterrupt: who was sent the steps would wait for who was not
+            self._give_up()
+            raise
 
     def wait(self) -> None:
         """Return once every dispatched step is done; raises the error of the first that failed."""

@@ -30,6 +30,7 @@ class Actors:
         self.failing: tuple[int, int] | None = None  # step, rank
         self.broken = False
         self.ready = True
+        self.interrupted = False  # while replica 1 is sent something
 
     def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
         return "started"
@@ -44,6 +45,8 @@ class Actors:
         self.aborted += args
 
     def steps(self, rank: int, message: StepMessage, objects: Sequence[Any]) -> GroupResult:
+        if self.interrupted and rank == 1:
+            raise KeyboardInterrupt
         results, error = [], None
         for header in message.steps():
             if (header.step, rank) == self.failing or (self.broken and rank == 0):
@@ -121,6 +124,19 @@ def test_who_runs_ahead_sends_groups(group: ReplicaGroup, actors: Actors) -> Non
     group.wait()
     assert [steps for rank, steps in actors.messages if rank == 1] == [[0], [1], [2], list(range(3, 19)), [19]]
     assert [values(outcome) for outcome in outcomes] == [[step, step] for step in range(1, 20)]
+
+
+def test_an_interrupt_while_steps_are_sent_ends_them_on_the_replicas_that_have_them(
+    group: ReplicaGroup, actors: Actors
+) -> None:
+    actors.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        group.dispatch(planned(0))
+    assert actors.messages == [(0, [0])]
+    assert (group.failed, actors.aborted) == (True, [0])  # replica 0 would wait for replica 1 otherwise
+    actors.interrupted = False
+    group.rebuild()
+    assert values(group.dispatch(planned(1))) == [1, 1]
 
 
 def test_the_window_is_bounded(group: ReplicaGroup, actors: Actors) -> None:
