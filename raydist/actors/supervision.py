@@ -89,6 +89,8 @@ def wait_for_all(
     try:
         # Raises what fails first, while the others are still under way.
         return list(ray.get(list(refs), timeout=timeout_s))
+    except SystemError as error:  # Ray 2.60 returns from a read while what a signal handler raised is pending
+        raise error.__cause__ or error from None
     except Exception as error:
         timed_out = isinstance(error, GetTimeoutError)
     on_error()

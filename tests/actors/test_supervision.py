@@ -65,6 +65,15 @@ def wait(refs: list[Any], **changed: Any) -> list[Any]:
     return wait_for_all(refs, names, **{**limits, **changed})
 
 
+def test_an_interrupt_of_a_read_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:  # as ray.get does, seen with signals at random moments
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr(ray, "get", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wait([object()])
+
+
 @pytest.fixture
 def workers(ray_cluster: None) -> Any:
     actors = [ray.remote(num_cpus=0)(Worker).remote() for _ in range(2)]
