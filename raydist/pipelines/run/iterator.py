@@ -13,6 +13,7 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfR
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.build import Plan, start
 from raydist.pipelines.engine.executor import Executor
@@ -92,6 +93,7 @@ class DatasetIterator(Generic[_T]):
         self._rows: Iterator[_T] = iter([])
         self._num_rows = 0  # of the block of `_rows`
         self._lock = threading.RLock()  # for all else; a user's function may ask its own iterator for something
+        self._order = KeyOrder()
         self._ended = False
         self._closed = False
 
@@ -127,7 +129,7 @@ class DatasetIterator(Generic[_T]):
                 skipped = 0
                 block = self._read(1 << 62)
         begin = time.perf_counter()
-        rows = self._convert(block)
+        rows = self._convert(self._order.of(block))
         self.meters.convert_s += time.perf_counter() - begin
         self._hand_out(rows, skipped)
 
