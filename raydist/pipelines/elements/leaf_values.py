@@ -83,7 +83,7 @@ def _list(values: list[Any]) -> Any:
     dtype = PYTHON_DTYPES.get(type(values[0]))
     if dtype is not None and set(map(type, values)) == {type(values[0])}:  # a million numbers, say: no loop
         return _python_numbers(values, dtype)
-    leaves = [as_leaf(value) for value in values]
+    leaves = [as_leaf(list(value) if type(value) is tuple else value) for value in values]
     if any(isinstance(leaf, bytes | str) for leaf in leaves):
         if len({type(leaf) for leaf in leaves}) > 1:
             raise SpecError(f"A list is one tensor and must hold one type, got {values!r:.200}.")
