@@ -36,7 +36,8 @@ class Elementwise(Running):
 
         Args:
             map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
-                numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
+                numpy, torch or Python values, and take, transform and return datasets, alone or in a nest: their random
+                choices depend on what those of `rng` do. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
                 depends on (seed, operation, epoch, index of the element) alone.
             num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist,
                 which begins in the thread that iterates and moves to others what is faster there, as it measures.
@@ -46,7 +47,7 @@ class Elementwise(Running):
                 when resuming. Below operations that remember much (`shuffle`, `scan`, `window`, ...) the order is kept.
             seed: Seed of `rng`; None for that of the iteration.
             output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
-                one call on the first element.
+                calls on up to three first elements, and later ones may differ.
 
         Raises:
             InvalidArgumentError: `map_func` is no function, or `num_parallel_calls` is 0 or below AUTOTUNE.

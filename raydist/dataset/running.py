@@ -61,9 +61,9 @@ class Running(DatasetBase):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known.
+        """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known, or in which first ones differ.
 
-        May call a map function once, on the first element: give the map `output_spec=` where that must not be.
+        May call a map function on up to three first elements, while that is quick: give the map `output_spec=` where that must not be.
 
         Raises:
             FailedPreconditionError: It is found on a first element, and there is none.

@@ -12,7 +12,7 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 
-__all__ = ["PYTHON_DTYPES", "as_leaf", "is_torch"]
+__all__ = ["PYTHON_DTYPES", "as_leaf", "is_dataset", "is_torch"]
 
 Leaf = Any  # a numpy array or scalar, bytes or str
 
@@ -28,6 +28,11 @@ def is_torch(value: Any) -> bool:
     """Whether `value` is a torch tensor, found out without importing torch."""
     kind = type(value)
     return kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def is_dataset(kind: type) -> bool:
+    """Whether objects of this class are datasets: this layer lies below them."""
+    return getattr(kind, "__dataset_leaf__", False)
 
 
 def as_leaf(value: Any) -> Leaf:

@@ -8,7 +8,8 @@ from typing import Any
 
 from raydist.errors import FailedPreconditionError
 from raydist.nest import Structure, unflatten
-from raydist.pipelines.elements.spec import TensorSpec, most_specific_common
+from raydist.pipelines.elements.blocks import Column
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, most_specific_common
 from raydist.pipelines.engine.build import plan_as_written, start
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.merged_options import merged_options
@@ -45,7 +46,7 @@ def probe_spec(op: DatasetOp) -> Any:
     try:
         while not found or (len(found) < PROBED_ELEMENTS and time.monotonic() <= deadline):
             block = iterator.next_block(1)
-            found.append((block.specs, block.structure))
+            found.append(([_asked(*leaf) for leaf in zip(block.specs, block.columns, strict=True)], block.structure))
     except StopIteration:
         if not found:
             raise FailedPreconditionError(
@@ -58,6 +59,16 @@ def probe_spec(op: DatasetOp) -> Any:
     finally:
         iterator.close()
     return merged_specs(found)
+
+
+def _asked(spec: TensorSpec, column: Column) -> TensorSpec:
+    """`spec`; that of a dataset, if nobody has asked for its elements yet, with them."""
+    if not isinstance(spec, DatasetSpec) or spec.element_spec is not None:
+        return spec
+    try:
+        return DatasetSpec(column[0].element_spec)
+    except FailedPreconditionError:  # one that may have no elements
+        return spec
 
 
 def merged_specs(found: Sequence[Specs]) -> Any:

@@ -12,7 +12,7 @@ from raydist.errors import DataLossError, InvalidArgumentError, SpecError
 from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, refused_datasets, spec_of_value
 
 __all__ = ["Padding"]
 
@@ -36,6 +36,8 @@ class Padding:
 
     def specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """Specs of the padded leaves."""
+        if any(isinstance(spec, DatasetSpec) for spec in specs):
+            raise refused_datasets("padded_batch")
         shapes = _parts(structure, self.shapes, "padded_shapes")
         return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
@@ -47,6 +49,7 @@ class Padding:
             InvalidArgumentError: Shapes or values do not fit the element.
             SpecError: A padding value is of another type than its leaf.
         """
+        rows = rows.of_tensors("padded_batch")
         shapes = _parts(rows.structure, self.shapes, "padded_shapes")
         values = _parts(rows.structure, self.values, "padding_values")
         paths = rows.structure.paths()
