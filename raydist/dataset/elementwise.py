@@ -37,8 +37,8 @@ class Elementwise(Running):
         Args:
             map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
                 numpy, torch or Python values, and take, transform and return datasets, alone or in a nest: their random
-                choices depend on what those of `rng` do. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
-                depends on (seed, operation, epoch, index of the element) alone.
+                choices depend on what those of `rng` do. A keyword-only parameter `rng` receives a
+                `numpy.random.Generator` that depends on (seed, operation, epoch, index of the element) alone.
             num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist,
                 which begins in the thread that iterates and moves to others what is faster there, as it measures.
                 (Other threads do not see what is set for one alone, as `torch.no_grad` is.)

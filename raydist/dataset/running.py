@@ -61,9 +61,10 @@ class Running(DatasetBase):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known, or in which first ones differ.
+        """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known.
 
-        May call a map function on up to three first elements, while that is quick: give the map `output_spec=` where that must not be.
+        May call a map function on up to three first elements, while that is quick (a dimension in which they differ is
+        None): give the map `output_spec=` where that must not be.
 
         Raises:
             FailedPreconditionError: It is found on a first element, and there is none.
