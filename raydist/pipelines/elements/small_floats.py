@@ -18,7 +18,7 @@ __all__ = [
     "is_number",
     "is_numpys",
     "is_small_float",
-    "kind_of",
+    "dtype_kind",
     "tensor_of_array",
 ]
 
@@ -47,7 +47,7 @@ def is_number(dtype: np.dtype[Any]) -> bool:
     return (dtype.kind in "biufc" and is_numpys(dtype)) or is_small_float(dtype)
 
 
-def kind_of(dtype: np.dtype[Any]) -> str:
+def dtype_kind(dtype: np.dtype[Any]) -> str:
     """Numpy's letter for what a dtype is; "f" for these types, for most of which numpy has no letter."""
     return "f" if is_small_float(dtype) else dtype.kind
 
