@@ -44,7 +44,7 @@ class VectorisedKernel(Kernel):
         return False
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        if not self._refused and block.num_rows > 1:
+        if not self._refused and block.num_rows > 1 and not block.holds_datasets:
             try:
                 return self._run_whole(block, start)
             except Exception as error:  # whatever vmap has against the function: calling it for each element tells

@@ -1,4 +1,4 @@
-"""Datasets as elements: their random choices follow from the element that a function made them of."""
+"""Datasets that `map` makes: their random choices follow from the element that each was made of."""
 
 from __future__ import annotations
 

@@ -5,13 +5,17 @@ import os
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+import torch
 
 from raydist.actors.workers.pools_of_iterators import IteratorPools
 from raydist.dataset import Dataset
 from raydist.options import Options
+from raydist.pipelines.elements.spec import TensorSpec
 from tests.conftest import live_actors
 from tests.contracts.op import iterate
+from tests.pipelines.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -83,3 +87,33 @@ def test_a_pool_that_comes_back_to_nobody_is_stopped() -> None:
     before = live_actors()
     assert len(read_one_and_close(IteratorPools(), close_first=True) - before) == 1
     wait_until(lambda: live_actors() == before)
+
+
+def first_two(window: Dataset) -> Dataset:
+    return window.take(2).shuffle(2)
+
+
+def parts(x: np.int64) -> dict[str, object]:
+    return {"z": Dataset.range(9).shuffle(9), "a": np.array([x, 0.5], TensorSpec((), "bfloat16").dtype)}
+
+
+def test_datasets_and_small_floats_are_elements_on_workers_too() -> None:
+    def read(dataset: Dataset) -> list[tuple[list[str], list[int], list[float]]]:
+        rows = [(list(row), [int(x) for x in row["z"]], row["a"].tolist()) for row in dataset]
+        assert {row["a"].dtype for row in dataset.take(1)} == {torch.bfloat16}
+        return rows
+
+    dataset = Dataset.range(8).filter(lambda x: bool(x % 2)).map(parts).with_options(Options(seed=3))
+    found = read(on_workers(dataset))
+    assert found == read(dataset.take(-1))
+    assert [row[0] for row in found] == [["z", "a"]] * 4
+    windows = Dataset.range(6).window(3).map(first_two).with_options(Options(seed=3))
+    orders = [[[int(x) for x in window] for window in made] for made in (on_workers(windows), windows)]
+    assert orders[0] == orders[1]
+
+
+def test_threads_may_share_an_iterator_over_workers() -> None:
+    iterator = iter(on_workers(Dataset.range(400).map(lambda x: x + 1)))
+    found: list[int] = []
+    in_threads(5, lambda: found.extend(map(int, iterator)))
+    assert sorted(found) == list(range(1, 401))

@@ -145,6 +145,15 @@ def test_what_needs_tensors_refuses_datasets(dataset: Dataset, tmp_path: Path) -
         next(iter(OneDeviceStrategy("cpu").distribute_dataset(dataset)))
 
 
+def test_a_declared_dataset_is_not_asked() -> None:
+    declared = DatasetSpec(TensorSpec((), "int64"))
+    dataset = Dataset.range(3).map(lambda n: Dataset.range(n), output_spec=declared)
+    assert dataset.element_spec == declared
+    assert lists(dataset) == [[], [0], [0, 1]]
+    with pytest.raises(SpecError, match="must return DatasetSpec"):
+        next(iter(Dataset.range(3).map(lambda n: n, output_spec=declared)))
+
+
 def test_a_list_is_no_place_for_datasets() -> None:
     with pytest.raises(SpecError, match="A leaf must be"):
         next(iter(Dataset.range(1).map(lambda n: [Dataset.range(n)])))
