@@ -155,7 +155,8 @@ class DistributedIterator(BatchIterator):
             raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
         self._require_open()  # another thread may have closed it before the pass was open,
         place = self._reader.next_place()
-        self._require_open()  # or now, and the pass has told that it is closed
+        if place.entry.error is None:
+            self._require_open()  # or meanwhile; else the pass has told so
         return place
 
     def _require_open(self) -> None:
