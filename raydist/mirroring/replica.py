@@ -21,6 +21,7 @@ from raydist.mirroring.metric_states import hold_states, restore_states, state_n
 from raydist.mirroring.replica_hooks import note_steps, refuse_new_parameters
 from raydist.mirroring.report import ControlCollector, TensorCollector
 from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
+from raydist.mirroring.update_log import UpdateLog
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 
@@ -35,6 +36,9 @@ class MirrorReplica(MirrorCalls):
         rank: The replica's number.
         device: Where mirrored tensors live.
         externals: What functions may reach that every replica has by itself, by name.
+
+    Attributes:
+        updates: What its optimizers have done.
     """
 
     def __init__(self, rank: int, *, device: str = "cpu", externals: Mapping[str, Any] | None = None) -> None:
@@ -51,6 +55,7 @@ class MirrorReplica(MirrorCalls):
         self._parameters_at = -1
         self._control = ControlCollector(self._table, self._identify)
         self._tensors = TensorCollector(self._table)
+        self.updates = UpdateLog(self._table)
 
     def apply(
         self, shipment: Shipment, parts: Sequence[Any], *, inner: bool = False
@@ -84,6 +89,10 @@ class MirrorReplica(MirrorCalls):
     def guard(self) -> AbstractContextManager[None]:
         """For the time of a step: a parameter created in a mirrored module is an error."""
         return refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None)
+
+    def objects(self) -> list[Any]:
+        """Everything that is mirrored, in an order that is the same on all replicas."""
+        return [obj for _, obj in self._table.items()]
 
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
         """Every mirrored parameter, in an order that is the same on all replicas; one tuple until that changes."""
@@ -159,7 +168,7 @@ class MirrorReplica(MirrorCalls):
         for handle, obj in items:
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
-                note_steps(obj)
+                note_steps(obj, self.updates.note)
 
     def _mark_known(self, handle: int) -> None:
         """Driver and replica agree on this object now."""

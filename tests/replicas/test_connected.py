@@ -39,6 +39,9 @@ class Mirror:
     def parameters(self) -> list[Any]:
         return []
 
+    def objects(self) -> list[Any]:
+        return []
+
     def export_buffers(self) -> list[torch.Tensor]:
         return [self.buffer.clone()]
 
