@@ -97,6 +97,36 @@ def test_sample_weights_give_the_same(mirrored: rd.Strategy, num_rows: int, step
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 5, 6])
+def test_a_loss_that_adds_rows_up_gives_the_same(
+    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
+) -> None:
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        model = built(strategy, loss=nn.MSELoss(reduction="sum"), steps_per_execution=steps_per_execution)
+        history = model.fit(regression(num_rows, BATCH), epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(regression(num_rows, BATCH), verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> None:
+    x, _ = regression_arrays(11)
+    classes = np.arange(11) % 2
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        with strategy.scope():
+            model = rd.Model(nn.Linear(3, 2).double())
+            model.compile("adam", "cross_entropy")
+        history = model.fit(x, classes, batch_size=BATCH, epochs=3, class_weight={1: 3.0}, verbose=False)
+        return state(model), history.history
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
 def test_a_scope_that_sums_gradients_changes_nothing(mirrored: rd.Strategy) -> None:
     model, reference = built(mirrored), built(rd.OneDeviceStrategy("cpu"))
     with mirrored.scope(gradient_reduce_op="SUM"):
