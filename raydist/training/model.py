@@ -172,7 +172,10 @@ class Model:
                 replicas, nor does a sum that does not say so: give losses per row then. Or the name of one of torch's
                 ("mse", "cross_entropy"), with its defaults.
             metrics: torchmetrics metrics, updated with (prediction, target): a sequence, or a dict that names them in
-                logs. Otherwise they are named by their class: "multiclass_accuracy".
+                logs. Otherwise they are named by their class: "multiclass_accuracy". Each replica updates its own with
+                its rows; those of torchmetrics' classification, which guess from a batch whether it holds logits, see
+                the whole batch where its pieces look different. What others take from a batch as a whole, such as the
+                `data_range` of SSIM, must be given.
             steps_per_execution: Steps per call to the replicas, which then run the loop; callbacks are called once per
                 execution. Worth it for steps of a few milliseconds.
 

@@ -21,6 +21,7 @@ from raydist.training.class_weights import ClassWeights
 from raydist.training.elements import Example, apply_module, inputs_of, unpack
 from raydist.training.losses import LocalLoss, adds_rows_up, mean_loss, sum_loss, weighted_loss
 from raydist.training.trackers import Trackers
+from raydist.training.value_guesses import guessing, update_alike
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class Trainee:
 
 def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWeights) -> Step:
     """Forward, backward and update on one batch."""
-    optimizer, trackers = compiled.optimizer, compiled.trackers
-    loss_fn = _loss_function(compiled)
+    optimizer = compiled.optimizer
+    loss_fn, track = _loss_function(compiled), _tracking(compiled.trackers)
 
     def train_step(batch: Any) -> None:
         example = class_weights.weigh(unpack(batch))
@@ -75,21 +76,21 @@ def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWei
         loss = loss_fn(prediction, example)
         loss.mean.backward() if example.sample_weight is None else _global_objective(loss).backward()
         optimizer.step()
-        _track(trackers, loss, prediction, example)
+        track(loss, prediction, example)
 
     return train_step
 
 
 def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
     """Loss and metrics of one batch."""
-    loss_fn, trackers = _loss_function(compiled), compiled.trackers
+    loss_fn, track = _loss_function(compiled), _tracking(compiled.trackers)
 
     def test_step(batch: Any) -> None:
         example = unpack(batch)
         with torch.no_grad():
             prediction = apply_module(module, example.x)
             loss = loss_fn(prediction, example)
-            _track(trackers, loss, prediction, example)
+            track(loss, prediction, example)
 
     return test_step
 
@@ -149,9 +150,15 @@ def _global_objective(loss: LocalLoss) -> torch.Tensor:
     return loss.objective(sum_over_replicas)
 
 
-def _track(trackers: Trackers, loss: LocalLoss, prediction: Any, example: Example) -> None:
-    trackers.update(loss.mean.detach(), loss.weight, _num_rows(example))
-    trackers.update_metrics(map_structure(lambda leaf: leaf.detach(), _lists_as_tuples(prediction)), example.y)
+def _tracking(trackers: Trackers) -> Callable[[LocalLoss, Any, Example], None]:
+    metrics, guesses = trackers.metrics, guessing(trackers.metrics)
+
+    def track(loss: LocalLoss, prediction: Any, example: Example) -> None:
+        trackers.update(loss.mean.detach(), loss.weight, _num_rows(example))
+        detached = map_structure(lambda leaf: leaf.detach(), _lists_as_tuples(prediction))
+        update_alike(metrics, guesses, (detached, example.y), get_replica_context())
+
+    return track
 
 
 def _output(leaf: Any, num_rows: int) -> torch.Tensor:
