@@ -29,6 +29,9 @@ class Connected(Peers):
 
     During a run it follows the batch at hand: its rows weigh gradients and collectives, and once a batch is done that
     some replicas had no rows of, it brings their buffers in line.
+
+    Attributes:
+        num_rows_seen: Rows here of the run's batch argument, else of all batches that it drew; None without any.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class Connected(Peers):
     ) -> None:
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
         self.rows = None
+        self.num_rows_seen: int | None = None
+        self._argument_rows: tuple[int, ...] | None = None
         self._communicator = communicator
         self._reducer = reducer
         self._mirror = mirror
@@ -52,7 +57,9 @@ class Connected(Peers):
         self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool, check_in_sync: int = 0
     ) -> Iterator[None]:
         """Around one run of a step function; see `StepHeader` for the arguments."""
-        self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
+self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
+        self._argument_rows = rows
+        self.num_rows_seen = None if rows is None else rows[self.rank]
         self._reducer.attach(self._mirror.parameters())
         with contextlib.ExitStack() as self._open_step:
             self._begin_batch(rows)
@@ -63,6 +70,8 @@ class Connected(Peers):
         """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
         self._end_batch()
         self._open_step.close()
+        if self._argument_rows is None:
+            self.num_rows_seen = (self.num_rows_seen or 0) + rows[self.rank]
         self._begin_batch(rows)
 
     @property

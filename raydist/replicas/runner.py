@@ -179,7 +179,7 @@ class ReplicaRunner:
             value = fn(*args, **kwargs)
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
         absent = header.stand_in and header.rows is not None and header.rows[self._setup.rank] == 0
-        return pack_result(value, absent=absent)
+        return pack_result(value, absent=absent, rows=peers.num_rows_seen)
 
     @contextlib.contextmanager
     def _bound_iterators(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
