@@ -206,6 +206,8 @@ class Discovery:
             )
 
     def _is_made_here(self, module: torch.nn.Module) -> bool:
+        if module in self._scope:  # its tensors may be others by now: a cast or a move exchanges buffers
+            return True
         tensors = [*module.parameters(), *module.buffers()]
         return not tensors or any(tensor in self._scope or self._table.handle_of(tensor) for tensor in tensors)
 
