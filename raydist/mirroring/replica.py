@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 
+from raydist.collectives.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.handles import ReplicaTable
@@ -138,19 +139,25 @@ class MirrorReplica(MirrorCalls):
 
     def dump(self) -> tuple[bytes, frozenset[int]]:
         items = self._table.items()
-        state = dumps(items, lambda _: None, to_replica=True)
+        parameters = [(handle, obj) for handle, obj in items if isinstance(obj, torch.nn.Parameter)]
+        hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
+        state = dumps((items, hooks), lambda _: None, to_replica=True)
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
         self._start_empty()
-        self._add(loads(state, self._resolve))
+        items, hooks = loads(state, self._resolve)
+        self._add(items)
+        self._add_hooks(hooks)
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
 
     def _load_bundle(self, bundle: bytes) -> None:
         unpickler = HandleUnpickler(io.BytesIO(bundle), self._resolve)
-        unpickler.load()  # the roots; what they lead to is in the list that follows
+        unpickler.load()  # the roots; what they lead to is in the list that follows the hooks
+        hooks = list(iter(unpickler.load, None))
         found = unpickler.load()
         self._add(found)
+        self._add_hooks(hooks)
         self._set_gradients(unpickler.load())
         for handle, _ in found:
             self._mark_known(handle)
@@ -160,6 +167,10 @@ class MirrorReplica(MirrorCalls):
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
                 note_steps(obj)
+
+    def _add_hooks(self, hooks: Sequence[tuple[int, ParameterHooks]]) -> None:
+        for handle, found in hooks:
+            found.attach(self._table.object_of(handle))
 
     def _mark_known(self, handle: int) -> None:
         """Driver and replica agree on this object now."""
@@ -173,6 +184,8 @@ class MirrorReplica(MirrorCalls):
         for handle, values in writes.tensors.items():
             overwrite(self._table.object_of(handle), values)
         self._write_gradients(writes)
+        for handle, changed in writes.hooks.items():
+            changed.apply(self._table.object_of(handle))
         for handle, flag in writes.requires_grad.items():
             self._table.object_of(handle).requires_grad_(flag)
             self._control.mark_flag_known(handle)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
 import numpy as np
 import torch
 
+from raydist.collectives.parameter_hooks import ParameterHooks, detach_hooks
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
-__all__ = ["ControlChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
+__all__ = ["ControlChanges", "HookChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
 
 
 @final
@@ -91,6 +93,25 @@ class ControlChanges:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class HookChanges:
+    """What the driver did to the hooks on one parameter.
+
+    Attributes:
+        removed: Keys of those that are gone.
+        added: New ones.
+    """
+
+    removed: tuple[Hashable, ...]
+    added: ParameterHooks
+
+    def apply(self, parameter: torch.Tensor) -> None:
+        """Do the same to a replica's parameter."""
+        detach_hooks(parameter, self.removed)
+        self.added.attach(parameter)
+
+
+@final
 @dataclass(slots=True)
 class Writes:
     """What the driver changed between two steps, by handle.
@@ -106,6 +127,7 @@ class Writes:
 
     cleared_gradients: list[int] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    hooks: dict[int, HookChanges] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, column.name) for column in fields(self))
