@@ -53,15 +53,12 @@ class MirrorReplica(MirrorCalls):
         self._control = ControlCollector(self._table, self._identify)
         self._tensors = TensorCollector(self._table)
 
-    def apply(
-        self, shipment: Shipment, parts: Sequence[Any], *, inner: bool = False
-    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Take in a shipment; the step's function, positional and keyword arguments.
 
         Args:
             shipment: What the driver prepared.
             parts: This replica's part of every `PerReplica` leaf, in the order of `Shipment.per_replica`.
-            inner: Steps come before and after it that nobody can look between.
         """
         for handle in shipment.released:
             self._table.release(handle)
@@ -77,9 +74,6 @@ class MirrorReplica(MirrorCalls):
             args, kwargs = loads(shipment.arguments, self._resolve)
         finally:
             self._parts = ()
-        # Of steps sent together the last one tells what is recent, or the first one where one in between fails.
-        if not inner or shipment.writes or shipment.bundle:
-            self._control.note_step_start()
         return function, args, kwargs
 
     def guard(self) -> AbstractContextManager[None]:

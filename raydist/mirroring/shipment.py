@@ -13,7 +13,7 @@ from raydist.collectives.parameter_hooks import ParameterHooks, detach_hooks
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
-__all__ = ["ControlChanges", "HookChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
+__all__ = ["HookChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
 
 
 @final
@@ -76,20 +76,6 @@ class TensorImage:
         if not self.array.size:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ControlChanges:
-    """What changed in one object on the first replica.
-
-    Attributes:
-        values: New values by path, since the driver last heard of the object.
-        recent: Paths that the last step changed; a driver's write to one of them since is a conflict.
-    """
-
-    values: dict[AttributePath, Any]
-    recent: frozenset[AttributePath] = frozenset()
 
 
 @final

@@ -12,7 +12,7 @@ from torch import nn
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.replica import MirrorReplica
-from raydist.mirroring.shipment import Shipment, Writes
+from raydist.mirroring.shipment import Shipment
 from raydist.pickling.pickler import loads
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
@@ -94,21 +94,6 @@ def test_dump_and_load_are_bit_identical() -> None:
     states = [loads(replica.collect_optimizer_state(optimizers[0]), lambda pid: pid) for replica in (old, newcomer)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][key]["exp_avg"], states[1][key]["exp_avg"]) for key in states[0])
-
-
-@pytest.mark.parametrize(
-    ("inner", "writes", "noted"), [(False, b"", 1), (True, b"", 0), (True, pickle.dumps(Writes()), 1)]
-)
-def test_a_step_amid_others_is_noted_only_where_the_driver_wrote_before_it(
-    inner: bool, writes: bytes, noted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror = Mirror()
-    trained(mirror)
-    known, notes = mirror.shipments[0], []
-    monkeypatch.setattr(mirror.replicas[0]._control, "note_step_start", lambda: notes.append(1))
-    shipment = Shipment(function=known.function, arguments=known.arguments, writes=writes)
-    mirror.replicas[0].apply(shipment, [0], inner=inner)
-    assert len(notes) == noted
 
 
 def test_reset_after_a_half_done_step() -> None:
