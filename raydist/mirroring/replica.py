@@ -18,9 +18,9 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
-from raydist.mirroring.metric_states import hold_states, restore_states, state_names
+from raydist.mirroring.metric_states import divide_states, hold_states, restore_states, state_names
 from raydist.mirroring.replica_hooks import note_steps, refuse_new_parameters
-from raydist.mirroring.report import ControlCollector, TensorCollector
+from raydist.mirroring.report import ControlCollector, TensorCollector, is_averaged
 from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
@@ -139,11 +139,23 @@ class MirrorReplica(MirrorCalls):
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
+        metrics, statistics = self.hold_metrics(), self._hold_statistics()
         self._start_empty()
         items, hooks = loads(state, self._resolve)
         self._add(items)
         self._add_hooks(hooks)
+        for handle, obj in items:
+            if handle in statistics:
+                overwrite(obj, statistics[handle])
+            elif state_names(obj):
+                # What the other one counted is counted there.
+                restore_states(obj, metrics.get(handle) or divide_states(obj)[1])
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
+
+    def _hold_statistics(self) -> dict[int, torch.Tensor]:
+        """Copies of what each replica gathers from its own rows."""
+        tensors = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.Tensor)]
+        return {handle: obj.detach().clone() for handle, obj in tensors if is_averaged(obj)}
 
     def _load_bundle(self, bundle: bytes) -> None:
         unpickler = HandleUnpickler(io.BytesIO(bundle), self._resolve)

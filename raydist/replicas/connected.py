@@ -42,6 +42,7 @@ class Connected(Peers):
         self._stand_in = True
         self._open_step = contextlib.ExitStack()
         self._held_metrics: dict[int, dict[str, Any]] = {}
+        self._held_buffers: list[torch.Tensor] = []
 
     @contextlib.contextmanager
     def run(self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool) -> Iterator[None]:
@@ -50,7 +51,11 @@ class Connected(Peers):
         self._reducer.attach(self._mirror.parameters())
         with contextlib.ExitStack() as self._open_step:
             self._begin_batch(rows)
-            yield
+            try:
+                yield
+            except BaseException:
+                self._undo_stand_in()
+                raise
             self._align_stand_ins()
 
     def next_batch(self, rows: tuple[int, ...]) -> None:
@@ -71,6 +76,7 @@ class Connected(Peers):
         empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
         self._held_metrics = self._mirror.hold_metrics() if self.stands_in else {}
+        self._held_buffers = self._mirror.export_buffers() if self.stands_in else []
 
     def _align_stand_ins(self) -> None:
         """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
@@ -82,6 +88,12 @@ class Connected(Peers):
             self._communicator.broadcast(buffer, root).wait()
         if self.stands_in:
             self._mirror.import_buffers(buffers)
+            self._mirror.restore_metrics(self._held_metrics)
+
+    def _undo_stand_in(self) -> None:
+        """After an error nobody has buffers to give: what others' rows did here is as if it had not been."""
+        if self.stands_in:
+            self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
     def _present(self) -> tuple[bool, ...]:

@@ -116,6 +116,35 @@ def test_reset_after_a_half_done_step() -> None:
     assert mirror.run(lambda: optimizer.param_groups[0]["lr"]) == [1e-3 / 16] * 2
 
 
+def test_reset_keeps_the_running_statistics_of_every_replica() -> None:
+    mirror = Mirror(3)
+    with mirror.scope():
+        norm = nn.BatchNorm1d(1, momentum=0.5)
+
+    def step(rank: int) -> None:
+        norm(torch.tensor([[0.0], [4.0]]) + 2 * rank)
+
+    def fail(rank: int) -> None:
+        if rank == 1:
+            raise ZeroDivisionError
+        norm.weight.data.add_(1)
+
+    assert norm.running_mean is not None
+    assert norm.num_batches_tracked is not None
+    mirror.run(step, rank_of(mirror))
+    assert norm.running_mean.item() == 2.0
+    with pytest.raises(ZeroDivisionError):
+        mirror.run(fail, rank_of(mirror))
+    mirror.driver.reset()
+    means = [replica.export_buffers()[0].item() for replica in mirror.replicas]
+    assert means == [1.0, 2.0, 3.0]
+    assert norm.running_mean.item() == 2.0
+    assert norm.weight.item() == 2.0
+    mirror.run(step, rank_of(mirror))
+    assert (norm.running_mean.item(), norm.num_batches_tracked.item()) == (3.0, 2)
+    assert [replica.parameters()[0].item() for replica in mirror.replicas] == [2.0, 2.0, 2.0]
+
+
 def test_reset_after_a_shipment_that_never_arrived() -> None:
     mirror = Mirror()
     layer = linear(mirror)
