@@ -51,19 +51,24 @@ class Connected(Peers):
         self._num_batches = 0
         self._check_in_sync = 0
         self._sync_check = SyncCheck(communicator, self._gather_objects, mirror.objects)
+        self._held_buffers: list[torch.Tensor] = []
 
     @contextlib.contextmanager
     def run(
         self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool, check_in_sync: int = 0
     ) -> Iterator[None]:
         """Around one run of a step function; see `StepHeader` for the arguments."""
-self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
+        self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
         self._argument_rows = rows
         self.num_rows_seen = None if rows is None else rows[self.rank]
         self._reducer.attach(self._mirror.parameters())
         with contextlib.ExitStack() as self._open_step:
             self._begin_batch(rows)
-            yield
+            try:
+                yield
+            except BaseException:
+                self._undo_stand_in()
+                raise
             self._end_batch()
 
     def next_batch(self, rows: tuple[int, ...]) -> None:
@@ -86,6 +91,7 @@ self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, chec
         empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
         self._held_metrics = self._mirror.hold_metrics() if self.stands_in else {}
+        self._held_buffers = self._mirror.export_buffers() if self.stands_in else []
 
     def _end_batch(self) -> None:
         self._align_stand_ins()
@@ -103,6 +109,12 @@ self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, chec
             self._communicator.broadcast(buffer, root).wait()
         if self.stands_in:
             self._mirror.import_buffers(buffers)
+            self._mirror.restore_metrics(self._held_metrics)
+
+    def _undo_stand_in(self) -> None:
+        """After an error nobody has buffers to give: what others' rows did here is as if it had not been."""
+        if self.stands_in:
+            self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
     def _present(self) -> tuple[bool, ...]:

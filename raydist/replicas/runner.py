@@ -126,14 +126,14 @@ class ReplicaRunner:
             objects = self._objects.receive(group.objects, objects)
         except FailedPreconditionError as failure:
             error, self._failed_step = failure, headers[0].step
-        for place, header in enumerate(headers):
+        for header in headers:
             try:
-                results.append(self._step(header, objects, inner=0 < place < len(headers) - 1))
+                results.append(self._step(header, objects))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
                 error = error or failure
         return GroupResult(tuple(results), time.perf_counter() - began, error)
 
-    def _step(self, header: StepHeader, objects: Sequence[Leaves], *, inner: bool) -> StepResult:
+    def _step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
         peers = self._peers
         if peers is None:
@@ -145,7 +145,7 @@ class ReplicaRunner:
             self._refuse(header)
         self._progress.begin_step(header.step)
         try:
-            return self._run(header, objects, peers, inner=inner)
+            return self._run(header, objects, peers)
         except BaseException as error:
             self._failed_step = header.step
             self.abort(self._generation)
@@ -161,10 +161,10 @@ class ReplicaRunner:
             f"Step {header.step} was given up on replica {self._setup.rank}, because step {self._failed_step} failed."
         )
 
-    def _run(self, header: StepHeader, objects: Sequence[Leaves], peers: Connected, *, inner: bool) -> StepResult:
+    def _run(self, header: StepHeader, objects: Sequence[Leaves], peers: Connected) -> StepResult:
         self._reseed(header.seed)
         parts = [self._to_device(part) for part in resolve_parts(header.sources, objects)]
-        fn, args, kwargs = self._mirror.apply(header.shipment, parts, inner=inner)
+        fn, args, kwargs = self._mirror.apply(header.shipment, parts)
         with (
             self._bound_iterators((args, kwargs), header, peers),
             peers.run(
