@@ -35,7 +35,8 @@ class Elementwise(Running):
         """`map_func` of every element, in their order. An error of the function takes the place of its element.
 
         Args:
-            map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
+            map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. A
+                `torch.nn.Module`, and a function wrapped in `rd.with_tensors`, gets torch tensors instead. May return
                 numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
                 depends on (seed, operation, epoch, index of the element) alone.
             num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist,
