@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from raydist.dataset.base import DatasetBase
+from raydist.dataset.base import DatasetBase, named
 from raydist.pipelines.ops.nested import graph_of
 from raydist.pipelines.ops.shuffle import ShuffleOp
 from raydist.pipelines.sources.csv_files import csv_op
@@ -22,13 +22,14 @@ class FileSources(DatasetBase):
     """Elements that come from files, local or remote."""
 
     @classmethod
-    def list_files(cls, pattern: Any, shuffle: bool = True, seed: int | None = None) -> Self:
+    def list_files(cls, pattern: Any, shuffle: bool = True, seed: int | None = None, name: str | None = None) -> Self:
         """The names (str) of the files that match a pattern when this is called.
 
         Args:
             pattern: A path or URI with `*`, `?` and `[...]`, none of which matches a slash, or a list of them.
             shuffle: Another order every epoch; False gives sorted names.
             seed: Seed of the order, as for :meth:`shuffle`.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             NotFoundError: No file matches.
@@ -45,7 +46,7 @@ class FileSources(DatasetBase):
         ['a.txt', 'b.txt']
         """
         names = list_files_op(pattern)
-        return cls(ShuffleOp(names, names.cardinality(), seed) if shuffle else names)
+        return cls(named(ShuffleOp(names, names.cardinality(), seed) if shuffle else names, name))
 
     @classmethod
     def from_numpy(cls, source: Any) -> Self:

@@ -7,7 +7,7 @@ from typing import Any
 
 from raydist.errors import InvalidArgumentError
 
-__all__ = ["whole_number"]
+__all__ = ["require_choice", "whole_number"]
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -23,3 +23,9 @@ def whole_number(name: str, value: Any) -> int:
         except TypeError:
             pass
     raise InvalidArgumentError(f"{name} must be a whole number, got {value!r}.")
+
+
+def require_choice(deterministic: Any) -> None:
+    """TypeError unless `deterministic` is a bool, or None for whatever the options say."""
+    if deterministic is not None and not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")

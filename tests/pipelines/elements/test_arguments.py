@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.pipelines.elements.arguments import whole_number
+from raydist.pipelines.elements.arguments import require_choice, whole_number
 
 
 @pytest.mark.parametrize("value", [3, np.int32(3), torch.tensor(3)])
@@ -25,3 +25,10 @@ def test_what_is_none(value: Any) -> None:
 def test_range_takes_whole_numbers_only() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="Each of start, stop and step must be a whole number, got 1.5"):
         rd.Dataset.range(1.5)  # type: ignore[arg-type]
+
+
+def test_a_choice_is_a_bool_or_none() -> None:
+    for choice in (True, False, None):
+        require_choice(choice)
+    with pytest.raises(TypeError, match="deterministic must be a bool or None, got 1"):
+        require_choice(1)
