@@ -123,7 +123,13 @@ class Sources(DatasetBase):
 
     @classmethod
     def from_generator(
-        cls, generator: Callable[..., Any], output_signature: Any = None, args: Any = (), name: str | None = None
+        cls,
+        generator: Callable[..., Any],
+        output_signature: Any = None,
+        args: Any = (),
+        output_types: Any = None,
+        output_shapes: Any = None,
+        name: str | None = None,
     ) -> Self:
         """The values that `generator(*args)` yields. Called afresh for every iteration and every pass of a repeat.
 
@@ -138,11 +144,14 @@ class Sources(DatasetBase):
                 converted to its dtypes where nothing is lost (integers that fit, any number to a float).
             args: Arguments for `generator`, handed over as numpy arrays and scalars, bytes and str. Bind other objects
                 with `functools.partial`.
+            output_types: In the place of a signature: a nest of dtypes (numpy, torch or text).
+            output_shapes: With it: a nest of shapes like it; None in it, or for all of it: unknown.
             name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             SpecError: No signature, or nothing that can be called; a value of another structure, dtype or shape (at
                 iteration, in the place of that value).
+            InvalidArgumentError: A signature and types; shapes that are none, or not like the types.
 
         Source: tf.data.Dataset.from_generator.
 
@@ -150,7 +159,7 @@ class Sources(DatasetBase):
         >>> [int(x) for x in ds]
         [0, 1, 2]
         """
-        return cls(named(GeneratorOp.of(generator, output_signature, args), name))
+        return cls(named(GeneratorOp.of(generator, output_signature, args, output_types, output_shapes), name))
 
     @classmethod
     def from_arrow(cls, source: Any) -> Self:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.pipelines.elements.arguments import require_choice, whole_number
+from raydist.nest import flatten
+from raydist.pipelines.elements.arguments import parts_like, require_choice, whole_number
 
 
 @pytest.mark.parametrize("value", [3, np.int32(3), torch.tensor(3)])
@@ -32,3 +33,11 @@ def test_a_choice_is_a_bool_or_none() -> None:
         require_choice(choice)
     with pytest.raises(TypeError, match="deterministic must be a bool or None, got 1"):
         require_choice(1)
+
+
+def test_parts_stand_in_the_places_of_leaves() -> None:
+    structure = flatten({"a": 1, "b": (2, 3)})[1]
+    assert parts_like(structure, {"b": ((1, 2), None), "a": ()}, "shapes") == [(), (1, 2), None]
+    assert parts_like(structure, None, "shapes") == [None] * 3
+    with pytest.raises(rd.InvalidArgumentError, match=r"shapes must be a nest like the element.* where 'b'"):
+        parts_like(structure, {"a": ()}, "shapes")
