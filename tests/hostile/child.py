@@ -132,7 +132,7 @@ def load(iterator: Any, state: Any) -> tuple[str, str]:
         iterator.load_state_dict(state)
         for _ in range(3):
             next(iterator, None)
-    except (rd.InvalidArgumentError, rd.FailedPreconditionError) as error:
+    except rd.RaydistError as error:
         return type(error).__name__, str(error)[:300]
     except BaseException as error:
         return "raw", words_of(error)

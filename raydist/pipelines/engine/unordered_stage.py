@@ -16,6 +16,7 @@ from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import Outbox, read_items
+from raydist.pipelines.engine.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.stage_dispatch import SentBlock, StageDispatch, StageWorkers
 from raydist.pipelines.metering.meter import Meter
 
@@ -182,11 +183,11 @@ class UnorderedStageIterator(OpIterator):
     def load_state_dict(self, state: State) -> None:
         border = self._open_outbox().load_state_dict(state)
         self._source.load_state_dict(border["input"])
-        self._next_starts = tuple(border["starts"])
-        self._results.signatures = tuple(border["signatures"])
+        self._next_starts = counts_in(border["starts"], len(self._next_starts))
+        self._results.signatures = texts_in(border["signatures"], len(self._results.signatures))
         self._first = self._next = int(border["first"])
         self._given = int(border["given"])
-        self._ahead = set(border["ahead"])
+        self._ahead = set(counts_in(border["ahead"], len(border["ahead"])))
 
     def close(self) -> None:
         self._places.clear()

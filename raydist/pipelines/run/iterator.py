@@ -16,6 +16,7 @@ from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
+from raydist.pipelines.engine.saved_state import require_state, state_errors
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.executors import local_executor
@@ -154,10 +155,19 @@ class DatasetIterator(Generic[_T]):
                 meters=self.meters,
                 orders=self._orders,
             )
-            if self._resume_at is not None:
-                self._source.load_state_dict(self._resume_at)
-                self._resume_at = None
+            self._resume(self._source)
         return self._source
+
+    def _resume(self, source: OpIterator) -> None:
+        if self._resume_at is None:
+            return
+        try:
+            with state_errors(self._resume_at):
+                source.load_state_dict(self._resume_at)
+        except BaseException:
+            self._suspend(self._resume_at)  # the next call must not go on in the middle of a state
+            raise
+        self._resume_at = None
 
     def _suspend(self, state: State | None) -> None:
         """Close the engine; what comes next opens it again at `state`."""
@@ -263,7 +273,8 @@ class DatasetIterator(Generic[_T]):
             state: Of an iterator of the same pipeline, in any process; it brings its seed and epoch with it.
 
         Raises:
-            InvalidArgumentError: The state was saved by another pipeline.
+            InvalidArgumentError: The state was saved by another pipeline, or is none. What an operation cannot read in
+                it is found with the next element.
 
         >>> ds = rd.Dataset.range(5)
         >>> saved = iter(ds)
@@ -273,7 +284,7 @@ class DatasetIterator(Generic[_T]):
         >>> int(next(iterator))
         2
         """
-        found = (state.get("version"), state.get("pipeline"))
+        found = (require_state(state).get("version"), state.get("pipeline"))
         if found != (_STATE_VERSION, self._fingerprint()):
             raise InvalidArgumentError(
                 f"The state must be of this pipeline ({self._fingerprint()}), got one of {state.get('pipeline')!r} "
@@ -281,9 +292,10 @@ class DatasetIterator(Generic[_T]):
             )
         self.close()
         self._closed = self._ended = False
-        self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
-        self._resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
-        self._orders.load(state.get("orders", {}))
+        with state_errors(state):
+            self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
+            self._resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
+            self._orders.load(state.get("orders", {}))
 
     def close(self) -> None:
         """Stop threads and let go of files. Further elements are a FailedPreconditionError. May be called twice.
