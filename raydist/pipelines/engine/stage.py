@@ -10,10 +10,10 @@ from typing import final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.engine.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.stage_dispatch import SentBlock, StageDispatch, StageWorkers
 from raydist.pipelines.metering.meter import Meter
 

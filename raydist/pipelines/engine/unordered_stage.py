@@ -11,12 +11,12 @@ from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items
+from raydist.pipelines.elements.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import Outbox, read_items
-from raydist.pipelines.engine.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.stage_dispatch import SentBlock, StageDispatch, StageWorkers
 from raydist.pipelines.metering.meter import Meter
 

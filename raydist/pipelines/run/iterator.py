@@ -10,13 +10,13 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfR
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.build import Plan, start
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
-from raydist.pipelines.engine.saved_state import require_state, state_errors
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.executors import local_executor

@@ -16,7 +16,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
-from raydist.pipelines.engine.saved_state import require_state, state_errors
+from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, cut_batch, deal

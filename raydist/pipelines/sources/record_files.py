@@ -12,10 +12,10 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.saved_state import counts_in
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.engine.saved_state import counts_in
 from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES
 from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.file_names import FileNames, names_op

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import raydist
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.pipelines.elements.items import State
 
@@ -20,7 +19,7 @@ __all__ = ["counts_in", "require_state", "state_errors", "texts_in"]
 _MAX_COUNT = (1 << 63) - 1
 _MAX_DEPTH = 4000  # of operations behind each other; a state is two deeper with each
 _SIGNED = {"seed", "orders"}  # numbers in these parts may be negative
-_PACKAGE = str(Path(raydist.__file__).parent)
+_PACKAGE = str(Path(__file__).parents[2])
 
 _Path = tuple[str | int, ...]
 
