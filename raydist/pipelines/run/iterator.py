@@ -14,6 +14,7 @@ from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.key_order import KeyOrder
+from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.build import Plan, start
 from raydist.pipelines.engine.executor import Executor
@@ -177,10 +178,19 @@ class DatasetIterator(Generic[_T]):
                 meters=self.meters,
                 orders=self._orders,
             )
-            if self._resume_at is not None:
-                self._source.load_state_dict(self._resume_at)
-                self._resume_at = None
+            self._resume(self._source)
         return self._source
+
+    def _resume(self, source: OpIterator) -> None:
+        if self._resume_at is None:
+            return
+        try:
+            with state_errors(self._resume_at):
+                source.load_state_dict(self._resume_at)
+        except BaseException:
+            self._suspend(self._resume_at)  # the next call must not go on in the middle of a state
+            raise
+        self._resume_at = None
 
     def _suspend(self, state: State | None) -> None:
         """Close the engine; what comes next opens it again at `state`."""
@@ -288,7 +298,8 @@ class DatasetIterator(Generic[_T]):
             state: Of an iterator of the same pipeline, in any process; it brings its seed and epoch with it.
 
         Raises:
-            InvalidArgumentError: The state was saved by another pipeline.
+            InvalidArgumentError: The state was saved by another pipeline, or is none. What an operation cannot read in
+                it is found with the next element.
 
         >>> ds = rd.Dataset.range(5)
         >>> saved = iter(ds)
@@ -298,13 +309,13 @@ class DatasetIterator(Generic[_T]):
         >>> int(next(iterator))
         2
         """
-        found = (state.get("version"), state.get("pipeline"))
+        found = (require_state(state).get("version"), state.get("pipeline"))
         if found != (_STATE_VERSION, self._fingerprint()):
             raise InvalidArgumentError(
                 f"The state must be of this pipeline ({self._fingerprint()}), got one of {state.get('pipeline')!r} "
                 f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
             )
-        with self._lock:
+        with self._lock, state_errors(state):
             self.close()
             self._closed = self._ended = False
             self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
