@@ -15,8 +15,8 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import LEAF, Structure, flatten, is_nested
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf
-from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec, spec_of_value
+from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf, is_dataset
+from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, spec_of_value
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
 
@@ -136,6 +136,8 @@ def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, Tenso
         if issubclass(kind, np.number | np.bool_) and number is not None:
             column = np.array(values)
             return column, TensorSpec((), column.dtype)
+    if all(map(is_dataset, kinds)):
+        return object_column(values), DatasetSpec()
     return _stack_any([as_leaf(value) for value in values])
 
 

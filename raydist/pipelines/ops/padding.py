@@ -13,7 +13,7 @@ from raydist.nest import Structure
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, refused_datasets, spec_of_value
 
 __all__ = ["Padding"]
 
@@ -37,6 +37,8 @@ class Padding:
 
     def specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """Specs of the padded leaves."""
+        if any(isinstance(spec, DatasetSpec) for spec in specs):
+            raise refused_datasets("padded_batch")
         shapes = parts_like(structure, self.shapes, "padded_shapes")
         return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
@@ -48,6 +50,7 @@ class Padding:
             InvalidArgumentError: Shapes or values do not fit the element.
             SpecError: A padding value is of another type than its leaf.
         """
+        rows = rows.of_tensors("padded_batch")
         shapes = parts_like(rows.structure, self.shapes, "padded_shapes")
         values = parts_like(rows.structure, self.values, "padding_values")
         paths = rows.structure.paths()

@@ -247,7 +247,7 @@ class DatasetIterator(Generic[_T]):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function once."""
+        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function."""
         return self._op.element_spec()
 
     def state_dict(self) -> State:

@@ -29,6 +29,7 @@ Element = tuple[Sequence[Any], Structure]
 
 def element_views(block: Block) -> list[Element]:
     """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
+    block = block.of_tensors("a distributed dataset")
     # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
     columns = [column if column.dtype == object else _views(column) for column in block.columns]
     return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
