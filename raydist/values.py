@@ -143,6 +143,17 @@ class PerReplica:
         """Number of replicas that this value has parts on (known without waiting)."""
         return len(self.values)
 
+    @property
+    def weights(self) -> tuple[int, ...] | None:
+        """What each of :attr:`values` weighs in a mean over replicas; None: all the same.
+
+        For results of a step the rows that each replica worked on. Waits for them.
+
+        >>> PerReplica([1, 2]).weights is None
+        True
+        """
+        return None
+
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
         """Where the value of one replica is. Never blocks where the value is on a replica.
 

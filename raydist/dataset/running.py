@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -211,12 +211,10 @@ class Running(DatasetBase):
         """
         return self._iterate(arrow_batches)
 
-    def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
+    def _iterate(self, convert: Callable[[Block], list[Any]]) -> DatasetIterator[Any]:
         return self._open(convert, next(self._epochs), IterationMeters())
 
-    def _open(
-        self, convert: Callable[[Block], Sequence[Any]], epoch: int, meters: IterationMeters
-    ) -> DatasetIterator[Any]:
+    def _open(self, convert: Callable[[Block], list[Any]], epoch: int, meters: IterationMeters) -> DatasetIterator[Any]:
         self._meters = meters
         return DatasetIterator(
             self._op,
@@ -238,7 +236,7 @@ class Running(DatasetBase):
         return self._drawn_seed
 
 
-def _to_torch() -> Callable[[Block], Sequence[Any]]:
+def _to_torch() -> Callable[[Block], list[Any]]:
     # Torch is imported by the first iteration that hands out tensors: building and pickling pipelines needs none.
     from torch import from_numpy
 

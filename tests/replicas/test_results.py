@@ -70,6 +70,16 @@ def test_absent_results_are_passed_over() -> None:
     assert leaf.num_parts == 2
 
 
+def test_results_weigh_by_the_rows_of_the_replicas_that_count() -> None:
+    def weights(*results: StepResult) -> Any:
+        return values_of(*results).nest().weights
+
+    packed = [pack_result(1.0, absent=False, rows=3), pack_result(2.0, absent=False, rows=1)]
+    assert weights(*packed) == (3, 1)
+    assert weights(*packed, pack_result(3.0, absent=True, rows=0)) == (3, 1)
+    assert weights(pack_result(1.0, absent=False), pack_result(2.0, absent=False)) is None
+
+
 def test_none_everywhere_is_none() -> None:
     values = values_of(pack_result((1, None), absent=False), pack_result((2, None), absent=False))
     first, second = values.nest()

@@ -58,6 +58,9 @@ def _rows(structure: Structure, columns: Iterator[Iterable[Any]]) -> Iterable[An
     children = [_rows(child, columns) for child in structure.children]
     if structure.kind is tuple:
         return zip(*children, strict=True)
+    if structure.shown:
+        keys = tuple(structure.keys[place] for place in structure.shown)
+        return _named_rows(dict, keys, [children[place] for place in structure.shown])
     return _named_rows(structure.kind, structure.keys, children)
 
 

@@ -138,6 +138,15 @@ def test_bad_arguments(tmp_path: Path) -> None:
             rd.Dataset.from_csv(paths, **options)
 
 
+def test_columns_are_in_the_order_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(CONTENT)
+    dataset = rd.Dataset.from_csv(tmp_path / "x.csv")
+    for element in (dataset.element_spec, next(dataset.as_numpy_iterator()), next(iter(dataset.batch(2)))):
+        assert list(element) == ["id", "name", "score", "ok"]
+    chosen = rd.Dataset.from_csv(tmp_path / "x.csv", columns=["score", "id"])
+    assert list(chosen.element_spec) == list(next(iter(chosen))) == ["score", "id"]
+
+
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "titanic.csv"
     path.write_text("survived,sex,age,fare\n0,male,22,7.25\n1,female,38,71.3\n1,female,,7.9\n")
