@@ -11,7 +11,7 @@ from tests.import_graph import Import, circles, home_of, imports_of, modules
 
 # From the bottom up. A module may import its own layer and those before it.
 LAYERS = (
-    {"errors", "nest", "values", "settings", "options", "metrics"},
+    {"errors", "foreign_errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
     {"image", "text"},
     {"collectives", "job_environment", "cluster"},

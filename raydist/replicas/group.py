@@ -15,6 +15,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import FailedPreconditionError, UnavailableError
+from raydist.foreign_errors import original_of
 from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.replicas.dispatcher import DispatchedStep, Dispatcher, SentGroup
@@ -125,7 +126,7 @@ class ReplicaGroup:
         """Raise the error of a step that nobody has been told about."""
         error, self._untold = self._untold, None
         if error is not None:
-            raise error
+            raise original_of(error)
 
     def _finish_oldest(self) -> bool:
         """Wait for the oldest group; False if there is none. An error is told later."""
@@ -170,8 +171,9 @@ class ReplicaGroup:
             self._finish(group, present=False)
         try:
             return group.results_at(step.place)
-        except Exception as error:
-            if error is self._untold:  # what came of it is told here, and not again when the strategy closes
+        except BaseException as error:
+            # What came of it is told here, and not again when the strategy closes.
+            if self._untold is not None and error is original_of(self._untold):
                 self._untold = None
             raise
 

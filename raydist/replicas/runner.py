@@ -22,6 +22,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
@@ -119,7 +120,7 @@ class ReplicaRunner:
         except BaseException as error:
             self._failed_step = header.step
             self.abort(self._generation)
-            error.add_note(f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
+            annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
             raise
 
     def _refuse(self, header: StepHeader) -> NoReturn:

@@ -205,6 +205,37 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
         assert values[0] == values[1]
 
 
+class Departure(BaseException):
+    """No Exception, and does not end its process."""
+
+
+class Odd(Exception):
+    """Wants two arguments, has no message, and its notes are no list."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
+        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [Departure("left"), Odd(1, 2)])
+def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
+    two: rd.MirroredStrategy, error: BaseException
+) -> None:
+    def step(fails: bool) -> int:
+        if fails and rd.get_replica_context().replica_id_in_sync_group == 1:
+            raise error
+        return 1
+
+    with pytest.raises(type(error)) as caught:
+        two.local_results(two.run(step, args=(True,)))
+    assert caught.value.args == error.args
+    assert re.search(r"In step \d+ on replica 1", "".join(caught.value.__notes__))
+    assert two.run(step, args=(False,)).values == (1, 1)
+
+
 def test_an_error_of_a_dispatched_step_comes_with_the_next_synchronising_call(two: rd.MirroredStrategy) -> None:
     def step(fail: bool) -> int:
         assert not fail, "asked to fail"

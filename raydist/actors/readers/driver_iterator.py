@@ -11,6 +11,7 @@ from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.foreign_errors import original_of
 from raydist.nest import unflatten
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
@@ -135,7 +136,7 @@ class DistributedIterator(BatchIterator):
         if place.last:
             self._finish(place)
         if place.entry.error is not None:
-            raise place.entry.error.restore()
+            raise original_of(place.entry.error.restore())
         if place.batch is None:
             raise StopIteration
         return self._nest(place.batch)

@@ -13,6 +13,7 @@ from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.buffered_results import BufferedResult
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.executor import Pending
 
@@ -136,5 +137,5 @@ class PoolTask(Pending):
 
     def _cause_of(self, error: RayTaskError) -> Exception:
         cause = error.cause if isinstance(error.cause, Exception) else error
-        cause.add_note(f"In {self._sent.worker.name}, sending the result of stage {self.spec.name}.")
+        annotate(cause, f"In {self._sent.worker.name}, sending the result of stage {self.spec.name}.")
         return cause

@@ -13,6 +13,7 @@ from raydist.actors.workers.kept_pages import keep_pages
 from raydist.actors.workers.mapped_buffers import MappedBuffers
 from raydist.actors.workers.memory_limit import limit_memory
 from raydist.errors import RaydistError
+from raydist.foreign_errors import LEAVING
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.row_results import join_results
@@ -131,7 +132,7 @@ def _run(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
     """`run_stage`; a function that wants to leave the process (sys.exit, Ctrl-C) fails on that element only."""
     try:
         return run_stage(spec, block, starts)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+    except LEAVING as error:
         if block.num_rows == 1:
             return _left(spec, starts[0], error)
     rows = [

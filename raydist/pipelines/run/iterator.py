@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.foreign_errors import original_of
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
@@ -135,10 +136,11 @@ class DatasetIterator(Generic[_T]):
         except Exception as error:
             if isinstance(error, MACHINERY_ERRORS):
                 self._suspend(self._border)  # no element is lost: the next call tries again from here
-            raise
+            failure = error
         except BaseException:  # Ctrl-C in a user's function: as above
             self._suspend(self._border)
             raise
+        raise original_of(failure)
 
     def _open(self) -> OpIterator:
         if self._closed:

@@ -102,7 +102,7 @@ def test_errors_keep_type_and_place_and_name_the_worker(pool: ActorExecutor) -> 
     assert "element 4" in notes
     assert f"In {pool._name}-worker-" in notes
     assert int(next(iterator)) == 5
-    with pytest.raises(RaydistError, match="OddError: odd 1 2"):
+    with pytest.raises(OddError, match="odd 1 2"):
         next(iterator)
     assert [int(x) for x in iterator] == [7]
 

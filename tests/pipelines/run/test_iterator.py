@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +108,49 @@ def test_threads_of_the_options_run_the_maps() -> None:
     options.threading.private_threadpool_size = 2
     dataset = Dataset.range(30).map(lambda x: x + 1).filter(lambda x: x % 2 == 0)
     assert list(dataset.with_options(options).as_numpy_iterator()) == list(dataset.as_numpy_iterator())
+
+
+class Departure(BaseException):
+    """No Exception, and does not end its process."""
+
+
+class Mute(Exception):
+    """Says nothing of itself, and allows no plain notes."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
+        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [Departure("left"), Mute(1, 2)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_error_of_an_element_is_raised_at_its_place_and_the_iterator_goes_on(
+    error: BaseException, threads: int
+) -> None:
+    def fail(x: Any) -> Any:
+        if x == 2:
+            raise error
+        return x
+
+    iterator = iter(Dataset.range(5).map(fail, num_parallel_calls=threads))
+    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+    with pytest.raises(type(error)) as caught:
+        next(iterator)
+    assert caught.value is error
+    assert "element 2 of its input." in "".join(error.__notes__)
+    assert [int(x) for x in iterator] == [3, 4]
+
+
+def test_a_generator_that_leaves_with_any_error_has_ended() -> None:
+    def leaving() -> Any:
+        yield 1
+        raise Departure("left")
+
+    iterator = iter(Dataset.from_generator(leaving, output_signature=TensorSpec((), np.int64)))
+    assert int(next(iterator)) == 1
+    with pytest.raises(Departure, match="left"):
+        next(iterator)
+    assert list(iterator) == []
