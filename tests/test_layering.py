@@ -14,7 +14,7 @@ LAYERS = (
     {"errors", "foreign_errors", "nest", "values", "settings", "options", "metrics"},
     {"pipelines"},
     {"image", "text"},
-    {"collectives", "job_environment", "cluster"},
+    {"collectives", "job_environment", "lasting_thread", "cluster"},
     {"actors"},
     {"dataset"},
     {"distributed_dataset"},

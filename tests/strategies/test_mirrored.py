@@ -221,18 +221,18 @@ class Odd(Exception):
         raise RuntimeError("no words")
 
 
-@pytest.mark.parametrize("error", [Departure("left"), Odd(1, 2)])
+@pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Odd, (1, 2))])
 def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
-    two: rd.MirroredStrategy, error: BaseException
+    two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]
 ) -> None:
     def step(fails: bool) -> int:
         if fails and rd.get_replica_context().replica_id_in_sync_group == 1:
-            raise error
+            raise kind(*args)
         return 1
 
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(kind) as caught:
         two.local_results(two.run(step, args=(True,)))
-    assert caught.value.args == error.args
+    assert caught.value.args == args[:1]
     assert re.search(r"In step \d+ on replica 1", "".join(caught.value.__notes__))
     assert two.run(step, args=(False,)).values == (1, 1)
 
