@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-__all__ = ["LEAVING", "Carried", "annotate", "as_exception", "message_of", "original_of", "shown"]
+__all__ = ["LEAVING", "Carried", "annotate", "as_exception", "message_of", "what_was_raised", "shown"]
 
 LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends whoever it is raised in. All else is an error of what raised it, also where it is no `Exception`."""
@@ -32,11 +32,11 @@ def as_exception(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else Carried(error)
 
 
-def original_of(error: BaseException) -> BaseException:
+def what_was_raised(error: BaseException) -> BaseException:
     """What a user's function raised, where `error` may carry it.
 
     >>> class Odd(BaseException): ...
-    >>> original_of(as_exception(Odd("bad")))
+    >>> what_was_raised(as_exception(Odd("bad")))
     Odd('bad')
     """
     return error.original if isinstance(error, Carried) else error
@@ -51,7 +51,7 @@ def annotate(error: BaseException, note: str) -> None:
     >>> error.__notes__
     ['odd: no list', 'In map-1.']
     """
-    error = original_of(error)
+    error = what_was_raised(error)
     try:
         notes = _listed(getattr(error, "__notes__", None))
         if note not in notes:

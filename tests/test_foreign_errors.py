@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raydist.foreign_errors import Carried, annotate, as_exception, message_of, original_of, shown
+from raydist.foreign_errors import Carried, annotate, as_exception, message_of, shown, what_was_raised
 
 
 class Mute(Exception):
@@ -69,13 +69,13 @@ def test_notes_reach_what_is_carried() -> None:
     carried = as_exception(error)
     assert isinstance(carried, Carried)
     annotate(carried, "new")
-    assert original_of(carried) is error
+    assert what_was_raised(carried) is error
     assert error.__notes__ == ["new"]
 
 
 def test_an_exception_carries_itself() -> None:
     error = ValueError("bad")
-    assert original_of(as_exception(error)) is as_exception(error) is error
+    assert what_was_raised(as_exception(error)) is as_exception(error) is error
 
 
 def test_what_cannot_say_its_message_is_described() -> None:

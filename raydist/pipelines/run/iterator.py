@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from raydist.foreign_errors import original_of
+from raydist.foreign_errors import what_was_raised
 from raydist.options import Options
+from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
@@ -88,6 +89,12 @@ class DatasetIterator(Generic[_T]):
         self._at = 0
         self._ended = False
         self._closed = False
+        self._process = OwningProcess("This iterator")
+        note_inherited(self)
+
+    def became_a_copy(self) -> None:
+        """This is a forked child: what was made already is the parent's to hand out."""
+        self._rows, self._at = _NO_ROWS, 0
 
     def __iter__(self) -> Self:
         return self
@@ -101,6 +108,7 @@ class DatasetIterator(Generic[_T]):
         return self._rows[at]
 
     def _refill(self) -> None:
+        self._process.require("read")
         self.meters.consumer_asks()
         try:
             self._fill()
@@ -140,7 +148,7 @@ class DatasetIterator(Generic[_T]):
         except BaseException:  # Ctrl-C in a user's function: as above
             self._suspend(self._border)
             raise
-        raise original_of(failure)
+        raise what_was_raised(failure)
 
     def _open(self) -> OpIterator:
         if self._closed:
@@ -233,6 +241,7 @@ class DatasetIterator(Generic[_T]):
         >>> sorted(iterator.state_dict())
         ['at', 'epoch', 'pipeline', 'seed', 'skip', 'version']
         """
+        self._process.require("saved")
         at, skip = self._position()
         orders = self._orders.since(at)
         return {
@@ -275,6 +284,7 @@ class DatasetIterator(Generic[_T]):
         >>> int(next(iterator))
         2
         """
+        self._process.require("loaded")
         found = (state.get("version"), state.get("pipeline"))
         if found != (_STATE_VERSION, self._fingerprint()):
             raise InvalidArgumentError(
@@ -295,6 +305,7 @@ class DatasetIterator(Generic[_T]):
         ...     int(next(iterator))
         0
         """
+        self._process.require("closed")
         self._closed = True
         self._rows, self._at = _NO_ROWS, 0
         self._suspend(None)
