@@ -92,14 +92,13 @@ class PoolTask(Pending):
 
     def result(self) -> StageResult:
         while True:
-            self._sent.worker.await_start(self._is_cancelled)
             try:
+                self._sent.worker.await_start(self._is_cancelled)
                 return self._receive()
             except RayTaskError as error:  # what the worker made could not be sent
                 raise self._cause_of(error) from None
             except RayActorError as error:
-                self._deaths += 1
-                if self._pool.replace(self._sent.worker, error) is self._sent.ref or self._deaths > 1:
+                if self._was_at_work(error):
                     return self._pool.run_alone(self, self._is_cancelled)
                 self._sent = self._pool.send(self.spec, self.block, self.starts)  # it had not been begun
             except RayError as error:  # its result got lost with a machine, or does not fit into the object store
@@ -108,6 +107,15 @@ class PoolTask(Pending):
                     f"{first_line(error)} Iterate again, or load the last saved state.",
                     actor=self._sent.worker.name,
                 ) from error
+
+    def _was_at_work(self, error: RayActorError) -> bool:
+        """Have a worker that died replaced; whether it may have died of this block."""
+        worker = self._sent.worker
+        block_at_work = self._pool.replace(worker, error)
+        if not worker.started:
+            return False
+        self._deaths += 1
+        return block_at_work is self._sent.ref or self._deaths > 1
 
     def _receive(self) -> StageResult:
         if not wait_for(self._sent.ref, self._sent.limit_s, self._is_cancelled, actor=self._sent.worker.name):
