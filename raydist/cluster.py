@@ -5,6 +5,9 @@ With `actors/` and `collectives/ray_backend.py` this is the only module that imp
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -21,7 +24,7 @@ from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.job_environment import script_folder_for_workers
 from raydist.lasting_thread import run_where_it_lasts
 
-__all__ = ["Cluster", "Node", "connect", "place", "release"]
+__all__ = ["Cluster", "Node", "RaySession", "connect", "place", "release"]
 
 _STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the mark lives exactly as long as the cluster
 _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
@@ -33,6 +36,16 @@ _NEEDED = {"gcs_server", "raylet"}  # of the processes of a Ray: what it does no
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
 _log = logging.getLogger("raydist")
+
+
+def _leave_ray_to_the_parent() -> None:
+    """In a forked child: to end Ray there would wait for threads that only the parent has, and end the parent's Ray."""
+    atexit.unregister(ray.shutdown)
+    for kept in (*vars(ray._private.state.state).values(), *vars(ray._private.worker.global_worker).values()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: what C++ frees of them crashes
+
+
+os.register_at_fork(after_in_child=_leave_ray_to_the_parent)
 
 
 @final
@@ -78,6 +91,32 @@ class Cluster:
         return {"CPU": _SHARED_CPU if self.started_here else 1.0}
 
 
+@final
+class RaySession:
+    """This process's connection to Ray, from `ray.init` to `ray.shutdown`: what was started through it ends with it.
+
+    Whatever is asked of Ray when it is shut down starts another one, so ask here before.
+    """
+
+    def __init__(self) -> None:
+        self._worker_id = ray._private.worker.global_worker.worker_id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still is. Costs 0.3 us."""
+        worker = ray._private.worker.global_worker
+        return bool(worker.connected and worker.worker_id == self._worker_id)
+
+    def require(self, what: str) -> None:
+        """UnavailableError if Ray was shut down since."""
+        if not self.is_open:
+            raise UnavailableError(
+                f"{what} needs the Ray that it was started with, and that was shut down (ray.shutdown()). Keep Ray "
+                "until it is closed, or make a new one.",
+                actor=what,
+            )
+
+
 def connect() -> Cluster:
     """Join the cluster this process belongs to or that RAY_ADDRESS names; start one on this machine if there is none.
 
@@ -118,7 +157,7 @@ def _await_end() -> None:
 def _require_living() -> None:
     """Fail at once where the Ray of this process has died: Ray itself waits for a minute, and ends the process then."""
     node = ray._private.worker._global_node
-    ended = set() if node is None else {name for name, _ in node.dead_processes()}
+    ended: set[str] = set() if node is None else {name for name, _ in node.dead_processes()}
     dead = sorted(ended & _NEEDED)
     if dead:
         raise UnavailableError(
@@ -179,7 +218,8 @@ def place(bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: f
 def release(group: PlacementGroup) -> None:
     """Give the reservation back; every actor still in it is killed."""
     if ray.is_initialized():
-        remove_placement_group(group)
+        with contextlib.suppress(Exception):  # of another Ray, by now: it went with that
+            remove_placement_group(group)
 
 
 def _describe(bundles: Sequence[Mapping[str, float]]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, final
 import cloudpickle
 
 from raydist.errors import RaydistError
-from raydist.foreign_errors import LEAVING, annotate, as_exception, message_of, original_of, shown
+from raydist.foreign_errors import LEAVING, annotate, as_exception, message_of, shown, what_was_raised
 
 __all__ = ["PortableError", "RemoteTraceback", "pack_error"]
 
@@ -73,7 +73,7 @@ class PortableError:
         """The exception with its type and notes; a RaydistError that shows both where the type cannot travel.
 
         One that would end this process (`LEAVING`) comes as a RaydistError as well. What is no Exception is carried by
-        one: see `original_of`.
+        one: see `what_was_raised`.
         """
         error = _load(self.pickled)
         if error is None:
@@ -88,7 +88,7 @@ class PortableError:
 
 def pack_error(error: BaseException, *notes: str) -> PortableError:
     """Make `error` ready to travel, with further notes on where it was raised. Never raises."""
-    error = original_of(error)
+    error = what_was_raised(error)
     for note in notes:
         annotate(error, note)
     pickled, message = _dump(error), message_of(error)

@@ -12,7 +12,7 @@ import pytest
 
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.errors import DataLossError, RaydistError
-from raydist.foreign_errors import original_of
+from raydist.foreign_errors import what_was_raised
 
 
 class Odd(Exception):
@@ -144,9 +144,9 @@ def test_an_error_that_is_no_exception_does_not_end_the_receiver() -> None:
 
 def test_what_ends_no_process_arrives_as_it_was_for_who_asks() -> None:
     found = pack_error(raised(Departure("left")), "In worker 3.").restore()
-    original = original_of(found)
+    original = what_was_raised(found)
     assert (type(original), original.args, original.__notes__) == (Departure, ("left",), ["In worker 3."])
-    assert type(original_of(pack_error(found).restore())) is Departure
+    assert type(what_was_raised(pack_error(found).restore())) is Departure
 
 
 def test_two_borders_keep_the_first_traceback() -> None:

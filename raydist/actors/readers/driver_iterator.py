@@ -11,8 +11,9 @@ from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import CancelledError, FailedPreconditionError
-from raydist.foreign_errors import original_of
+from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
+from raydist.owning_process import OwningProcess
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
@@ -99,6 +100,7 @@ class DistributedIterator(BatchIterator):
         self._lent = False
         self._last: ReadPlace | None = None
         self._closed = False
+        self._process = OwningProcess("This iterator")
 
     @property
     def element_spec(self) -> Any:
@@ -131,12 +133,13 @@ class DistributedIterator(BatchIterator):
 
         Source: tf.distribute.DistributedIterator.
         """
+        self._process.require("read")
         place = self._last or self._read()
         self._state = place.state or self._state
         if place.last:
             self._finish(place)
         if place.entry.error is not None:
-            raise original_of(place.entry.error.restore())
+            raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
             raise StopIteration
         return self._nest(place.batch)
@@ -259,6 +262,7 @@ class DistributedIterator(BatchIterator):
 
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
+        self._process.require("saved")
         self._take_back()
         if self._state is None:
             self._open()
@@ -283,6 +287,7 @@ class DistributedIterator(BatchIterator):
 
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
+        self._process.require("loaded")
         if self._lent:
             self._drain()
         self._release()
@@ -298,5 +303,6 @@ class DistributedIterator(BatchIterator):
 
         Source: raydist's own; a tf.data iterator ends when it is collected.
         """
+        self._process.require("closed")
         self._closed = self._last is None
         self._release()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from raydist.foreign_errors import message_of, original_of
+from raydist.foreign_errors import message_of, what_was_raised
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -51,7 +51,7 @@ class _WithoutErrors(ClosesInput, ResumableProducer):
         if not isinstance(item, ElementError):
             return [item]
         if self._log_as is not None:
-            error = original_of(item.error)
+            error = what_was_raised(item.error)
             notes = " ".join(map(str, getattr(error, "__notes__", ())))
             what = f"{type(error).__name__}: {message_of(error)}"
             _LOG.warning("%s left out an element: %s %s", self._log_as, what, notes)
