@@ -86,7 +86,7 @@ def receiving_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
     return TensorFunction(fn) if is_module(fn) else fn
 
 
-def note_numpy_in_torch(error: Exception) -> None:
+def note_numpy_in_torch(error: BaseException) -> None:
     """Add what to do to the error of a torch function, or of a method of tensors, that met a numpy value."""
     if _met_numpy(error):
         error.add_note(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
+from raydist.foreign_errors import annotate
 from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.functions import call_rows, function_label
@@ -208,7 +209,7 @@ class Opener:
             return ElementError(self._explained(error, index))
 
     def _explained(self, error: Exception, index: int) -> Exception:
-        error.add_note(f"In {self.name} ({function_label(self._fn)}), element {index} of its input.")
+        annotate(error, f"In {self.name} ({function_label(self._fn)}), element {index} of its input.")
         return error
 
     def _pop(self) -> DatasetOp | ElementError:
