@@ -23,7 +23,7 @@ from raydist.collectives.backward_pass import BackwardPass
 from raydist.collectives.base import Communicator
 from raydist.collectives.buckets.exchange import StepWeight
 from raydist.collectives.buckets.exchanges import Exchanges
-from raydist.collectives.buckets.tail import PassStamp
+from raydist.collectives.buckets.tail import PassStamp, Updates
 from raydist.collectives.interception import intercept_backward
 from raydist.collectives.parameter_hooks import HeldBack
 from raydist.collectives.trained_parameters import TrainedParameters
@@ -45,6 +45,7 @@ class GradientReducer:
         communicator: A group of its own: user-level collectives inside a backward pass must travel on another one.
         bucket_bytes: Gradients that travel together.
         first_bucket_bytes: Those that travel first.
+        updates: What this rank has done with earlier gradients: must be the same on all.
 
     One backward pass costs one all-reduce per bucket. What `.grad` holds afterwards is the memory that was reduced.
     """
@@ -55,7 +56,9 @@ class GradientReducer:
         *,
         bucket_bytes: int = 25 * _MEGABYTE,
         first_bucket_bytes: int = _MEGABYTE,
+        updates: Callable[[], Updates] = Updates,
     ) -> None:
+        self._updates = updates
         self._communicator = communicator
         self._exchanges = Exchanges(communicator, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes)
         self._parameters = TrainedParameters(self._stray)
@@ -188,7 +191,7 @@ class GradientReducer:
         exchange = self._exchanges.open(
             trained,
             self._parameters.all,
-            PassStamp(self._num_steps, self._num_passes, adds_up=self._adds_up),
+            PassStamp(self._num_steps, self._num_passes, adds_up=self._adds_up, updates=self._updates()),
             weight,
             kept=list(earlier.values()),
             held=trained if self._twice_differentiable else self._appears_twice,

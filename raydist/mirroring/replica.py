@@ -23,6 +23,7 @@ from raydist.mirroring.metric_states import divide_states, hold_states, restore_
 from raydist.mirroring.replica_hooks import note_steps, refuse_new_parameters
 from raydist.mirroring.report import ControlCollector, TensorCollector, is_averaged
 from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
+from raydist.mirroring.update_log import UpdateLog
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
 
@@ -37,6 +38,9 @@ class MirrorReplica(MirrorCalls):
         rank: The replica's number.
         device: Where mirrored tensors live.
         externals: What functions may reach that every replica has by itself, by name.
+
+    Attributes:
+        updates: What its optimizers have done.
     """
 
     def __init__(self, rank: int, *, device: str = "cpu", externals: Mapping[str, Any] | None = None) -> None:
@@ -56,6 +60,7 @@ class MirrorReplica(MirrorCalls):
         self._parameters_at = -1
         self._control = ControlCollector(self._table, self._identify)
         self._tensors = TensorCollector(self._table)
+        self.updates = UpdateLog(self._table)
 
     def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Take in a shipment; the step's function, positional and keyword arguments.
@@ -97,6 +102,10 @@ class MirrorReplica(MirrorCalls):
         told = tuple(remark for remark, untold in self._remarks.items() if untold)
         self._remarks.update(dict.fromkeys(told, False))
         return told
+
+    def objects(self) -> list[Any]:
+        """Everything that is mirrored, in an order that is the same on all replicas."""
+        return [obj for _, obj in self._table.items()]
 
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
         """Every mirrored parameter, in an order that is the same on all replicas; one tuple until that changes."""
@@ -191,7 +200,7 @@ class MirrorReplica(MirrorCalls):
         for handle, obj in items:
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
-                note_steps(obj)
+                note_steps(obj, self.updates.note)
 
     def _add_hooks(self, hooks: Sequence[tuple[int, ParameterHooks]]) -> None:
         for handle, found in hooks:

@@ -41,6 +41,9 @@ class Mirror:
     def parameters(self) -> list[Any]:
         return []
 
+    def objects(self) -> list[Any]:
+        return []
+
     def export_buffers(self) -> list[torch.Tensor]:
         return [self.buffer.clone()]
 
@@ -124,3 +127,18 @@ def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
         return peers.merge_call(merge, (peers.rank + 1,), {"factor": 10})
 
     assert on_replicas(2, body) == [(10, 3), (20, 3)]
+
+
+def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+        with peers.run((3, 1), ReduceOp.MEAN, stand_in=True):
+            peers.next_batch((5, 5))  # an argument comes first
+            argument = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+            none = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+            for rows in [(2, 2), (1, 0)]:
+                peers.next_batch(rows)
+        return argument, none, peers.num_rows_seen
+
+    assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]
