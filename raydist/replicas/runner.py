@@ -132,7 +132,7 @@ class ReplicaRunner:
                 results.append(self._step(header, objects))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
                 error = error or failure
-        return GroupResult(tuple(results), time.perf_counter() - began, error)
+        return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks())
 
     def _step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
