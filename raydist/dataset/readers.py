@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raydist.dataset import Dataset
+from raydist.dataset.base import named
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES
 from raydist.pipelines.sources.record_files import RecordFilesOp
@@ -19,6 +20,7 @@ def TFRecordDataset(
     num_parallel_reads: int | None = None,
     *,
     max_record_bytes: int = MAX_RECORD_BYTES,
+    name: str | None = None,
 ) -> Dataset:
     """The records of TFRecord files, as bytes.
 
@@ -36,6 +38,7 @@ def TFRecordDataset(
             from k files, as `interleave` with a block length of 1 does; a thread for each of them reads up to about
             3 MiB ahead. AUTOTUNE reads ahead too, in the order of None.
         max_record_bytes: A longer record is taken for damage.
+        name: What you call the operation, for `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: An unknown compression, `num_parallel_reads` < 1, an empty list; at iteration: a
@@ -57,11 +60,11 @@ def TFRecordDataset(
     [b'first', b'second']
     """
     record_format = TFRecordFormat(check_compression(compression_type), max_record_bytes)
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def TextLineDataset(
-    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
+    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None, name: str | None = None
 ) -> Dataset:
     """The lines of text files, as bytes without their line ends (\\n or \\r\\n).
 
@@ -72,6 +75,7 @@ def TextLineDataset(
         filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes lines in turn from k files at a time.
+        name: What you call the operation, for `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: As for :func:`TFRecordDataset`.
@@ -91,7 +95,7 @@ def TextLineDataset(
     [b'first', b'', b'third']
     """
     record_format = TextLineFormat(check_compression(compression_type))
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def FixedLengthRecordDataset(
@@ -101,6 +105,7 @@ def FixedLengthRecordDataset(
     footer_bytes: int | None = None,
     compression_type: str | None = None,
     num_parallel_reads: int | None = None,
+    name: str | None = None,
 ) -> Dataset:
     """The records of `record_bytes` bytes each that follow one another in files, between a header and a footer.
 
@@ -114,6 +119,7 @@ def FixedLengthRecordDataset(
         footer_bytes: Bytes behind the last record; None for 0.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files. Sizes count decompressed bytes.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes records in turn from k files at a time.
+        name: What you call the operation, for `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: A size out of its range; else as for :func:`TFRecordDataset`.
@@ -133,7 +139,7 @@ def FixedLengthRecordDataset(
     """
     sizes = (record_bytes, header_bytes or 0, footer_bytes or 0)
     record_format = FixedLengthFormat(check_compression(compression_type), *sizes)
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def _names(filenames: Any) -> Any:

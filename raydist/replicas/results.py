@@ -197,6 +197,9 @@ class ResultLeaf(PerReplica):
             )
         return tuple(result.leaf(self.index) for result in self.step.results() if not result.absent)
 
+    def _ranks(self) -> list[int]:
+        return [rank for rank, result in enumerate(self.step.results()) if not result.absent]
+
 
 @final
 class StructureMemory:

@@ -91,11 +91,11 @@ def _split(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]
         specs.append(spec)
         return LEAF
     parts = _tuple_parts(values, kinds) if isinstance(first, tuple) else _named_parts(values)
-    kind, keys, groups = parts
-    return Structure(kind, keys, tuple(_split(group, columns, specs) for group in groups))
+    kind, keys, groups, shown = parts
+    return Structure(kind, keys, tuple(_split(group, columns, specs) for group in groups), shown)
 
 
-_Parts = tuple[type, tuple[Any, ...], list[Sequence[Any]]]
+_Parts = tuple[type, tuple[Any, ...], list[Sequence[Any]], tuple[int, ...]]
 
 
 def _tuple_parts(values: Sequence[Any], kinds: set[type]) -> _Parts:
@@ -103,7 +103,7 @@ def _tuple_parts(values: Sequence[Any], kinds: set[type]) -> _Parts:
     if len(kinds) > 1 or len(set(map(len, values))) > 1:
         raise _MixedError
     keys = tuple(getattr(kind, "_fields", range(len(values[0]))))
-    return kind if hasattr(kind, "_fields") else tuple, keys, list(zip(*values, strict=True))
+    return kind if hasattr(kind, "_fields") else tuple, keys, list(zip(*values, strict=True)), ()
 
 
 def _named_parts(values: Sequence[Any]) -> _Parts:
@@ -113,16 +113,12 @@ def _named_parts(values: Sequence[Any]) -> _Parts:
         names = first.keys()
         if not all(isinstance(value, Mapping) and value.keys() == names for value in values):
             raise _MixedError
-        keys = _shell(dict.fromkeys(first, 0)).keys
-        return dict, keys, [[value[key] for value in values] for key in keys]
+        shell = flatten(dict.fromkeys(first, 0))[1]
+        return dict, shell.keys, [[value[key] for value in values] for key in shell.keys], shell.shown
     if len(set(map(type, values))) > 1:
         raise _MixedError
     keys = tuple(type(first).__dataclass_fields__)
-    return type(first), keys, [[getattr(value, key) for value in values] for key in keys]
-
-
-def _shell(value: Any) -> Structure:
-    return flatten(value)[1]
+    return type(first), keys, [[getattr(value, key) for value in values] for key in keys], ()
 
 
 def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, TensorSpec]:

@@ -91,13 +91,14 @@ class _Concatenation(ResumableProducer):
         ended = self._part == len(self._parts)
         return {
             "part": self._part,
-            "signature": self._kind.signature,
+            **self._kind.border(),
             "input": None if ended else self._open().state_dict(),
         }
 
     def restore(self, border: State) -> None:
         self.close()
-        self._part, self._kind.signature = int(border["part"]), str(border["signature"])
+        self._part = int(border["part"])
+        self._kind.restore(border)
         if border["input"] is not None:
             self._open().load_state_dict(border["input"])
 

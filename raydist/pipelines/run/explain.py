@@ -28,7 +28,7 @@ def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
 
 def _tree(op: DatasetOp, plan: Plan, depth: int) -> Iterator[str]:
     """Consumers above their inputs, inputs indented."""
-    yield f"{'  ' * depth}{plan.names[id(op)]}: {op.label}"
+    yield f"{'  ' * depth}{plan.names[id(op)]}: {op.full_label}"
     for source in op.inputs:
         yield from _tree(source, plan, depth + 1)
 

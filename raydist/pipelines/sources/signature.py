@@ -8,8 +8,9 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import SpecError
+from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import Structure, flatten, unflatten
+from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
@@ -36,6 +37,13 @@ class Signature:
             raise SpecError(f"output_signature must have at least one rd.TensorSpec, got {output_signature!r}.")
         return cls(structure, tuple(specs))
 
+    @classmethod
+    def of_types(cls, output_types: Any, output_shapes: Any) -> Signature:
+        """From a nest of dtypes, and one of shapes like it (None in it: unknown)."""
+        dtypes, structure = flatten(output_types)
+        shapes = parts_like(structure, output_shapes, "output_shapes")
+        return cls.parse(unflatten(structure, [_spec(*leaf) for leaf in zip(shapes, dtypes, strict=True)]))
+
     def nest(self) -> Any:
         """The nest of specs, as the user wrote it."""
         return unflatten(self.structure, self.specs)
@@ -55,6 +63,16 @@ class Signature:
         """One block of the elements with these leaves."""
         columns = tuple(_column(values, spec) for values, spec in zip(zip(*rows, strict=True), self.specs, strict=True))
         return Block(self.structure, self.specs, columns, len(rows))
+
+
+def _spec(shape: Any, dtype: Any) -> TensorSpec:
+    try:
+        return TensorSpec(shape, dtype)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "output_types must be a nest of dtypes, and output_shapes one of shapes, tuples with None for what varies, "
+            f"got {dtype!r:.100} and {shape!r:.100}: {error}"
+        ) from None
 
 
 def _fit(value: Any, spec: TensorSpec, path: str) -> Any:
