@@ -48,22 +48,26 @@ class FileSources(DatasetBase):
         return cls(ShuffleOp(names, names.cardinality(), seed) if shuffle else names)
 
     @classmethod
-    def from_numpy(cls, source: Any) -> Self:
+    def from_numpy(cls, source: Any, verify: bool = True, *, max_array_bytes: int | None = None) -> Self:
         """The rows of a .npy or .npz file, or of arrays in memory.
 
         A .npy file gives its rows, a .npz file a dict with one row of each of its arrays. Files are mapped into memory:
         only what is read is loaded, and every process maps the file itself. The arrays of a compressed .npz (made by
-        `np.savez_compressed`) are loaded whole, once in every process that reads them; 8 GiB each at most.
+        `np.savez_compressed`) are loaded whole, once in every process that reads them.
 
         Args:
             source: A local path that ends in .npy or .npz, or a nest of arrays with equal first dimensions.
+            verify: Whether every process that reads a .npz compares its checksums before it hands out a row, for which
+                it reads the whole file (1 s per GB). Compressed arrays are always compared; a .npy has no checksum.
+            max_array_bytes: What a compressed array may take in memory, whatever the file says. None: 256 MiB, or 64
+                times what it takes in the file where that is more.
 
         Raises:
             NotFoundError: There is no such file.
-            DataLossError: The file is truncated or damaged. (Numpy's uncompressed formats have no checksum that could
-                be tested without reading all of the file.)
+            DataLossError: The file is truncated or damaged; with the first row: a checksum does not match.
             SpecError: The file holds Python objects (pickles are never loaded) or records with fields.
-            InvalidArgumentError: The first dimensions differ, an array has none, or the path is no local .npy or .npz.
+            InvalidArgumentError: The first dimensions differ, an array has none, the path is no local .npy or .npz, or
+                a compressed array has more than `max_array_bytes`.
 
         Source: numpy.load(mmap_mode="r").
 
@@ -71,7 +75,7 @@ class FileSources(DatasetBase):
         >>> [row.tolist() for row in rd.Dataset.from_numpy(np.arange(4).reshape(2, 2))]
         [[0, 1], [2, 3]]
         """
-        return cls(numpy_op(source))
+        return cls(numpy_op(source, verify, max_array_bytes))
 
     @classmethod
     def from_parquet(cls, paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Self:
