@@ -128,6 +128,7 @@ class FileSources(DatasetBase):
         column_names: Sequence[str] | None = None,
         delimiter: str = ",",
         compression_type: str | None = None,
+        max_line_bytes: int | None = None,
     ) -> Self:
         """The rows of CSV files: dicts of their columns.
 
@@ -143,6 +144,7 @@ class FileSources(DatasetBase):
             column_names: Names of all columns, for files without a header line.
             delimiter: What stands between fields.
             compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+            max_line_bytes: See :meth:`from_json`.
 
         Raises:
             InvalidArgumentError: A directory, an unknown column, a default that does not fit, no columns.
@@ -161,11 +163,17 @@ class FileSources(DatasetBase):
         >>> list(ds.as_numpy_iterator())[1]
         {'id': np.int64(2), 'score': np.float64(0.0)}
         """
-        return cls(csv_op(paths, columns, column_types, column_defaults, column_names, delimiter, compression_type))
+        settings = (column_types, column_defaults, column_names, delimiter, compression_type, max_line_bytes)
+        return cls(csv_op(paths, columns, *settings))
 
     @classmethod
     def from_json(
-        cls, paths: Any, columns: Sequence[str] | None = None, *, compression_type: str | None = None
+        cls,
+        paths: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        compression_type: str | None = None,
+        max_line_bytes: int | None = None,
     ) -> Self:
         """The objects of files of JSON lines: dicts, with a dict inside for every object.
 
@@ -177,6 +185,8 @@ class FileSources(DatasetBase):
             paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
             columns: Fields to keep, further ones are allowed; None for all, a further one is an error.
             compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+            max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
+                file where that is more. Lists and objects may be nested 100 deep.
 
         Raises:
             InvalidArgumentError: A directory, an unknown field, an empty first file.
@@ -194,7 +204,7 @@ class FileSources(DatasetBase):
         >>> list(rd.Dataset.from_json(path).as_numpy_iterator())
         [{'id': np.int64(1), 'tags': array(['a', 'b'], dtype=object)}]
         """
-        return cls(json_op(paths, columns, compression_type))
+        return cls(json_op(paths, columns, compression_type, max_line_bytes))
 
     @classmethod
     def load(
