@@ -95,7 +95,7 @@ def note_numpy_in_torch(error: BaseException) -> None:
         )
 
 
-def _met_numpy(error: Exception) -> bool:
+def _met_numpy(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False
