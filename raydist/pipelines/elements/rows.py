@@ -16,6 +16,7 @@ from raydist.nest import LEAF, Structure, flatten, is_nested
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf, is_dataset
+from raydist.pipelines.elements.small_floats import is_number
 from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, spec_of_value
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
@@ -151,7 +152,7 @@ def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column,
 def _stack_arrays(values: Sequence[Any]) -> tuple[Column, TensorSpec]:
     """Numbers of one dtype and shape, the common case, without a Python call per array."""
     first = values[0]
-    if first.dtype.kind in "biufc" and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
+    if is_number(first.dtype) and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
         try:
             return np.array(values), TensorSpec(first.shape, first.dtype)
         except ValueError:  # they differ in shape

@@ -14,6 +14,7 @@ from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import stack_leaves
+from raydist.pipelines.elements.small_floats import dtype_kind
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
 
 __all__ = ["Signature"]
@@ -135,7 +136,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _converts(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    source, target = array.dtype.kind, dtype.kind
+    source, target = dtype_kind(array.dtype), dtype_kind(dtype)
     if array.dtype == dtype or array.size == 0:
         return True
     if source in "biu" and target in "iu":

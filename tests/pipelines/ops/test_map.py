@@ -93,11 +93,11 @@ def test_an_element_needs_a_leaf() -> None:
         next(iterate(Dataset.range(2).map(lambda x: ())))
 
 
-def test_a_large_int_and_a_bfloat16_say_what_to_do() -> None:
+def test_a_large_int_and_a_type_that_numpy_lacks_say_what_to_do() -> None:
     with pytest.raises(InvalidArgumentError, match="must fit into int64"):
         next(iterate(Dataset.range(1).map(lambda x: 2**70)))
     with pytest.raises(SpecError, match=r"tensor\.float\(\)"):
-        next(iterate(Dataset.range(1).map(lambda x: torch.ones(1, dtype=torch.bfloat16))))
+        next(iterate(Dataset.range(1).map(lambda x: torch.empty(1, dtype=torch.bits8))))
 
 
 def test_output_spec_is_checked_per_element_and_saves_the_probe() -> None:
