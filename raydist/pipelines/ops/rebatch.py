@@ -9,8 +9,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.nest import flatten, map_structure
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.items import Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, UnaryOp
@@ -50,7 +50,7 @@ class RebatchOp(UnaryOp):
 
     def element_spec(self) -> Any:
         size = self.sizes[0] if self.drop_remainder and len(set(self.sizes)) == 1 else None
-        return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+        return map_element(lambda spec: spec.batched(size), self.input.element_spec())
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return BorderIterator(_Batches(self, ctx.build(self.input)))
@@ -83,7 +83,7 @@ class _Batches(ClosesInput, ResumableProducer):
         return batches
 
     def _empty(self) -> Block:
-        specs, structure = flatten(self._op.input.element_spec())
+        specs, structure = flatten_element(self._op.input.element_spec())
         shapes = [(0, *(dim or 0 for dim in spec.shape or ())) for spec in specs]
         columns = tuple(
             np.empty((1, *shape), object if spec.dtype.kind in "SU" else spec.dtype)
