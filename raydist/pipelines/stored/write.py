@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import annotate
-from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -87,7 +87,7 @@ class SavedWriter:
         shard_func: ShardFunction | None = None,
         origin: str = "",
     ) -> None:
-        self._specs, self._structure = flatten(element_spec)
+        self._specs, self._structure = flatten_element(element_spec)
         outline_of(self._structure)
         self._directory = directory
         self._container = container
