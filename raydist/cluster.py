@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -99,13 +100,13 @@ class RaySession:
     """
 
     def __init__(self) -> None:
-        self._worker_id = ray._private.worker.global_worker.worker_id
+        self._node = weakref.ref(ray._private.worker._global_node)  # every ray.init makes one
 
     @property
     def is_open(self) -> bool:
         """Whether it still is. Costs 0.3 us."""
-        worker = ray._private.worker.global_worker
-        return bool(worker.connected and worker.worker_id == self._worker_id)
+        node = self._node()
+        return node is not None and node is ray._private.worker._global_node and ray.is_initialized()
 
     def require(self, what: str) -> None:
         """UnavailableError if Ray was shut down since."""
