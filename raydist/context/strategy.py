@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.context.current import enter_cross_replica
+from raydist.context.extended import StrategyExtended
 from raydist.context.strategy_input import StrategyInput
 from raydist.context.strategy_values import StrategyValues
 from raydist.distributed_dataset import DistributedDataset
@@ -76,6 +77,18 @@ class Strategy(StrategyInput, StrategyValues):
         >>> rd.OneDeviceStrategy("cpu").worker_devices
         ('CPU:0',)
         """
+
+    @final
+    @property
+    def extended(self) -> StrategyExtended:
+        """tf.distribute's further methods: `reduce_to`, `update`, `call_for_each_replica`, ...
+
+        Source: tf.distribute.Strategy.extended.
+
+        >>> rd.OneDeviceStrategy("cpu").extended.parameter_devices
+        ('CPU:0',)
+        """
+        return StrategyExtended(self)
 
     @final
     @contextlib.contextmanager

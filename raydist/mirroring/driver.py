@@ -257,6 +257,10 @@ class MirrorDriver:
     def before_write(self, obj: Any, name: str) -> None:
         """An attribute of a mirrored object is about to be set or deleted."""
         self.before_read(obj, name)
+        handle = self._table.handle_of(obj)
+        if handle is not None:
+            with self._lock:
+                self._control.overwrite(handle, name)
 
     def _refresh_modules(self) -> None:
         with self._lock:

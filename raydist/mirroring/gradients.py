@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from raydist.collectives.parameter_hooks import OwnHook
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.shipment import TensorImage, Writes
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of
@@ -56,9 +57,9 @@ class Gradients:
         with torch._C.DisableTorchFunctionSubclass():
             if tensor.requires_grad:
                 # It runs before autograd adds to `.grad`.
-                self._hooks[record.handle] = tensor.register_hook(lambda _: self._before_backward(record))
+                self._hooks[record.handle] = tensor.register_hook(OwnHook(self._before_backward, record))
 
-    def _before_backward(self, record: TensorRecord) -> None:
+    def _before_backward(self, record: TensorRecord, _: torch.Tensor) -> None:
         self._touched.add(record.handle)
         self.before_read(record)
 

@@ -34,8 +34,8 @@ class TensorOwner(Protocol):
     def before_gradient(self, record: TensorRecord) -> None:
         """`.grad` is about to be read."""
 
-    def before_hook(self, record: TensorRecord) -> None:
-        """A hook is about to be registered on the tensor."""
+    def after_hook(self, record: TensorRecord) -> None:
+        """A hook was registered on the tensor."""
 
     def after_gradient(self, record: TensorRecord) -> None:
         """`.grad` was set or deleted."""
@@ -161,8 +161,8 @@ _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("grad"): ("before_gradient", "after_use"),
     _setter("grad"): ("before_nothing", "after_gradient"),
     _descriptor("grad").__delete__: ("before_nothing", "after_gradient"),
-    torch.Tensor.register_hook: ("before_hook", "after_use"),
-    torch.Tensor.register_post_accumulate_grad_hook: ("before_hook", "after_use"),
+    torch.Tensor.register_hook: ("before_flags", "after_hook"),
+    torch.Tensor.register_post_accumulate_grad_hook: ("before_flags", "after_hook"),
 }
 
 

@@ -72,6 +72,11 @@ class SentGroup:
         return max((answer.seconds for answer in self._answers or ()), default=0.0) / self.num_steps
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the program should be warned of."""
+        return tuple(remark for answer in self._answers or () for remark in answer.remarks)
+
+    @property
     def finished(self) -> bool:
         """Whether it is known how the steps ended."""
         return self._answers is not None

@@ -6,6 +6,7 @@ One group serves every strategy whose replicas run in lock step. It knows nothin
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, TypeVarTuple, final
@@ -172,6 +173,8 @@ class ReplicaGroup:
             group.fail(error, [answer or GroupResult(()) for answer in before])
         else:
             self._learn(group)
+        for remark in group.remarks:
+            warnings.warn(remark, stacklevel=2)
 
     def _wait_for(self, group: SentGroup, *, present: bool) -> list[GroupResult]:
         limit_s = self._timeouts.step_s * group.num_steps

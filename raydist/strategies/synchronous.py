@@ -130,6 +130,7 @@ class SynchronousStrategy(Strategy):
             rows=batch_rows(shipment.per_replica),
             gradient_reduce_op=options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN,
             stand_in=options.empty_batch == "stand_in",
+            check_in_sync=options.check_in_sync,
             seed=torch.initial_seed(),
         )
 

@@ -302,6 +302,32 @@ def test_a_loop_that_ends_without_rows_keeps_its_result(two: rd.MirroredStrategy
     assert [total.item() for total in totals.values] == [0 + 1 + 4 + 5 + 8, 2 + 3 + 6 + 7]
 
 
+@pytest.mark.parametrize("num_rows", [50, 7, 4, 1])
+def test_the_mean_of_a_loss_is_the_global_batchs(num_rows: int, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(3)
+    x = np.random.default_rng(0).normal(size=num_rows)
+    (batch,) = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(x).batch(num_rows))
+    for empty in ("stand_in", "zero_rows"):
+        options = rd.RunOptions(empty_batch=empty)
+        loss = strategy.run(lambda rows: {"mean": rows.mean(), "size": len(rows)}, args=(batch,), options=options)
+        assert strategy.reduce("MEAN", loss)["mean"].item() == pytest.approx(x.mean(), rel=1e-12)
+        assert strategy.reduce("SUM", loss)["size"].item() == num_rows
+
+
+def test_the_mean_of_what_a_loop_gives_weighs_all_that_it_drew(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(3)
+
+    def loop(iterator: Any) -> torch.Tensor:
+        context = rd.get_replica_context()
+        return torch.cat([rows for rows in iterator if context.num_rows]).mean()
+
+    data = rd.Dataset.range(17).batch(5).map(lambda rows: rows * 1.0)  # 2 + 2 + 1 three times, then 1 + 1 + 0
+    mean = strategy.reduce("MEAN", strategy.run(loop, args=(iter(strategy.distribute_dataset(data)),)))
+    assert mean.item() == pytest.approx(8.0)
+    equal = strategy.run(lambda: rd.get_replica_context().replica_id_in_sync_group)
+    assert strategy.reduce("MEAN", equal).item() == 1.0
+
+
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_a_batch_in_both_contexts(num_replicas: int, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
     strategy = mirrored(num_replicas)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -51,6 +52,7 @@ class ReplicaIterator(BatchIterator):
         self._ahead: FetchAhead | None = None
         self._ended = link is None
         self._state: State | None = None
+        self._lock = threading.Lock()  # threads of a step function may share it
         self._bind(0, _keep, _ignore, "stand_in")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,8 +90,9 @@ class ReplicaIterator(BatchIterator):
             self._ahead = FetchAhead(reader, self._leaves, self._is_quick)
 
     def __next__(self) -> Any:
-        batch, leaves = self._next_batch()
-        self._on_batch(batch)
+        with self._lock:
+            batch, leaves = self._next_batch()
+            self._on_batch(batch)
         return unflatten(batch.group.structure, [self._place(leaf) for leaf in leaves])
 
     def _leaves(self, batch: StepBatch) -> list[Any]:
@@ -134,7 +137,8 @@ class ReplicaIterator(BatchIterator):
 
     def release(self) -> None:
         """Stop reading for now and tell the pipeline how far this replica has come."""
-        ahead, self._ahead = self._ahead, None
-        self._mapped = None, None
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            self._mapped = None, None
         if ahead is not None:
             ahead.close().give_back("release", self._rank)

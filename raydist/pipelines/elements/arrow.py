@@ -34,7 +34,8 @@ DTYPE_KEY = b"raydist.dtype"
 
 def arrow_batches(block: Block) -> list[pa.RecordBatch]:
     """One record batch per element, whose rows are the entries of the element's first dimension."""
-    return [block_to_arrow(rows_of_batch(block.slice(row, row + 1))) for row in range(block.num_rows)]
+    places = block.structure.places()  # columns as a user sees the keys of the elements
+    return [block_to_arrow(rows_of_batch(block.slice(row, row + 1))).select(places) for row in range(block.num_rows)]
 
 
 def block_to_arrow(block: Block) -> pa.RecordBatch:

@@ -48,7 +48,7 @@ class DeclaredOutput:
 
     def _check(self, block: Block, start: int) -> list[Item]:
         if block.structure == self.structure and all(map(TensorSpec.accepts, self.specs, block.specs)):
-            return [Block(block.structure, self.specs, block.columns, block.num_rows)]
+            return [Block(self.structure, self.specs, block.columns, block.num_rows)]
         if block.num_rows > 1:  # rows of differing shapes: each by itself
             rows = [block.slice(row, row + 1) for row in range(block.num_rows)]
             return [item for row, one in enumerate(rows) for item in self._check(_narrow(one), start + row)]

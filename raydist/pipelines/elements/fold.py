@@ -11,6 +11,7 @@ from raydist.nest import flatten, map_structure
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import spec_of_value
+from raydist.pipelines.elements.tensor_functions import note_numpy_in_torch, receiving_tensors
 
 __all__ = ["FoldState", "fold"]
 
@@ -58,7 +59,12 @@ def fold(fn: Callable[..., Any], initial: Any, elements: Iterable[Any], label: s
     """
     if not callable(fn):
         raise InvalidArgumentError(f"{label} needs a function, got {fn!r:.100}.")
-    carried = FoldState(initial)
+    carried, call, full = FoldState(initial), receiving_tensors(fn), f"{label} ({function_label(fn)})"
     for element in elements:
-        carried.replace(fn(carried.value, element), f"{label} ({function_label(fn)})")
+        try:
+            result = call(carried.value, element)
+        except Exception as error:
+            note_numpy_in_torch(error)
+            raise
+        carried.replace(result, full)
     return carried.value

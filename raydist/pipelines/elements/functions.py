@@ -16,6 +16,7 @@ from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.elements.tensor_functions import is_module, note_numpy_in_torch, receiving_tensors
 
 __all__ = ["call_rows", "function_label", "element_rows", "wants_rng"]
 
@@ -39,8 +40,9 @@ def wants_rng(fn: Callable[..., Any]) -> bool:
     if isinstance(fn, FunctionType) and not vars(fn):  # nothing that says it stands for another: 40 us less
         code = fn.__code__
         return "rng" in code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    inner = inspect.unwrap(fn)
     try:
-        parameters = inspect.signature(fn).parameters
+        parameters = inspect.signature(inner.forward if is_module(inner) else fn).parameters
     except (TypeError, ValueError):  # builtins without a signature
         return False
     return "rng" in parameters and parameters["rng"].kind is inspect.Parameter.KEYWORD_ONLY
@@ -57,6 +59,9 @@ def _rows(structure: Structure, columns: Iterator[Iterable[Any]]) -> Iterable[An
     children = [_rows(child, columns) for child in structure.children]
     if structure.kind is tuple:
         return zip(*children, strict=True)
+    if structure.shown:
+        keys = tuple(structure.keys[place] for place in structure.shown)
+        return _named_rows(dict, keys, [children[place] for place in structure.shown])
     return _named_rows(structure.kind, structure.keys, children)
 
 
@@ -90,12 +95,13 @@ def call_rows(
     """`fn` of every element, in order, with an ElementError where it raised; and the rows of these errors.
 
     Args:
-        fn: Gets numpy arrays, numpy scalars, bytes and str.
+        fn: Gets numpy arrays, numpy scalars, bytes and str; a module of torch gets tensors.
         block: The elements.
         start: Index of the first one.
         key: Names the random stream, for a function with a keyword-only `rng`.
     """
     arguments = _arguments(block)
+    fn = receiving_tensors(fn)
     calls = map(fn, *arguments) if key is None else _random_calls(fn, arguments, key, start)
     results: list[Any] = []
     failed: list[int] = []
@@ -107,6 +113,7 @@ def call_rows(
         except LEAVING:
             raise
         except BaseException as error:
+            note_numpy_in_torch(error)
             failed.append(len(results))
             results.append(ElementError(as_exception(error), start + len(results)))
     return results, failed

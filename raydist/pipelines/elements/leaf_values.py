@@ -12,7 +12,7 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 
-__all__ = ["PYTHON_DTYPES", "as_leaf", "is_torch"]
+__all__ = ["PYTHON_DTYPES", "as_leaf", "is_dataset", "is_torch"]
 
 Leaf = Any  # a numpy array or scalar, bytes or str
 
@@ -28,6 +28,11 @@ def is_torch(value: Any) -> bool:
     """Whether `value` is a torch tensor, found out without importing torch."""
     kind = type(value)
     return kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def is_dataset(kind: type) -> bool:
+    """Whether objects of this class are datasets: this layer lies below them."""
+    return getattr(kind, "__dataset_leaf__", False)
 
 
 def as_leaf(value: Any) -> Leaf:
@@ -83,7 +88,7 @@ def _list(values: list[Any]) -> Any:
     dtype = PYTHON_DTYPES.get(type(values[0]))
     if dtype is not None and set(map(type, values)) == {type(values[0])}:  # a million numbers, say: no loop
         return _python_numbers(values, dtype)
-    leaves = [as_leaf(value) for value in values]
+    leaves = [as_leaf(list(value) if type(value) is tuple else value) for value in values]
     if any(isinstance(leaf, bytes | str) for leaf in leaves):
         if len({type(leaf) for leaf in leaves}) > 1:
             raise SpecError(f"A list is one tensor and must hold one type, got {values!r:.200}.")

@@ -10,7 +10,16 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import flatten, unflatten
 
-__all__ = ["BYTES", "STR", "DatasetSpec", "TensorSpec", "as_dtype", "most_specific_common", "spec_of_value"]
+__all__ = [
+    "BYTES",
+    "STR",
+    "DatasetSpec",
+    "TensorSpec",
+    "as_dtype",
+    "most_specific_common",
+    "refused_datasets",
+    "spec_of_value",
+]
 
 BYTES = np.dtype("S")  # the dtype of a leaf of bytes, of any length
 STR = np.dtype("U")  # the dtype of a leaf of text, of any length
@@ -114,7 +123,7 @@ class DatasetSpec(TensorSpec):
     """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window.
 
     Args:
-        element_spec: Nest of specs of that dataset's elements.
+        element_spec: Nest of specs of that dataset's elements; None where nobody has asked for it.
 
     Attributes:
         element_spec: The same.
@@ -125,10 +134,21 @@ class DatasetSpec(TensorSpec):
 
     element_spec: Any
 
-    def __init__(self, element_spec: Any) -> None:
+    def __init__(self, element_spec: Any = None) -> None:
         object.__setattr__(self, "shape", ())
         object.__setattr__(self, "dtype", np.dtype(object))
         object.__setattr__(self, "element_spec", element_spec)
+
+    def batched(self, size: int | None) -> TensorSpec:
+        raise refused_datasets("batch")
+
+
+def refused_datasets(operation: str) -> SpecError:
+    """The error of an operation whose elements must not be datasets."""
+    return SpecError(
+        f"The elements of {operation} must be tensors, got datasets (windows, or what a function of map returned). "
+        "Take them apart first: flat_map(lambda ds: ds.batch(n))."
+    )
 
 
 def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | None:
@@ -146,6 +166,8 @@ def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | 
 
 
 def _common_dataset(first: Any, second: Any) -> DatasetSpec | None:
+    if first is None or second is None:
+        return DatasetSpec()
     mine, structure = flatten(first)
     theirs, other = flatten(second)
     if structure != other:

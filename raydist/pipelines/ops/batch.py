@@ -159,6 +159,7 @@ def _one_batch(items: Sequence[Item]) -> Item:
 
 def _stack(rows: Block, count: int, size: int) -> Block:
     """`count` batches of `size` rows."""
+    rows = rows.of_tensors("batch")
     pairs = zip(rows.columns, rows.specs, rows.structure.paths(), strict=True)
     columns = [_dense(column, spec, path) for column, spec, path in pairs]
     stacked = tuple(column.reshape(count, size, *column.shape[1:]) for column in columns)

@@ -16,6 +16,7 @@ from raydist.pipelines.elements.fold import FoldState
 from raydist.pipelines.elements.functions import element_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
+from raydist.pipelines.elements.tensor_functions import note_numpy_in_torch, receiving_tensors
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.probe import probe_spec
@@ -59,7 +60,7 @@ class _Scanning(ClosesInput, Producer):
     """An element on which the function fails is an error in its place and leaves the state as it was."""
 
     def __init__(self, op: ScanOp, source: OpIterator, label: str) -> None:
-        self._fn = op.fn
+        self._fn = receiving_tensors(op.fn)
         self._carried = FoldState(op.initial_state)
         self._source = source
         self._label = label
@@ -94,5 +95,6 @@ class _Scanning(ClosesInput, Producer):
         except LEAVING:
             raise
         except BaseException as error:  # of the user's function, on this element
+            note_numpy_in_torch(error)
             return ElementError(as_exception(error), index)
         return result[1]

@@ -12,10 +12,12 @@ from typing import Any, final
 
 import numpy as np
 
+from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import LEAVING
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, cut_batch, deal
@@ -28,6 +30,7 @@ Element = tuple[Sequence[Any], Structure]
 
 def element_views(block: Block) -> list[Element]:
     """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
+    block = block.of_tensors("a distributed dataset")
     # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
     columns = [column if column.dtype == object else _views(column) for column in block.columns]
     return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
@@ -80,10 +83,16 @@ class StepSource(ABC):
     @final
     def load_state_dict(self, state: State) -> None:
         """Go on where `state` was taken, by a step source or by a plain iterator over the same pipeline."""
-        states = state.get("inputs", [state])
-        for iterator, its_state in zip(self._iterators, states, strict=True):
-            iterator.load_state_dict(its_state)
-        self.step = int(state.get("step", 0))
+        states = require_state(state).get("inputs", [state])
+        with state_errors(state):
+            if len(states) != len(self._iterators):
+                raise InvalidArgumentError(
+                    f"A state of several input pipelines belongs to as many of them, but it is of {len(states)}, and "
+                    f"there are {len(self._iterators)} now. Resume with the number of pipelines that it was saved with."
+                )
+            for iterator, its_state in zip(self._iterators, states, strict=True):
+                iterator.load_state_dict(its_state)
+            self.step = int(state.get("step", 0))
 
     @final
     def stats(self) -> PipelineStats:

@@ -19,8 +19,9 @@ from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.formats.files import open_file, path_text
 from raydist.pipelines.stored.chunks import ChunkWriter
 from raydist.pipelines.stored.containers import Container, ContainerWriter
-from raydist.pipelines.stored.manifest import Manifest, StoredFile, outline_of
+from raydist.pipelines.stored.manifest import Manifest, StoredFile
 from raydist.pipelines.stored.new_directory import MANIFEST_FILE, NewDirectory, new_directory
+from raydist.pipelines.stored.outline import outline_of
 from raydist.pipelines.stored.schema import BlockSchema
 
 __all__ = ["SavedWriter", "ShardFunction", "read_manifest", "save_blocks"]

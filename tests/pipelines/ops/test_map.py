@@ -119,11 +119,11 @@ def test_output_spec_is_checked_per_element_and_saves_the_probe() -> None:
         Dataset.range(1).map(ragged, output_spec=np.float32)
 
 
-def test_element_spec_runs_the_function_once() -> None:
+def test_element_spec_runs_the_function_on_three_elements_once() -> None:
     calls: list[int] = []
-    dataset = Dataset.range(3).map(recorder(calls))
+    dataset = Dataset.range(9).map(recorder(calls))
     assert dataset.element_spec == dataset.element_spec == TensorSpec((), np.int64)
-    assert calls == [0]
+    assert calls == [0, 1, 2]
     with pytest.raises(FailedPreconditionError, match="the dataset is empty"):
         _ = Dataset.range(0).map(lambda x: x).element_spec
 
