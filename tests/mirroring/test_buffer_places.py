@@ -75,7 +75,7 @@ def test_a_cast_on_the_driver_leaves_statistics_that_follow() -> None:
     with mirror.scope():
         norm = nn.BatchNorm1d(1, momentum=0.5, affine=False)
 
-    def step(rank: int, kind: torch.dtype) -> float:
+    def step(rank: int, kind: torch.dtype) -> Any:
         return norm(torch.ones(2, 1, dtype=kind) * 2 * rank).sum().item()
 
     mirror.run(step, rank_of(mirror), torch.float32)
