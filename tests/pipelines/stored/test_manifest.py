@@ -65,7 +65,7 @@ def test_a_checksum_of_other_content() -> None:
         Manifest.of_bytes(json.dumps(found).encode(), "x")
 
 
-NAMES = [
+ODD_ODD_NAMES = [
     *(
         "../x",
         "..",
@@ -85,7 +85,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=repr)
+@pytest.mark.parametrize("name", ODD_ODD_NAMES, ids=repr)
 def test_names_that_are_no_files_of_the_directory(name: Any) -> None:
     """The checksum is right: whoever wrote it can make that."""
     with pytest.raises(DataLossError, match="which is no file in its directory"):
