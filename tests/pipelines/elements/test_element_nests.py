@@ -104,6 +104,13 @@ def test_elements_keep_one_structure() -> None:
     assert next(iterator)[1] is None
     with pytest.raises(SpecError, match="at least one leaf, got None"):
         next(iter(Dataset.range(1).map(lambda x: None)))
+    signature = {"x": INT, "y": None}
+    ds = Dataset.from_generator(lambda: iter([{"x": 1, "y": 2}, {"x": None, "y": None}]), signature)
+    iterator = iter(ds)
+    with pytest.raises(SpecError, match="elements of the structure .*'y': None.* got .*'y': 2"):
+        next(iterator)
+    with pytest.raises(SpecError, match="must yield TensorSpec.* at 'x'.* got None"):
+        next(iterator)
     with pytest.raises(InvalidArgumentError, match="at least one tensor"):
         Dataset.from_tensor_slices((None, None))
 
