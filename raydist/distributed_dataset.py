@@ -215,6 +215,7 @@ class LocalDistributedDataset(DistributedDataset):
     def _convert(self, block: Block) -> list[Any]:
         from torch import from_numpy  # the layers above this one decide when torch is imported
 
+        block = block.of_tensors("a distributed dataset")
         if not self._dealt:
             _require_batches(block)
         rows: list[Any] = torch_rows(block, from_numpy)

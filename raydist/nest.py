@@ -7,10 +7,10 @@ shape of the nest) and its leaves in a fixed order. A Python list is a leaf (it 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from raydist.class_memory import remembered_by_class
 from raydist.errors import SpecError
 
 __all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "map_structure", "unflatten"]
@@ -111,7 +111,7 @@ def is_nested(value: Any) -> bool:
     return _has_parts(cls)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered_by_class
 def _has_parts(kind: Any) -> bool:
     # Asked for every leaf of every batch: abstract classes and `is_dataclass` take a microsecond.
     return issubclass(kind, tuple | Mapping) or dataclasses.is_dataclass(kind)

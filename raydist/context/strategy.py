@@ -14,6 +14,7 @@ from raydist.context.strategy_values import StrategyValues
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import RunOptions
+from raydist.owning_process import OwningProcess
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Strategy(StrategyInput, StrategyValues):
 
     def __init__(self) -> None:
         self._closed = False
+        self._process = OwningProcess(f"This {type(self).__name__}")
 
     @property
     @abstractmethod
@@ -218,6 +220,7 @@ class Strategy(StrategyInput, StrategyValues):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
 
     def _require_open(self, what: str) -> None:
+        self._process.require("used")
         if self._closed:
             raise FailedPreconditionError(f"This {type(self).__name__} is closed and can't {what}. Make a new one.")
 

@@ -7,8 +7,8 @@ wants to read (`collect_*`).
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from raydist.collectives.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.calls import MirrorCalls
+from raydist.mirroring.captures import CaptureWatch
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
 from raydist.mirroring.metric_states import divide_states, hold_states, restore_states, state_names
@@ -48,6 +49,9 @@ class MirrorReplica(MirrorCalls):
         self._externals = dict(externals or {})
         self._parts: Sequence[Any] = ()
         self._functions: dict[bytes, tuple[bytes, Any]] = {}
+        self._watches: dict[bytes, CaptureWatch] = {}
+        self._running: CaptureWatch | None = None
+        self._remarks: dict[str, bool] = {}  # and whether the driver is still to be told
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -73,6 +77,7 @@ class MirrorReplica(MirrorCalls):
             self._write(loads(shipment.writes, self._resolve))
         for digest in shipment.forget:
             self._functions.pop(digest, None)
+            self._watches.pop(digest, None)
         self._parts = parts
         try:
             function = self._function(shipment)
@@ -81,9 +86,22 @@ class MirrorReplica(MirrorCalls):
             self._parts = ()
         return function, args, kwargs
 
-    def guard(self) -> AbstractContextManager[None]:
-        """For the time of a step: a parameter created in a mirrored module is an error."""
-        return refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None)
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """For the time of a step: a parameter created in a mirrored module is an error, changed copies are noted."""
+        with refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None):
+            yield
+        remark = self._running.after_run() if self._running is not None else ""
+        if remark:
+            self._remarks.setdefault(remark, True)
+
+    def take_remarks(self) -> tuple[str, ...]:
+        """What the program should be warned of, each once."""
+        if not any(self._remarks.values()):
+            return ()
+        told = tuple(remark for remark, untold in self._remarks.items() if untold)
+        self._remarks.update(dict.fromkeys(told, False))
+        return told
 
     def objects(self) -> list[Any]:
         """Everything that is mirrored, in an order that is the same on all replicas."""
@@ -159,6 +177,7 @@ class MirrorReplica(MirrorCalls):
             elif state_names(obj):
                 # What the other one counted is counted there.
                 restore_states(obj, metrics.get(handle) or divide_states(obj)[1])
+        self._watches.clear()
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
 
     def _hold_statistics(self) -> dict[int, torch.Tensor]:
@@ -226,15 +245,24 @@ class MirrorReplica(MirrorCalls):
             parameter.grad = gradient.clone().to(parameter.device)
 
     def _function(self, shipment: Shipment) -> Any:
+        self._running = None
         if not shipment.digest:
             return loads(shipment.function, self._resolve)
         if shipment.function:
-            self._functions[shipment.digest] = (shipment.function, loads(shipment.function, self._resolve))
+            function = loads(shipment.function, self._resolve)
+            self._functions[shipment.digest] = (shipment.function, function)
+            if self.rank == 0:
+                self._watches[shipment.digest] = CaptureWatch(function, self._is_shared)
         if shipment.digest not in self._functions:
             raise FailedPreconditionError(
                 f"raydist bug: replica {self.rank} was sent the digest of a function that it does not have."
             )
+        self._running = self._watches.get(shipment.digest)
         return self._functions[shipment.digest][1]
+
+    def _is_shared(self, obj: Any) -> bool:
+        """Whether a function that holds `obj` holds more than a copy."""
+        return self._table.handle_of(obj) is not None or any(obj is known for known in self._externals.values())
 
     def _identify(self, obj: Any) -> PersistentId | None:
         handle = self._table.handle_of(obj)

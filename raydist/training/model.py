@@ -415,8 +415,9 @@ class Model:
 
         Args:
             path: What `save` wrote.
-            module: The module to load into, in place. None: the saved class is imported by its name and called with the
-                saved `config`, so load only files that you trust to name a class.
+            module: The module to load into, in place. None: containers of torch.nn (a `Sequential`) of layers of
+                torch.nn are built as they were. Any other class is imported by its name and called with the saved
+                `config`, so load only files that you trust to name a class.
             optimizer: An optimizer over `module`'s parameters to load into, in place.
 
         Returns:
@@ -429,15 +430,15 @@ class Model:
 
         >>> import tempfile, torch
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     rd.Model(torch.nn.Linear(2, 1)).save(f"{folder}/model.safetensors")
-        ...     model = rd.Model.load(f"{folder}/model.safetensors", module=torch.nn.Linear(2, 1))
-        >>> model.module
+        ...     rd.Model(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Tanh())).save(f"{folder}/model")
+        ...     model = rd.Model.load(f"{folder}/model")
+        >>> model.module[0]
         Linear(in_features=2, out_features=1, bias=True)
 
         Source: keras.models.load_model.
         """
         tensors, manifest = read_model_file(path)
-        target = rebuild(manifest) if module is None else module
+        target = rebuild(tensors, manifest) if module is None else module
         restore_module(target, tensors, manifest)
         if optimizer is not None:
             restore_optimizer(optimizer, tensors, manifest)

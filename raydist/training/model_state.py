@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from raydist.errors import InvalidArgumentError
+from raydist.training.module_recipe import build_module, recipe_of
 from raydist.training.saving import ModelManifest, digests, snapshot
 
 __all__ = ["pack", "rebuild", "restore_module", "restore_optimizer"]
@@ -34,6 +35,7 @@ def pack(
         extra=extra,
         optimizer=plain,
         sha256=digests(tensors),
+        recipe=recipe_of(module),
     )
     return tensors, manifest
 
@@ -61,16 +63,19 @@ def _plain_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def restore_module(module: nn.Module, tensors: Mapping[str, torch.Tensor], manifest: ModelManifest) -> None:
     """Load the module's state in place."""
-    state = {
-        name.removeprefix(MODULE_PREFIX): value for name, value in tensors.items() if name.startswith(MODULE_PREFIX)
-    }
     try:
-        module.load_state_dict({**state, **manifest.extra})
+        module.load_state_dict({**_module_tensors(tensors), **manifest.extra})
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"The saved state must fit the module, a {type(module).__name__}: {error} "
             f"The file was saved from {manifest.module_class}; pass such a module: Model.load(path, module=...)."
         ) from None
+
+
+def _module_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix(MODULE_PREFIX): value for name, value in tensors.items() if name.startswith(MODULE_PREFIX)
+    }
 
 
 def restore_optimizer(
@@ -97,11 +102,13 @@ def restore_optimizer(
         ) from None
 
 
-def rebuild(manifest: ModelManifest) -> nn.Module:
-    """A fresh module of the saved class: imported by its name and called with the saved config.
+def rebuild(tensors: Mapping[str, torch.Tensor], manifest: ModelManifest) -> nn.Module:
+    """A fresh module: made of torch.nn's, or of the saved class, imported by its name and called with the saved config.
 
     Only a subclass of `torch.nn.Module` is ever called.
     """
+    if manifest.recipe is not None:
+        return build_module(manifest.recipe, _module_tensors(tensors))
     kind = _find_class(manifest.module_class)
     config = manifest.config
     if config is None and not _callable_without_arguments(kind):

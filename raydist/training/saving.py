@@ -40,6 +40,7 @@ class ModelManifest:
         optimizer: Groups and plain values of the optimizer's state; None without an optimizer.
         sha256: Digest of each tensor.
         version: Format of the file.
+        recipe: How the module is made of torch.nn's; None if that does not tell, and in files of before.
     """
 
     module_class: str
@@ -48,6 +49,7 @@ class ModelManifest:
     optimizer: dict[str, Any] | None
     sha256: dict[str, str]
     version: int = FORMAT_VERSION
+    recipe: dict[str, Any] | None = None
 
 
 def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +146,7 @@ def _parse(header: Mapping[str, str], path: str) -> ModelManifest:
         raise DataLossError(f"The manifest of {path!r} is damaged. Use a copy of the file.", path=path)
     found = json.loads(text)
     if found["version"] == FORMAT_VERSION:
+        found.setdefault("recipe", None)
         return ModelManifest(**{field.name: found[field.name] for field in fields(ModelManifest)})
     raise InvalidArgumentError(
         f"{path!r} has format version {found['version']}, this raydist reads version {FORMAT_VERSION}. "

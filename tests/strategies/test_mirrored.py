@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -203,6 +204,37 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
         assert f"on replica {fails_on}" in "".join(caught.value.__notes__)
         values = two.run(step, args=(x, -1)).values
         assert values[0] == values[1]
+
+
+class Departure(BaseException):
+    """No Exception, and does not end its process."""
+
+
+class Odd(Exception):
+    """Wants two arguments, has no message, and its notes are no list."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
+        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Odd, (1, 2))])
+def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
+    two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]
+) -> None:
+    def step(fails: bool) -> int:
+        if fails and rd.get_replica_context().replica_id_in_sync_group == 1:
+            raise kind(*args)
+        return 1
+
+    with pytest.raises(kind) as caught:
+        two.local_results(two.run(step, args=(True,)))
+    assert caught.value.args == args[:1]
+    assert re.search(r"In step \d+ on replica 1", "".join(caught.value.__notes__))
+    assert two.run(step, args=(False,)).values == (1, 1)
 
 
 def test_an_error_of_a_dispatched_step_comes_with_the_next_synchronising_call(two: rd.MirroredStrategy) -> None:

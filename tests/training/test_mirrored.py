@@ -284,6 +284,20 @@ def test_a_model_saved_by_one_strategy_goes_on_under_another(mirrored: rd.Strate
     assert_same(resumed(rd.OneDeviceStrategy("cpu")), state(first))
 
 
+def test_a_plain_sequential_is_loaded_in_the_scope_and_goes_on(mirrored: rd.Strategy, tmp_path: Path) -> None:
+    def resumed(strategy: rd.Strategy) -> dict[str, Any]:
+        with strategy.scope():
+            model = rd.Model.load(tmp_path / "model")
+            model.compile(torch.optim.SGD(model.parameters(), lr=0.1), "mse")
+        model.fit(regression(6, BATCH), verbose=False)
+        return state(model)
+
+    first = built(mirrored)
+    first.fit(regression(6, BATCH), verbose=False)
+    first.save(tmp_path / "model")
+    assert_same(resumed(mirrored), resumed(rd.OneDeviceStrategy("cpu")))
+
+
 def test_a_module_made_outside_of_the_scope_is_refused(mirrored: rd.Strategy) -> None:
     net = small_net()
     with mirrored.scope():

@@ -136,6 +136,6 @@ def test_a_class_that_can_not_be_imported_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["os:getcwd", "subprocess:Popen"])
 def test_nothing_but_a_module_class_is_called(tmp_path: Path, name: str) -> None:
     tensors, manifest = pack(small_net(), None, None)
-    write_model_file(tmp_path / "model", tensors, replace(manifest, module_class=name))
+    write_model_file(tmp_path / "model", tensors, replace(manifest, module_class=name, recipe=None))
     with pytest.raises(rd.InvalidArgumentError, match=f"names {name} .* which is no torch.nn.Module"):
         rd.Model.load(tmp_path / "model")

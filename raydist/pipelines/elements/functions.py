@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from raydist.foreign_errors import LEAVING, as_exception
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.items import ElementError
@@ -113,10 +114,12 @@ def call_rows(
             results.extend(calls)  # keeps what came before an error
             if len(results) < block.num_rows:  # map() ends early when the function itself raises StopIteration
                 raise RuntimeError("The function raised StopIteration, which would end the iteration.")
-        except Exception as error:
+        except LEAVING:
+            raise
+        except BaseException as error:
             note_numpy_in_torch(error)
             failed.append(len(results))
-            results.append(ElementError(error, start + len(results)))
+            results.append(ElementError(as_exception(error), start + len(results)))
     return results, failed
 
 

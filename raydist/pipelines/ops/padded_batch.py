@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError, RaydistError
+from raydist.foreign_errors import annotate
 from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.element_nests import flatten_element
@@ -90,7 +91,7 @@ class _PaddedBatches(ClosesInput, ResumableProducer):
         try:
             return self._op.padding.batch(concat_blocks(blocks))
         except RaydistError as error:
-            error.add_note(f"In {self._name}.")
+            annotate(error, f"In {self._name}.")
             return ElementError(error)
 
     def border(self) -> State:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.foreign_errors import LEAVING, annotate, as_exception
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.fold import FoldState
@@ -81,7 +82,7 @@ class _Scanning(ClosesInput, Producer):
         items = items_of_results(results, failed, self._index)
         for item in items:
             if isinstance(item, ElementError):
-                item.error.add_note(f"In {self._label}, element {item.index} of its input.")
+                annotate(item.error, f"In {self._label}, element {item.index} of its input.")
         self._index += block.num_rows
         return items
 
@@ -91,7 +92,9 @@ class _Scanning(ClosesInput, Producer):
             if not isinstance(result, tuple) or len(result) != 2:
                 raise SpecError(f"The function of scan must return (state, output), got {result!r:.100}.")
             self._carried.replace(result[0], self._label)
-        except Exception as error:  # of the user's function, on this element
+        except LEAVING:
+            raise
+        except BaseException as error:  # of the user's function, on this element
             note_numpy_in_torch(error)
-            return ElementError(error, index)
+            return ElementError(as_exception(error), index)
         return result[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows
@@ -139,7 +140,7 @@ def _shards_of(shard_func: ShardFunction, block: Block, start: int) -> Any:
     for row in failed:
         error = answers[row]
         if isinstance(error, ElementError):
-            error.error.add_note(f"In shard_func, element {start + row}.")
+            annotate(error.error, f"In shard_func, element {start + row}.")
             raise error.error
     return np.array([_shard_number(answer) for answer in answers], np.int64)
 
