@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -23,6 +24,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.job_environment import script_folder_for_workers
 from raydist.lasting_thread import run_where_it_lasts
+from raydist.owning_process import never_free
 
 __all__ = ["Cluster", "Node", "RaySession", "connect", "place", "release"]
 
@@ -39,10 +41,20 @@ _log = logging.getLogger("raydist")
 
 
 def _leave_ray_to_the_parent() -> None:
-    """In a forked child: to end Ray there would wait for threads that only the parent has, and end the parent's Ray."""
+    """In a forked child: its end must neither wait for threads that only the parent has, nor end the parent's Ray.
+
+    Ray wants to hear of an exception that nobody caught, and to shut down at exit.
+    """
+    if not ray.is_initialized():
+        return
     atexit.unregister(ray.shutdown)
+    if sys.excepthook is ray._private.worker.custom_excepthook:
+        sys.excepthook = ray._private.worker.normal_excepthook
     for kept in (*vars(ray._private.state.state).values(), *vars(ray._private.worker.global_worker).values()):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: what C++ frees of them crashes
+        never_free(kept)
+    system = ctypes.CDLL(None)
+    if hasattr(system, "on_exit"):  # what it is given last is called first: the C++ destructors behind it hang
+        system.on_exit(ctypes.cast(system._exit, ctypes.c_void_p), None)
 
 
 os.register_at_fork(after_in_child=_leave_ray_to_the_parent)
@@ -99,13 +111,13 @@ class RaySession:
     """
 
     def __init__(self) -> None:
-        self._worker_id = ray._private.worker.global_worker.worker_id
+        self._node = weakref.ref(ray._private.worker._global_node)  # every ray.init makes one
 
     @property
     def is_open(self) -> bool:
         """Whether it still is. Costs 0.3 us."""
-        worker = ray._private.worker.global_worker
-        return bool(worker.connected and worker.worker_id == self._worker_id)
+        node = self._node()
+        return node is not None and node is ray._private.worker._global_node and ray.is_initialized()
 
     def require(self, what: str) -> None:
         """UnavailableError if Ray was shut down since."""

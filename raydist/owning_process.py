@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import traceback
@@ -10,7 +11,7 @@ from typing import Protocol, final
 
 from raydist.errors import FailedPreconditionError
 
-__all__ = ["Inherited", "OwningProcess", "end_forked_child", "note_inherited"]
+__all__ = ["Inherited", "OwningProcess", "end_forked_child", "never_free", "note_inherited"]
 
 
 @final
@@ -73,6 +74,11 @@ _copies = _CopiesInChildren()  # one for the process: Python never forgets what 
 def note_inherited(thing: Inherited) -> None:
     """Have `thing` told in forked children, so that it needs no look at the process id each time it is used."""
     _copies.add(thing)
+
+
+def never_free(thing: object) -> None:
+    """Keep a C++ object of the parent to the end of a forked child: its destructor would want threads of the parent."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def end_forked_child(pid: int, error: BaseException | None = None) -> None:

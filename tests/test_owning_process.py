@@ -2,26 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
-import traceback
-from collections.abc import Callable
 
 import pytest
 
 from raydist.errors import FailedPreconditionError
 from raydist.owning_process import OwningProcess, end_forked_child, note_inherited
-
-
-def in_a_forked_child(fn: Callable[[], object]) -> int:
-    """The status with which a child ends that calls `fn`: 0, or 1 if that raises."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            fn()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+from tests.forks import in_a_forked_child
 
 
 def test_only_the_process_that_made_it_may_use_it() -> None:

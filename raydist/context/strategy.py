@@ -219,6 +219,13 @@ class Strategy(StrategyInput, StrategyValues):
             return getattr(self, _ALIASES[name])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise FailedPreconditionError(
+            f"A strategy must stay in the process that made it, but this {type(self).__name__} was to be pickled or "
+            "copied: its replicas, variables and results belong to that process. Make a strategy where it is used; in "
+            "a step rd.get_strategy() gives it, in a function of map leave it out."
+        )
+
     def _require_open(self, what: str) -> None:
         self._process.require("used")
         if self._closed:

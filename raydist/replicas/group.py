@@ -132,6 +132,8 @@ class ReplicaGroup:
         Raises:
             DeadlineExceededError: One does not within `close_s`; the steps are given up.
         """
+        if not self._actors.reachable:
+            return  # Ray was shut down: there is nothing to wait for
         silent = self._actors.silent(self._timeouts.close_s) if self._dispatcher.num_steps else []
         if silent:
             self._silent = True

@@ -26,7 +26,11 @@ def train() -> tuple[int, list[int]]:
     """Made, used and left open: in the process that calls this."""
     strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
     dataset = strategy.distribute_dataset(rd.Dataset.range(6).batch(3))
-    sums = [int(strategy.run(lambda x: x.sum(), args=(batch,))) for batch in dataset]
+    iterator = iter(dataset)
+    sums = [int(strategy.run(lambda x: x.sum(), args=(next(iterator),)))]
+    resumed = iter(dataset)
+    resumed.load_state_dict(iterator.state_dict())
+    sums.append(strategy.run(lambda batches: sum(int(x.sum()) for x in batches), args=(resumed,)))
     KEPT.append(strategy)
     return os.getpid(), sums
 
@@ -44,13 +48,20 @@ class Trainer:
         KEPT.pop().close()
 
 
-@pytest.mark.parametrize("kind", ["closed", "killed", "task"])
+class AsyncTrainer:
+    """The same in an event loop, as in a notebook."""
+
+    async def train(self) -> tuple[int, list[int]]:
+        return train()
+
+
+@pytest.mark.parametrize("kind", ["closed", "killed", "task", "async"])
 def test_nothing_is_left_of_a_strategy_when_its_actor_or_task_dies(kind: str) -> None:
     actors, before = live_actors(), reservations()
     if kind == "task":
         pid, sums = ray.get(ray.remote(train).options(num_cpus=0, max_retries=0).remote())
     else:
-        trainer: Any = ray.remote(Trainer).options(num_cpus=0).remote()
+        trainer: Any = ray.remote(AsyncTrainer if kind == "async" else Trainer).options(num_cpus=0).remote()
         pid, sums = ray.get(trainer.train.remote())
     assert sums == [3, 12]
     assert reservations() - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import re
@@ -532,3 +533,59 @@ def test_more_replicas_than_fit(ray_cluster: None) -> None:
 def test_only_datasets_can_be_distributed(two: rd.MirroredStrategy) -> None:
     with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
         two.distribute_dataset([1, 2, 3])  # type: ignore[arg-type]
+
+
+def whole_and_state(strategy: rd.MirroredStrategy) -> list[int]:
+    """Sums of the batches of a dataset, half of it read by the driver, the rest behind its state by the replicas."""
+    dataset = strategy.distribute_dataset(rd.Dataset.range(8).batch(4))
+    iterator = iter(dataset)
+    sums = [int(strategy.reduce("SUM", strategy.run(lambda x: x.sum(), args=(next(iterator),)), axis=None))]
+    resumed = iter(dataset)
+    resumed.load_state_dict(iterator.state_dict())
+    rest = strategy.run(lambda batches: sum(int(x.sum()) for x in batches), args=(resumed,))
+    return [*sums, sum(rest.values)]
+
+
+def test_distributed_iterators_work_in_threads_and_event_loops(two: rd.MirroredStrategy) -> None:
+    async def in_a_loop() -> list[int]:
+        return whole_and_state(two)
+
+    async def beside_a_loop() -> list[int]:
+        return await asyncio.to_thread(whole_and_state, two)
+
+    found = [whole_and_state(two), asyncio.run(in_a_loop()), asyncio.run(beside_a_loop())]
+    thread = threading.Thread(target=lambda: found.append(whole_and_state(two)))
+    thread.start()
+    thread.join()
+    assert found == [[6, 22]] * 4
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda strategy, results, model: [strategy.local_results(result) for result in results],
+        lambda strategy, results, model: strategy.local_results(results[-1]),
+        lambda strategy, results, model: strategy.reduce("SUM", results[0], axis=None),
+        lambda strategy, results, model: model.state_dict(),
+        lambda strategy, results, model: model.weight.sum().item(),
+        lambda strategy, results, model: [strategy.run(lambda: 1).values for _ in range(3)],
+    ],
+    ids=["all", "last", "reduce", "state", "variable", "next"],
+)
+def test_an_error_that_was_caught_is_not_raised_again(two: rd.MirroredStrategy, meet: Callable[..., Any]) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+
+    def step(fail: bool) -> Any:
+        if fail:
+            raise KeyError("mine")
+        return model(torch.ones(1, 1)).sum()
+
+    two.local_results(two.run(step, args=(False,)))
+    results = [two.run(step, args=(number == 0,)) for number in range(4)]
+    with pytest.raises((KeyError, rd.CancelledError)):
+        meet(two, results, model)
+    group = two._launched
+    assert group is not None
+    group.wait_to_close()  # what closing waits for
+    assert two.run(lambda: 1).values == (1, 1)

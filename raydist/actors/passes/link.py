@@ -160,6 +160,7 @@ class PipelineLink:
 
     def fetch(self, ref: Ref) -> GroupPiece | SharedPieces:
         """The pieces of a group, mapped out of the object store; small ones came along."""
+        self._process.require("read")
         if isinstance(ref, GroupPiece | SharedPieces):
             return ref
         piece: GroupPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
