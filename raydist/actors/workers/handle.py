@@ -101,6 +101,11 @@ class WorkerHandle:
         """References to the results of its blocks that were not finished when last looked."""
         return tuple(self._under_way)
 
+    @property
+    def reachable(self) -> bool:
+        """Whether there is still the Ray that it is of."""
+        return self._session.is_open
+
     def forget_finished(self, finished: set[Any]) -> int:
         """Leave out what is `finished`; the number of blocks that are left."""
         while self._under_way and self._under_way[0] in finished:
