@@ -16,10 +16,10 @@ from raydist.actors.workers.buffered_results import BufferedBlock, write_block
 from raydist.actors.workers.last_words import LastWords
 from raydist.actors.workers.shared_buffers import BufferLease, BufferShelf
 from raydist.actors.workers.worker import InputWorker
-from raydist.cluster import RaySession
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.elements.blocks import Block
+from raydist.ray_session import RaySession
 
 __all__ = ["WorkerHandle", "WorkerKind"]
 
