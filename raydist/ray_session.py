@@ -7,7 +7,8 @@ import ctypes
 import os
 import sys
 import weakref
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import ray
 
@@ -25,7 +26,8 @@ class RaySession:
     """
 
     def __init__(self) -> None:
-        self._node = weakref.ref(ray._private.worker._global_node)  # every ray.init makes one
+        node = ray._private.worker._global_node  # every ray.init makes one
+        self._node: Callable[[], Any] = weakref.ref(node) if ray.is_initialized() else _no_node
 
     @property
     def is_open(self) -> bool:
@@ -41,6 +43,10 @@ class RaySession:
                 "until it is closed, or make a new one.",
                 actor=what,
             )
+
+
+def _no_node() -> None:
+    return None
 
 
 def _leave_ray_to_the_parent() -> None:
