@@ -237,6 +237,8 @@ class FileSources(DatasetBase):
         path: Any,
         compression: str | None = None,
         reader_func: Callable[[Self], Self] | None = None,
+        *,
+        max_chunk_bytes: int | None = None,
     ) -> Self:
         """The elements that :meth:`save` wrote, in their order; of several shards one after the other.
 
@@ -248,10 +250,13 @@ class FileSources(DatasetBase):
             compression: What it was saved with; None: what its manifest says.
             reader_func: Gets a dataset of datasets, one for each shard, and returns the dataset of elements, such as
                 `lambda shards: shards.interleave(lambda shard: shard)`.
+            max_chunk_bytes: What a compressed chunk (some elements, or a large one) may have in memory, whatever the
+                manifest says. None: 32 MiB, or 64 times what it has in its file.
 
         Raises:
             NotFoundError: There is no saved dataset.
             DataLossError: Its manifest is damaged, or it has another compression; at iteration: its data is damaged.
+            InvalidArgumentError: A file of it is a link that leads out of the directory.
             SpecError: `reader_func` returns no dataset.
 
         Source: tf.data.Dataset.load.
@@ -266,5 +271,5 @@ class FileSources(DatasetBase):
         """
         manifest = checked_manifest(path, compression)
         if reader_func is None:
-            return cls(saved_op(path, manifest, manifest.parts))
-        return cls(graph_of(reader_func(cls(shards_op(path, manifest, cls))), "load"))
+            return cls(saved_op(path, manifest, manifest.parts, max_chunk_bytes))
+        return cls(graph_of(reader_func(cls(shards_op(path, manifest, cls, max_chunk_bytes))), "load"))

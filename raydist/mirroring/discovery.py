@@ -19,6 +19,7 @@ from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import kind_of, kind_of_class
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.scope import Scope
+from raydist.mirroring.shipment import Writes
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import Reach
@@ -62,6 +63,14 @@ class Discovery:
         """
         with self._explaining(obj, what):
             return dumps(obj, self._identify, reach=Reach(self._is_shared))
+
+    def adopt_buffers(self, writes: Writes) -> None:
+        """Let tensors that the program has put in the places of mirrored modules' buffers (a cast does) be mirrored."""
+        for changes in writes.control.values():
+            for path, value in changes.items():
+                is_buffer = path[0] == "_buffers" and len(path) == 2 and type(value) is torch.Tensor
+                if is_buffer and self._table.handle_of(value) is None:
+                    self._handle(value)
 
     def is_elsewhere(self, obj: Any) -> bool:
         """Whether every replica has `obj`: it travels as a handle or under a name, whatever is in it."""

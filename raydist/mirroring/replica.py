@@ -15,6 +15,7 @@ import torch
 
 from raydist.collectives.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring.buffer_places import BufferPlaces
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.captures import CaptureWatch
 from raydist.mirroring.handles import ReplicaTable
@@ -61,6 +62,7 @@ class MirrorReplica(MirrorCalls):
         self._control = ControlCollector(self._table, self._identify)
         self._tensors = TensorCollector(self._table)
         self.updates = UpdateLog(self._table)
+        self._buffer_places = BufferPlaces(self._table)
 
     def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Take in a shipment; the step's function, positional and keyword arguments.
@@ -71,6 +73,7 @@ class MirrorReplica(MirrorCalls):
         """
         for handle in shipment.released:
             self._table.release(handle)
+            self._buffer_places.forget(handle)
         if shipment.bundle:
             self._load_bundle(shipment.bundle)
         if shipment.writes:
@@ -124,6 +127,7 @@ class MirrorReplica(MirrorCalls):
             overwrite(buffer, value)
 
     def _buffers(self) -> list[torch.Tensor]:
+        self._buffer_places.settle()
         tensors = [obj for _, obj in self._table.items() if isinstance(obj, torch.Tensor)]
         return [tensor for tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
 
@@ -137,9 +141,11 @@ class MirrorReplica(MirrorCalls):
             restore_states(self._table.object_of(handle), states)
 
     def collect_control(self, modules: bool) -> bytes:
+        self._buffer_places.settle()
         return self._control.collect(modules=modules)
 
     def collect_tensors(self) -> dict[int, TensorImage]:
+        self._buffer_places.settle()
         return self._tensors.collect(averaged=False)
 
     def collect_gradients(self) -> dict[int, TensorImage]:
@@ -147,6 +153,7 @@ class MirrorReplica(MirrorCalls):
         return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
 
     def changed_averages(self) -> list[int]:
+        self._buffer_places.settle()
         return list(self._tensors.collect(averaged=True))
 
     def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
@@ -159,6 +166,7 @@ class MirrorReplica(MirrorCalls):
         return dumps(self.hold_metrics(), self._identify)
 
     def dump(self) -> tuple[bytes, frozenset[int]]:
+        self._buffer_places.settle()
         items = self._table.items()
         parameters = [(handle, obj) for handle, obj in items if isinstance(obj, torch.nn.Parameter)]
         hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
@@ -166,6 +174,7 @@ class MirrorReplica(MirrorCalls):
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
+        self._buffer_places.settle()
         metrics, statistics = self.hold_metrics(), self._hold_statistics()
         self._start_empty()
         items, hooks = loads(state, self._resolve)
@@ -201,6 +210,8 @@ class MirrorReplica(MirrorCalls):
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
                 note_steps(obj, self.updates.note)
+        for handle, _ in items:
+            self._buffer_places.note(handle)
 
     def _add_hooks(self, hooks: Sequence[tuple[int, ParameterHooks]]) -> None:
         for handle, found in hooks:
@@ -215,6 +226,7 @@ class MirrorReplica(MirrorCalls):
             self._control.mark_known(handle)
 
     def _write(self, writes: Writes) -> None:
+        self._buffer_places.settle()
         for handle, values in writes.tensors.items():
             overwrite(self._table.object_of(handle), values)
         self._write_gradients(writes)
@@ -225,6 +237,7 @@ class MirrorReplica(MirrorCalls):
             self._control.mark_flag_known(handle)
         for handle, changes in writes.control.items():
             patch_object(self._table.object_of(handle), changes)
+            self._buffer_places.note(handle)
         for handle, state in writes.optimizer_states.items():
             held = attributes(self._table.object_of(handle))["state"]
             held.clear()

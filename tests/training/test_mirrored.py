@@ -127,6 +127,27 @@ def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> 
         assert_same(found, expected)
 
 
+def test_a_loader_of_a_programs_own_dataset_gives_the_same(mirrored: rd.Strategy) -> None:
+    x, y = regression_arrays(11)
+
+    class Rows(torch.utils.data.Dataset[Any]):  # of the program itself: no replica can import it
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitem__(self, index: int) -> Any:
+            return [torch.from_numpy(x[index]), y[index]]
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        shuffled = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(Rows(), batch_size=BATCH, shuffle=True, generator=shuffled)
+        model = built(strategy)
+        history = model.fit(loader, epochs=2, validation_data=(x, y), verbose=False)
+        return state(model), history.history
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
 def test_a_scope_that_sums_gradients_changes_nothing(mirrored: rd.Strategy) -> None:
     model, reference = built(mirrored), built(rd.OneDeviceStrategy("cpu"))
     with mirrored.scope(gradient_reduce_op="SUM"):

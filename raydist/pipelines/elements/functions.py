@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raydist.foreign_errors import LEAVING, as_exception
-from raydist.nest import Structure
+from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey
@@ -56,17 +57,20 @@ def element_rows(structure: Structure, columns: Sequence[Iterable[Any]]) -> Iter
 def _rows(structure: Structure, columns: Iterator[Iterable[Any]]) -> Iterable[Any]:
     if structure.kind is None:
         return next(columns)
+    if not structure.num_leaves:  # None, say: as many as there are rows of what stands beside it
+        return itertools.repeat(unflatten(structure, ()))
     children = [_rows(child, columns) for child in structure.children]
+    strict = all(child.num_leaves for child in structure.children)
     if structure.kind is tuple:
-        return zip(*children, strict=True)
+        return zip(*children, strict=strict)
     if structure.shown:
         keys = tuple(structure.keys[place] for place in structure.shown)
-        return _named_rows(dict, keys, [children[place] for place in structure.shown])
-    return _named_rows(structure.kind, structure.keys, children)
+        return _named_rows(dict, keys, [children[place] for place in structure.shown], strict)
+    return _named_rows(structure.kind, structure.keys, children, strict)
 
 
-def _named_rows(kind: type, keys: tuple[Any, ...], children: Sequence[Iterable[Any]]) -> Iterator[Any]:
-    for values in zip(*children, strict=True):
+def _named_rows(kind: type, keys: tuple[Any, ...], children: Sequence[Iterable[Any]], strict: bool) -> Iterator[Any]:
+    for values in zip(*children, strict=strict):
         fields = dict(zip(keys, values, strict=True))
         yield fields if kind is dict else kind(**fields)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.pipelines.elements.small_floats import array_of_tensor, is_number
 
 __all__ = ["PYTHON_DTYPES", "as_leaf", "is_dataset", "is_torch"]
 
@@ -68,7 +69,7 @@ def _python_numbers(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def _array(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.kind in "biufc":
+    if is_number(array.dtype):
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind in "SU":
         return array.astype(object)
@@ -126,9 +127,9 @@ def _foreign(value: Any) -> Any:
 
 def _torch(tensor: Any) -> Any:
     try:
-        return _array(tensor.detach().cpu().resolve_conj().resolve_neg().numpy())
+        return _array(array_of_tensor(tensor.detach().cpu().resolve_conj().resolve_neg()))
     except TypeError:
         raise SpecError(
-            f"A leaf must have a dtype that numpy knows, got a torch tensor of {tensor.dtype}. "
+            f"A leaf must have a dtype that numpy or ml_dtypes knows, got a torch tensor of {tensor.dtype}. "
             "Return tensor.float() here and convert in the step, on the device."
         ) from None

@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.nest import map_structure
+from raydist.pipelines.elements.element_nests import map_element
 
 __all__ = ["TensorFunction", "is_module", "note_numpy_in_torch", "receiving_tensors", "with_tensors"]
 
@@ -64,7 +64,7 @@ class TensorFunction:
 def _tensors(value: Any, from_numpy: Callable[[Any], Any]) -> Any:
     if isinstance(value, np.ndarray):  # the common case, without a walk over a nest
         return _tensor(value, from_numpy)
-    return map_structure(lambda leaf: _tensor(leaf, from_numpy), value)
+    return map_element(lambda leaf: _tensor(leaf, from_numpy), value)
 
 
 def _tensor(leaf: Any, from_numpy: Callable[[Any], Any]) -> Any:

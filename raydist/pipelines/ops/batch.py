@@ -10,8 +10,8 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import annotate
-from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.items import ElementError, Groups, Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import TensorSpec
@@ -49,7 +49,7 @@ class BatchOp(UnaryOp):
 
     def element_spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
-        return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+        return map_element(lambda spec: spec.batched(size), self.input.element_spec())
 
     def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
         (groups,) = inputs

@@ -13,8 +13,8 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.foreign_errors import annotate
-from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.executor import InlineExecutor
@@ -85,7 +85,7 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
                 break
             try:
                 made = graph_of(call_on_element(fn, iterator.next_block(1), 0), label)
-                found.append(flatten(made.element_spec()))
+                found.append(flatten_element(made.element_spec()))
             except FailedPreconditionError:
                 continue
             except StopIteration:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.foreign_errors import annotate
-from raydist.nest import flatten, unflatten
+from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -52,7 +53,7 @@ class PaddedBatchOp(UnaryOp):
         return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
 
     def element_spec(self) -> Any:
-        specs, structure = flatten(self.input.element_spec())
+        specs, structure = flatten_element(self.input.element_spec())
         size = self.batch_size if self.drop_remainder else None
         return unflatten(structure, [spec.batched(size) for spec in self.padding.specs(structure, specs)])
 

@@ -13,6 +13,7 @@ from raydist.nest import Structure
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
+from raydist.pipelines.elements.small_floats import dtype_kind
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, refused_datasets, spec_of_value
 
 __all__ = ["Padding"]
@@ -109,4 +110,4 @@ def _value(value: Any, spec: TensorSpec, where: str) -> Any:
 
 def _fits(leaf: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a Python number is one of `dtype`: an int may fill any numbers, a float those with fractions."""
-    return dtype.kind in ("iufc" if leaf.dtype.kind in "iu" else "fc") and leaf.dtype.kind != "b"
+    return dtype_kind(dtype) in ("iufc" if leaf.dtype.kind in "iu" else "fc") and leaf.dtype.kind != "b"

@@ -10,8 +10,8 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import LEAVING, annotate, as_exception
-from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.fold import FoldState
 from raydist.pipelines.elements.functions import element_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
@@ -37,7 +37,7 @@ class ScanOp(UnaryOp):
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise InvalidArgumentError(f"scan needs a function, got {self.fn!r:.100}.")
-        map_structure(as_leaf, self.initial_state)
+        map_element(as_leaf, self.initial_state)
 
     @property
     def label(self) -> str:

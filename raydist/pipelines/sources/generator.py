@@ -9,8 +9,8 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.foreign_errors import LEAVING, annotate, as_exception
-from raydist.nest import map_structure
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -46,7 +46,7 @@ class GeneratorOp(SourceOp):
                 "Give the generator function itself, without calling it."
             )
         signature = _signature(output_signature, output_types, output_shapes)
-        return cls(generator, signature, map_structure(as_leaf, tuple(args or ())))
+        return cls(generator, signature, map_element(as_leaf, tuple(args or ())))
 
     @property
     def name(self) -> str:

@@ -9,11 +9,13 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import Structure, flatten, unflatten
+from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import stack_leaves
+from raydist.pipelines.elements.small_floats import dtype_kind
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
 
 __all__ = ["Signature"]
@@ -30,7 +32,7 @@ class Signature:
     @classmethod
     def parse(cls, output_signature: Any) -> Signature:
         """From a nest of TensorSpec."""
-        specs, structure = flatten(output_signature)
+        specs, structure = flatten_element(output_signature)
         for spec in specs:
             if not isinstance(spec, TensorSpec):
                 raise SpecError(f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}.")
@@ -41,7 +43,7 @@ class Signature:
     @classmethod
     def of_types(cls, output_types: Any, output_shapes: Any) -> Signature:
         """From a nest of dtypes, and one of shapes like it (None in it: unknown)."""
-        dtypes, structure = flatten(output_types)
+        dtypes, structure = flatten_element(output_types)
         shapes = parts_like(structure, output_shapes, "output_shapes")
         return cls.parse(unflatten(structure, [_spec(*leaf) for leaf in zip(shapes, dtypes, strict=True)]))
 
@@ -55,7 +57,7 @@ class Signature:
 
     def leaves(self, value: Any) -> list[Any]:
         """The leaves of `value`, copied (a generator may use its buffers again). SpecError where it does not fit."""
-        leaves, structure = flatten(value)
+        leaves, structure = flatten_element(value)
         if structure != self.structure:
             advice = (
                 " A tuple is a structure: yield a list for one tensor." if _has_tuple(self.structure, value) else ""
@@ -135,7 +137,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _converts(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    source, target = array.dtype.kind, dtype.kind
+    source, target = dtype_kind(array.dtype), dtype_kind(dtype)
     if array.dtype == dtype or array.size == 0:
         return True
     if source in "biu" and target in "iu":
