@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, final
 import torch
 from torch.nn.parameter import is_lazy
 
+from raydist.class_memory import remembered_by_class
 from raydist.collectives.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver_hooks import HOOKS_OF_DRIVER
@@ -30,7 +30,7 @@ from raydist.values import PerReplica
 __all__ = ["Discovery"]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered_by_class
 def is_candidate_class(cls: Any) -> bool:
     """Whether objects of a class may travel as handles or placeholders."""
     return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None

@@ -27,6 +27,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
+from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
@@ -149,7 +150,7 @@ class ReplicaRunner:
         except BaseException as error:
             self._failed_step = header.step
             self.abort(self._generation)
-            error.add_note(f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
+            annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
             raise
         finally:
             self._progress.end_step()

@@ -127,6 +127,27 @@ def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> 
         assert_same(found, expected)
 
 
+def test_a_loader_of_a_programs_own_dataset_gives_the_same(mirrored: rd.Strategy) -> None:
+    x, y = regression_arrays(11)
+
+    class Rows(torch.utils.data.Dataset[Any]):  # of the program itself: no replica can import it
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitem__(self, index: int) -> Any:
+            return [torch.from_numpy(x[index]), y[index]]
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        shuffled = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(Rows(), batch_size=BATCH, shuffle=True, generator=shuffled)
+        model = built(strategy)
+        history = model.fit(loader, epochs=2, validation_data=(x, y), verbose=False)
+        return state(model), history.history
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
 def test_a_scope_that_sums_gradients_changes_nothing(mirrored: rd.Strategy) -> None:
     model, reference = built(mirrored), built(rd.OneDeviceStrategy("cpu"))
     with mirrored.scope(gradient_reduce_op="SUM"):
@@ -282,6 +303,20 @@ def test_a_model_saved_by_one_strategy_goes_on_under_another(mirrored: rd.Strate
     first.fit(regression(6, BATCH), verbose=False)
     assert_same(resumed(mirrored), state(first))
     assert_same(resumed(rd.OneDeviceStrategy("cpu")), state(first))
+
+
+def test_a_plain_sequential_is_loaded_in_the_scope_and_goes_on(mirrored: rd.Strategy, tmp_path: Path) -> None:
+    def resumed(strategy: rd.Strategy) -> dict[str, Any]:
+        with strategy.scope():
+            model = rd.Model.load(tmp_path / "model")
+            model.compile(torch.optim.SGD(model.parameters(), lr=0.1), "mse")
+        model.fit(regression(6, BATCH), verbose=False)
+        return state(model)
+
+    first = built(mirrored)
+    first.fit(regression(6, BATCH), verbose=False)
+    first.save(tmp_path / "model")
+    assert_same(resumed(mirrored), resumed(rd.OneDeviceStrategy("cpu")))
 
 
 def test_a_module_made_outside_of_the_scope_is_refused(mirrored: rd.Strategy) -> None:

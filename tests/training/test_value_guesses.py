@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,29 +23,7 @@ from raydist.replicas.replica_view import ReplicaView
 from raydist.training.value_guesses import guessing, update_alike
 from raydist.values import ReduceOp
 from tests.collectives.threads import run_ranks
-
-
-class Nothing:
-    """Stands for what reduces gradients and mirrors variables: there are none."""
-
-    def attach(self, parameters: Any) -> None: ...
-
-    def parameters(self) -> list[Any]:
-        return []
-
-    @contextlib.contextmanager
-    def step(self, *, weight: float, op: ReduceOp, empty: bool) -> Iterator[None]:
-        yield
-
-    def export_buffers(self) -> list[Any]:
-        return []
-
-    def import_buffers(self, buffers: list[Any]) -> None: ...
-
-    def hold_metrics(self) -> dict[int, Any]:
-        return {}
-
-    def restore_metrics(self, held: dict[int, Any]) -> None: ...
+from tests.replicas.test_connected import Mirror, Reducer
 
 
 def on_pieces(
@@ -57,8 +33,9 @@ def on_pieces(
     rows = tuple(0 if rank == stand_in else len(piece) for rank, piece in enumerate(predictions))
 
     def main(group: LocalGroup) -> Metric:
-        nothing: Any = Nothing()
-        peers = Connected(group, nothing, torch.device("cpu"), nothing)
+        reducer: Any = Reducer()
+        mirror: Any = Mirror(group.rank)
+        peers = Connected(group, reducer, torch.device("cpu"), mirror)
         metric: Metric = make()
         with peers.run(rows, ReduceOp.MEAN, stand_in=True):
             context = ReplicaContext(ReplicaView(("cpu",) * len(rows)), peers)
