@@ -14,6 +14,7 @@ from raydist.values import AUTOTUNE, ReduceOp
 __all__ = [
     "AutoShardPolicy",
     "AutotuneOptions",
+    "DistributeOptions",
     "InputOptions",
     "OptimizationOptions",
     "Options",
@@ -184,6 +185,53 @@ class Options(SettingsGroup):
     on_error = one_of("raise", "raise")
     num_input_workers = count(0, 0)
     input_worker_memory = optional_count(None, 1)
+
+    @property
+    def experimental_distribute(self) -> DistributeOptions:
+        """TensorFlow's place for `auto_shard_policy`: what is set there is set here.
+
+        >>> options = Options()
+        >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+        >>> options.auto_shard_policy
+        <AutoShardPolicy.FILE: 'FILE'>
+        """
+        return DistributeOptions(self)
+
+
+@final
+class DistributeOptions:
+    """What a strategy may do with a dataset, in TensorFlow's place: :attr:`Options.experimental_distribute`.
+
+    Args:
+        options: Hold the settings.
+
+    Source: tf.data.experimental.DistributeOptions.
+
+    >>> DistributeOptions(Options(auto_shard_policy=AutoShardPolicy.OFF)).auto_shard_policy
+    <AutoShardPolicy.OFF: 'OFF'>
+    """
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    @property
+    def auto_shard_policy(self) -> AutoShardPolicy:
+        """`auto_shard_policy` of the options.
+
+        >>> Options().experimental_distribute.auto_shard_policy
+        <AutoShardPolicy.DATA: 'DATA'>
+        """
+        policy: AutoShardPolicy = self._options.auto_shard_policy
+        return policy
+
+    @auto_shard_policy.setter
+    def auto_shard_policy(self, policy: AutoShardPolicy) -> None:
+        self._options.auto_shard_policy = policy
+
+    def __repr__(self) -> str:
+        return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!r})"
 
 
 @final

@@ -22,6 +22,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.signed_store import SignedStore
 from raydist.collectives.translation import describe_operation, translate_torch_error
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.owning_process import never_free, note_inherited
 
 __all__ = ["RendezvousStore", "connect_store", "local_address"]
 
@@ -45,6 +46,11 @@ class RendezvousStore:
         self.host = host
         self.secret = secrets.token_bytes(32)
         self._server: TCPStore | None = None
+        note_inherited(self)
+
+    def became_a_copy(self) -> None:
+        """This is a forked child, which has nobody listen."""
+        never_free(self._server)
 
     def start(self) -> RendezvousStore:
         """Listen on a free port. May be called twice."""

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import cloudpickle
 
@@ -38,16 +38,25 @@ class DatasetBase:
     The parts of the facade inherit from it; `Dataset` puts them together.
     """
 
+    __dataset_leaf__: ClassVar[bool] = True  # what the engine knows datasets by that are elements
+
     def __init__(self, op: DatasetOp) -> None:
         self._op = op
         self._epochs = itertools.count()
         self._drawn_seed: int | None = None
+        self._element_seed: int | None = None  # of a dataset that is an element of another
         self._meters: IterationMeters | None = None  # of the iteration that was begun last
         self._executors = Executors()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # cloudpickle, because the functions of a pipeline are often lambdas. Epochs are counted anew.
-        return _unpickle, (type(self), cloudpickle.dumps(self._op))
+        return _unpickle, (type(self), cloudpickle.dumps(self._op), self._element_seed)
+
+    def _with_element_seed(self, seed: int) -> Self:
+        """This dataset as an element of another one: its random choices follow from `seed` where none was given."""
+        element = type(self)(self._op)
+        element._drawn_seed = element._element_seed = seed
+        return element
 
     def __bool__(self) -> bool:
         return True
@@ -92,5 +101,6 @@ def named(op: DatasetOp, name: str | None) -> DatasetOp:
     return dataclasses.replace(op, given_name=name)
 
 
-def _unpickle(kind: type[DatasetBase], op: bytes) -> DatasetBase:
-    return kind(cloudpickle.loads(op))
+def _unpickle(kind: type[DatasetBase], op: bytes, seed: int | None = None) -> DatasetBase:
+    dataset = kind(cloudpickle.loads(op))
+    return dataset if seed is None else dataset._with_element_seed(seed)

@@ -42,8 +42,9 @@ class Elementwise(Running):
         Args:
             map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. A
                 `torch.nn.Module`, and a function wrapped in `rd.with_tensors`, gets torch tensors instead. May return
-                numpy, torch or Python values. A keyword-only parameter `rng` receives a `numpy.random.Generator` that
-                depends on (seed, operation, epoch, index of the element) alone.
+                numpy, torch or Python values, and take, transform and return datasets, alone or in a nest: their random
+                choices depend on what those of `rng` do. A keyword-only parameter `rng` receives a
+                `numpy.random.Generator` that depends on (seed, operation, epoch, index of the element) alone.
             num_parallel_calls: Calls at a time; 1 means in order in one thread; None or AUTOTUNE leaves it to raydist,
                 which begins in the thread that iterates and moves to others what is faster there, as it measures.
                 (Other threads do not see what is set for one alone, as `torch.no_grad` is.)
@@ -52,7 +53,7 @@ class Elementwise(Running):
                 when resuming. Below operations that remember much (`shuffle`, `scan`, `window`, ...) the order is kept.
             seed: Seed of `rng`; None for that of the iteration.
             output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
-                one call on the first element.
+                calls on up to three first elements, and later ones may differ.
             name: What you call the operation, for `explain` and `stats`.
 
         Raises:

@@ -19,14 +19,17 @@ def TFRecordDataset(
     compression_type: str | None = None,
     num_parallel_reads: int | None = None,
     *,
-    max_record_bytes: int = MAX_RECORD_BYTES,
+    max_record_bytes: int | None = None,
     name: str | None = None,
 ) -> Dataset:
     """The records of TFRecord files, as bytes.
 
     Checksums are always compared. A damaged record is an error in its place: where only its data is damaged, reading
-    goes on with the next record, else (as after a file that cannot be opened) with the next file. A file that was cut
-    off between two records looks whole: the format says nowhere how many there are.
+    goes on with the next record, else (as after a file that cannot be opened) with the next file.
+
+    A plain file that was cut off exactly between two records looks whole, and so does one whose whole records were
+    doubled or swapped: the format says nowhere how many there are. Where you know the number, `assert_cardinality`
+    notices; a "GZIP" or "ZLIB" file that was cut off is always noticed.
 
     The state of an iterator is a file number and an offset for each file in turn. Resuming opens these files there; a
     compressed one is decompressed up to there.
@@ -37,7 +40,8 @@ def TFRecordDataset(
         num_parallel_reads: None reads one file after the other, when records are asked for. k > 1 takes records in turn
             from k files, as `interleave` with a block length of 1 does; a thread for each of them reads up to about
             3 MiB ahead. AUTOTUNE reads ahead too, in the order of None.
-        max_record_bytes: A longer record is taken for damage.
+        max_record_bytes: A longer record is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
+            file where that is more.
         name: What you call the operation, for `explain` and `stats`.
 
     Raises:
@@ -59,12 +63,19 @@ def TFRecordDataset(
     >>> list(rd.TFRecordDataset(path))
     [b'first', b'second']
     """
-    record_format = TFRecordFormat(check_compression(compression_type), max_record_bytes)
+    given = max_record_bytes is not None
+    limit = MAX_RECORD_BYTES if max_record_bytes is None else max_record_bytes
+    record_format = TFRecordFormat(check_compression(compression_type), limit, given)
     return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def TextLineDataset(
-    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None, name: str | None = None
+    filenames: Any,
+    compression_type: str | None = None,
+    num_parallel_reads: int | None = None,
+    name: str | None = None,
+    *,
+    max_line_bytes: int | None = None,
 ) -> Dataset:
     """The lines of text files, as bytes without their line ends (\\n or \\r\\n).
 
@@ -76,13 +87,15 @@ def TextLineDataset(
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes lines in turn from k files at a time.
         name: What you call the operation, for `explain` and `stats`.
+        max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the file
+            where that is more.
 
     Raises:
         InvalidArgumentError: As for :func:`TFRecordDataset`.
         SpecError: A file name that is no path.
         NotFoundError: A file does not exist (at iteration, in its place).
         DataLossError: Compressed data is damaged or cut off; the file is compressed otherwise; a line is longer than
-            1 GiB (at iteration; has `path` and `offset`).
+            `max_line_bytes` (at iteration; has `path` and `offset`).
         FailedPreconditionError: A file may not be read (at iteration).
 
     Source: tf.data.TextLineDataset.
@@ -94,7 +107,7 @@ def TextLineDataset(
     >>> list(rd.TextLineDataset(path))
     [b'first', b'', b'third']
     """
-    record_format = TextLineFormat(check_compression(compression_type))
+    record_format = TextLineFormat(check_compression(compression_type), max_line_bytes)
     return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 

@@ -64,7 +64,8 @@ class Running(DatasetBase):
     def element_spec(self) -> Any:
         """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known.
 
-        May call a map function once, on the first element: give the map `output_spec=` where that must not be.
+        May call a map function on up to three first elements, while that is quick (a dimension in which they differ is
+        None): give the map `output_spec=` where that must not be.
 
         Raises:
             FailedPreconditionError: It is found on a first element, and there is none.

@@ -87,7 +87,9 @@ class Sources(DatasetBase):
     def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Self:
         """One element per entry of the first dimension of every leaf: (n, ...) -> n times (...).
 
-        Arrays and tensors are not copied: changes to them show in later epochs. A pickled dataset holds their values.
+        Arrays and tensors are not copied, so that large ones need no second memory: what is written into them, or into
+        the array that they are a slice of, shows in later elements. Give a copy (`x.copy()`) if they change and the
+        dataset must not. A pickled dataset holds their values.
 
         Args:
             tensors: Nest of arrays, torch tensors or lists, which share their first dimension. A list is one leaf.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, final
 import torch
 from torch.nn.parameter import is_lazy
 
+from raydist.class_memory import remembered_by_class
 from raydist.collectives.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver_hooks import HOOKS_OF_DRIVER
@@ -19,6 +19,7 @@ from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import kind_of, kind_of_class
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.scope import Scope
+from raydist.mirroring.shipment import Writes
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import Reach
@@ -29,7 +30,7 @@ from raydist.values import PerReplica
 __all__ = ["Discovery"]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered_by_class
 def is_candidate_class(cls: Any) -> bool:
     """Whether objects of a class may travel as handles or placeholders."""
     return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None
@@ -62,6 +63,14 @@ class Discovery:
         """
         with self._explaining(obj, what):
             return dumps(obj, self._identify, reach=Reach(self._is_shared))
+
+    def adopt_buffers(self, writes: Writes) -> None:
+        """Let tensors that the program has put in the places of mirrored modules' buffers (a cast does) be mirrored."""
+        for changes in writes.control.values():
+            for path, value in changes.items():
+                is_buffer = path[0] == "_buffers" and len(path) == 2 and type(value) is torch.Tensor
+                if is_buffer and self._table.handle_of(value) is None:
+                    self._handle(value)
 
     def is_elsewhere(self, obj: Any) -> bool:
         """Whether every replica has `obj`: it travels as a handle or under a name, whatever is in it."""

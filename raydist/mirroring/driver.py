@@ -99,6 +99,7 @@ class MirrorDriver:
             arguments = self._pickle_arguments(discovery, args, kwargs or {})
             writes = Writes()
             states = self._collect(writes)
+            discovery.adopt_buffers(writes)
             self._pending = Shipment(
                 released=self._table.released,
                 writes=discovery.pickle(writes, "what the driver changed") if writes else b"",

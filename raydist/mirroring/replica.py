@@ -7,15 +7,17 @@ wants to read (`collect_*`).
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 
 from raydist.collectives.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring.buffer_places import BufferPlaces
 from raydist.mirroring.calls import MirrorCalls
+from raydist.mirroring.captures import CaptureWatch
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
 from raydist.mirroring.metric_states import divide_states, hold_states, restore_states, state_names
@@ -48,6 +50,9 @@ class MirrorReplica(MirrorCalls):
         self._externals = dict(externals or {})
         self._parts: Sequence[Any] = ()
         self._functions: dict[bytes, tuple[bytes, Any]] = {}
+        self._watches: dict[bytes, CaptureWatch] = {}
+        self._running: CaptureWatch | None = None
+        self._remarks: dict[str, bool] = {}  # and whether the driver is still to be told
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -57,6 +62,7 @@ class MirrorReplica(MirrorCalls):
         self._control = ControlCollector(self._table, self._identify)
         self._tensors = TensorCollector(self._table)
         self.updates = UpdateLog(self._table)
+        self._buffer_places = BufferPlaces(self._table)
 
     def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Take in a shipment; the step's function, positional and keyword arguments.
@@ -67,12 +73,14 @@ class MirrorReplica(MirrorCalls):
         """
         for handle in shipment.released:
             self._table.release(handle)
+            self._buffer_places.forget(handle)
         if shipment.bundle:
             self._load_bundle(shipment.bundle)
         if shipment.writes:
             self._write(loads(shipment.writes, self._resolve))
         for digest in shipment.forget:
             self._functions.pop(digest, None)
+            self._watches.pop(digest, None)
         self._parts = parts
         try:
             function = self._function(shipment)
@@ -81,9 +89,22 @@ class MirrorReplica(MirrorCalls):
             self._parts = ()
         return function, args, kwargs
 
-    def guard(self) -> AbstractContextManager[None]:
-        """For the time of a step: a parameter created in a mirrored module is an error."""
-        return refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None)
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """For the time of a step: a parameter created in a mirrored module is an error, changed copies are noted."""
+        with refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None):
+            yield
+        remark = self._running.after_run() if self._running is not None else ""
+        if remark:
+            self._remarks.setdefault(remark, True)
+
+    def take_remarks(self) -> tuple[str, ...]:
+        """What the program should be warned of, each once."""
+        if not any(self._remarks.values()):
+            return ()
+        told = tuple(remark for remark, untold in self._remarks.items() if untold)
+        self._remarks.update(dict.fromkeys(told, False))
+        return told
 
     def objects(self) -> list[Any]:
         """Everything that is mirrored, in an order that is the same on all replicas."""
@@ -106,6 +127,7 @@ class MirrorReplica(MirrorCalls):
             overwrite(buffer, value)
 
     def _buffers(self) -> list[torch.Tensor]:
+        self._buffer_places.settle()
         tensors = [obj for _, obj in self._table.items() if isinstance(obj, torch.Tensor)]
         return [tensor for tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
 
@@ -119,9 +141,11 @@ class MirrorReplica(MirrorCalls):
             restore_states(self._table.object_of(handle), states)
 
     def collect_control(self, modules: bool) -> bytes:
+        self._buffer_places.settle()
         return self._control.collect(modules=modules)
 
     def collect_tensors(self) -> dict[int, TensorImage]:
+        self._buffer_places.settle()
         return self._tensors.collect(averaged=False)
 
     def collect_gradients(self) -> dict[int, TensorImage]:
@@ -129,6 +153,7 @@ class MirrorReplica(MirrorCalls):
         return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
 
     def changed_averages(self) -> list[int]:
+        self._buffer_places.settle()
         return list(self._tensors.collect(averaged=True))
 
     def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
@@ -141,6 +166,7 @@ class MirrorReplica(MirrorCalls):
         return dumps(self.hold_metrics(), self._identify)
 
     def dump(self) -> tuple[bytes, frozenset[int]]:
+        self._buffer_places.settle()
         items = self._table.items()
         parameters = [(handle, obj) for handle, obj in items if isinstance(obj, torch.nn.Parameter)]
         hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
@@ -148,6 +174,7 @@ class MirrorReplica(MirrorCalls):
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
+        self._buffer_places.settle()
         metrics, statistics = self.hold_metrics(), self._hold_statistics()
         self._start_empty()
         items, hooks = loads(state, self._resolve)
@@ -159,6 +186,7 @@ class MirrorReplica(MirrorCalls):
             elif state_names(obj):
                 # What the other one counted is counted there.
                 restore_states(obj, metrics.get(handle) or divide_states(obj)[1])
+        self._watches.clear()
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
 
     def _hold_statistics(self) -> dict[int, torch.Tensor]:
@@ -182,6 +210,8 @@ class MirrorReplica(MirrorCalls):
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
                 note_steps(obj, self.updates.note)
+        for handle, _ in items:
+            self._buffer_places.note(handle)
 
     def _add_hooks(self, hooks: Sequence[tuple[int, ParameterHooks]]) -> None:
         for handle, found in hooks:
@@ -196,6 +226,7 @@ class MirrorReplica(MirrorCalls):
             self._control.mark_known(handle)
 
     def _write(self, writes: Writes) -> None:
+        self._buffer_places.settle()
         for handle, values in writes.tensors.items():
             overwrite(self._table.object_of(handle), values)
         self._write_gradients(writes)
@@ -206,6 +237,7 @@ class MirrorReplica(MirrorCalls):
             self._control.mark_flag_known(handle)
         for handle, changes in writes.control.items():
             patch_object(self._table.object_of(handle), changes)
+            self._buffer_places.note(handle)
         for handle, state in writes.optimizer_states.items():
             held = attributes(self._table.object_of(handle))["state"]
             held.clear()
@@ -226,15 +258,24 @@ class MirrorReplica(MirrorCalls):
             parameter.grad = gradient.clone().to(parameter.device)
 
     def _function(self, shipment: Shipment) -> Any:
+        self._running = None
         if not shipment.digest:
             return loads(shipment.function, self._resolve)
         if shipment.function:
-            self._functions[shipment.digest] = (shipment.function, loads(shipment.function, self._resolve))
+            function = loads(shipment.function, self._resolve)
+            self._functions[shipment.digest] = (shipment.function, function)
+            if self.rank == 0:
+                self._watches[shipment.digest] = CaptureWatch(function, self._is_shared)
         if shipment.digest not in self._functions:
             raise FailedPreconditionError(
                 f"raydist bug: replica {self.rank} was sent the digest of a function that it does not have."
             )
+        self._running = self._watches.get(shipment.digest)
         return self._functions[shipment.digest][1]
+
+    def _is_shared(self, obj: Any) -> bool:
+        """Whether a function that holds `obj` holds more than a copy."""
+        return self._table.handle_of(obj) is not None or any(obj is known for known in self._externals.values())
 
     def _identify(self, obj: Any) -> PersistentId | None:
         handle = self._table.handle_of(obj)

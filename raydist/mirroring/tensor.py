@@ -14,9 +14,18 @@ from typing import Any, Protocol, final
 import torch
 from torch._compile import _disable_dynamo
 
-__all__ = ["MirroredTensor", "TensorOwner", "TensorRecord", "mirror_tensor", "plain_tensor", "record_of"]
+__all__ = [
+    "UNKNOWN_VERSION",
+    "MirroredTensor",
+    "TensorOwner",
+    "TensorRecord",
+    "mirror_tensor",
+    "plain_tensor",
+    "record_of",
+]
 
 _RECORD = "_raydist_record"
+UNKNOWN_VERSION = -1
 
 
 class TensorOwner(Protocol):
@@ -95,6 +104,11 @@ class TensorRecord:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
 
+    def note_values(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
+        """Something that torch does not count as a write has used it; `before` are its values from before."""
+        if not _equal(before, tensor.detach()):
+            self.version = UNKNOWN_VERSION
+
     def merge(self, tensor: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         """`fresh`, but for the elements written here since then (through a numpy view, say)."""
         if self.synced is None or self.synced.shape != fresh.shape or self.synced.dtype != fresh.dtype:
@@ -166,6 +180,14 @@ _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
 }
 
 
+# They write running statistics, which torch does not count as a write.
+_STATISTICS_WRITERS: list[Any] = [
+    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm,
+    torch.native_batch_norm, torch.batch_norm_update_stats,
+]  # fmt: skip
+_WRITE_UNCOUNTED: frozenset[Callable[..., Any]] = frozenset(_STATISTICS_WRITERS)
+
+
 class MirroredTensor(torch.Tensor):
     """A parameter or buffer whose values live on the replicas. Made by :func:`mirror_tensor`, never constructed."""
 
@@ -182,7 +204,10 @@ class MirroredTensor(torch.Tensor):
         for record in records:
             getattr(record.owner, before)(record)
         with torch._C.DisableTorchFunctionSubclass():
+            earlier = _values_of(records) if func in _WRITE_UNCOUNTED else []
             result = func(*args, **kwargs)
+            for record, tensor, values in earlier:
+                record.note_values(tensor, values)
         for record in records:
             getattr(record.owner, after)(record)
         if func is torch.Tensor.detach and records and type(result) is torch.Tensor:
@@ -236,6 +261,11 @@ def _records(values: Iterable[Any]) -> Iterator[TensorRecord]:
             yield record_of(value)
         elif isinstance(value, list | tuple):
             yield from _records(value)
+
+
+def _values_of(records: Iterable[TensorRecord]) -> list[tuple[TensorRecord, torch.Tensor, torch.Tensor]]:
+    tensors = [(record, record.tensor) for record in records]
+    return [(record, tensor, tensor.detach().clone()) for record, tensor in tensors if tensor is not None]
 
 
 def mirror_tensor(tensor: torch.Tensor, handle: int, owner: TensorOwner) -> TensorRecord:

@@ -16,7 +16,7 @@ from raydist.mirroring.gradients import Gradients
 from raydist.mirroring.report import is_averaged
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Writes, overwrite
-from raydist.mirroring.tensor import TensorRecord, mirror_tensor, plain_tensor
+from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
 
 __all__ = ["Variables", "average"]
 
@@ -132,7 +132,7 @@ class Variables:
             overwrite(tensor, merged)
             record.note_synced(tensor)
             if merged is not fresh:  # still unknown to the replicas
-                record.version = -1
+                record.version = UNKNOWN_VERSION
 
     def set_flag(self, handle: int, requires_grad: bool) -> None:
         """Take over `requires_grad` from the replicas."""

@@ -27,6 +27,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
+from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
@@ -131,7 +132,7 @@ class ReplicaRunner:
                 results.append(self._step(header, objects))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
                 error = error or failure
-        return GroupResult(tuple(results), time.perf_counter() - began, error)
+        return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks())
 
     def _step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
@@ -149,7 +150,7 @@ class ReplicaRunner:
         except BaseException as error:
             self._failed_step = header.step
             self.abort(self._generation)
-            error.add_note(f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
+            annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
             raise
         finally:
             self._progress.end_step()

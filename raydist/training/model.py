@@ -19,7 +19,7 @@ from raydist.training.evaluation import Evaluation
 from raydist.training.fit import Fit, FitPlan
 from raydist.training.given_data import GivenData, held_out_data
 from raydist.training.losses import loss_by_name
-from raydist.training.model_state import pack, rebuild, restore_module, restore_optimizer
+from raydist.training.model_state import make_module, pack, rebuild, restore_module, restore_optimizer
 from raydist.training.optimizers import optimizer_by_name, require_optimizer
 from raydist.training.passes import num_steps, require_at_least
 from raydist.training.prediction import Prediction
@@ -52,8 +52,8 @@ class Model:
 
     Args:
         module: The module; its parameters are trained in place.
-        config: JSON-able keyword arguments of the module's constructor, saved so that `Model.load(path)` can build
-            the module again.
+        config: JSON-able keyword arguments of the module's constructor, saved so that `Model.load(path, module=Net)`
+            can build the module again.
 
     >>> import numpy as np, torch, raydist as rd
     >>> x = np.arange(8, dtype=np.float32)[:, None]
@@ -408,16 +408,16 @@ class Model:
     def load(
         cls,
         path: str | os.PathLike[str],
-        module: nn.Module | None = None,
+        module: nn.Module | Callable[..., nn.Module] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> Model:
         """A model with the state of a file, not compiled. Call it in the scope.
 
         Args:
             path: What `save` wrote.
-            module: The module to load into, in place. None: containers of torch.nn (a `Sequential`) of layers of
-                torch.nn are built as they were. Any other class is imported by its name and called with the saved
-                `config`, so load only files that you trust to name a class.
+            module: The module to load into, in place; or a class or function that makes it, which is called with the
+                saved `config`. None: what the file says, which may be a module of `torch.nn`, or its containers
+                (`Sequential`, `ModuleList`, `ModuleDict`) of such; a file never makes it import code.
             optimizer: An optimizer over `module`'s parameters to load into, in place.
 
         Returns:
@@ -429,16 +429,17 @@ class Model:
             InvalidArgumentError: State and module (or optimizer) do not fit, or the module can not be built.
 
         >>> import tempfile, torch
+        >>> module = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU())
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     rd.Model(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Tanh())).save(f"{folder}/model")
-        ...     model = rd.Model.load(f"{folder}/model")
+        ...     rd.Model(module).save(f"{folder}/model.safetensors")
+        ...     model = rd.Model.load(f"{folder}/model.safetensors")
         >>> model.module[0]
         Linear(in_features=2, out_features=1, bias=True)
 
         Source: keras.models.load_model.
         """
         tensors, manifest = read_model_file(path)
-        target = rebuild(tensors, manifest) if module is None else module
+        target = rebuild(manifest, tensors) if module is None else make_module(module, manifest)
         restore_module(target, tensors, manifest)
         if optimizer is not None:
             restore_optimizer(optimizer, tensors, manifest)

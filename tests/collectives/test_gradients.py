@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
+from raydist.collectives.buckets.tail import Updates
 from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.local import LocalGroup
 from raydist.collectives.parameter_hooks import OwnHook
@@ -684,3 +685,22 @@ def test_a_model_that_was_dropped_travels_no_more() -> None:
         torch.testing.assert_close(gradients_of(models[0]), [2 * g for g in gradients_of(local) if g is not None])
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("others", [Updates(3, (0.1,)), Updates(2, (0.2,))])
+def test_replicas_that_updated_differently_are_told_at_the_next_backward(others: Updates) -> None:
+    def main(group: LocalGroup) -> str:
+        mine = [Updates(1, (0.1,)), Updates(1, (0.1,))]
+        reducer = GradientReducer(group, updates=lambda: mine.pop(0))
+        weight = nn.Parameter(torch.ones(2))
+        reducer.attach((weight,))
+        with reducer.step():
+            weight.sum().backward()
+        mine[0] = others if group.rank == 1 else Updates(2, (0.1,))
+        with reducer.step(), pytest.raises(CollectiveMismatchError, match="what came before step 1") as caught:
+            weight.sum().backward()
+        return str(caught.value)
+
+    first, second, third = run_ranks(3, main)
+    assert first == second == third
+    assert "rank 1 differs from the others" in first

@@ -106,7 +106,9 @@ def _json_lines() -> bytes:
 
 
 def _write_npz(path: Path) -> None:
-    np.savez(path, x=_numbers(), y=np.arange(ROWS), name=np.array([f"row {i}" for i in range(ROWS)]))
+    np.savez(
+        path, x=np.repeat(_numbers(), 40, axis=1), y=np.arange(ROWS), name=np.array([f"row {i}" for i in range(ROWS)])
+    )
 
 
 def _write_npz_compressed(path: Path) -> None:

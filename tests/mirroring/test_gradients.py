@@ -199,6 +199,19 @@ def test_hooks_keep_no_model_alive() -> None:
     assert reference() is None
 
 
+def test_a_cast_on_the_driver_takes_gradients_along(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.double()
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+    assert mirror.run(lambda: layer.weight.grad.dtype) == [torch.float64] * 2  # type: ignore[union-attr]
+    layer.half()
+    layer.double()
+    mirror.run(lambda: layer(torch.ones(2).double()).sum().backward())
+    assert gradients(mirror, layer) == [[[2.0, 2.0]]] * 2
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype is torch.float64
+
+
 def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:
     mirror, layer, _ = trained
     alias = layer.weight.detach()

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, Structure, flatten, is_nested
+from raydist.nest import LEAF, NOTHING, Structure, flatten, is_nested
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf
-from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec, spec_of_value
+from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf, is_dataset
+from raydist.pipelines.elements.small_floats import is_number
+from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, spec_of_value
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
 
@@ -83,6 +84,10 @@ def _split(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]
     """Append one column per leaf, depth first; returns the structure that all values share."""
     first = values[0]
     kinds = set(map(type, values))
+    if first is None:
+        if len(kinds) > 1:
+            raise _MixedError
+        return NOTHING
     if not is_nested(first):
         if len(kinds) > 1 and any(map(is_nested, values)):
             raise _MixedError
@@ -136,6 +141,8 @@ def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, Tenso
         if issubclass(kind, np.number | np.bool_) and number is not None:
             column = np.array(values)
             return column, TensorSpec((), column.dtype)
+    if all(map(is_dataset, kinds)):
+        return object_column(values), DatasetSpec()
     return _stack_any([as_leaf(value) for value in values])
 
 
@@ -149,7 +156,7 @@ def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column,
 def _stack_arrays(values: Sequence[Any]) -> tuple[Column, TensorSpec]:
     """Numbers of one dtype and shape, the common case, without a Python call per array."""
     first = values[0]
-    if first.dtype.kind in "biufc" and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
+    if is_number(first.dtype) and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
         try:
             return np.array(values), TensorSpec(first.shape, first.dtype)
         except ValueError:  # they differ in shape

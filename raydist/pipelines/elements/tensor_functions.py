@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.nest import map_structure
+from raydist.pipelines.elements.element_nests import map_element
 
 __all__ = ["TensorFunction", "is_module", "note_numpy_in_torch", "receiving_tensors", "with_tensors"]
 
@@ -64,7 +64,7 @@ class TensorFunction:
 def _tensors(value: Any, from_numpy: Callable[[Any], Any]) -> Any:
     if isinstance(value, np.ndarray):  # the common case, without a walk over a nest
         return _tensor(value, from_numpy)
-    return map_structure(lambda leaf: _tensor(leaf, from_numpy), value)
+    return map_element(lambda leaf: _tensor(leaf, from_numpy), value)
 
 
 def _tensor(leaf: Any, from_numpy: Callable[[Any], Any]) -> Any:
@@ -86,7 +86,7 @@ def receiving_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
     return TensorFunction(fn) if is_module(fn) else fn
 
 
-def note_numpy_in_torch(error: Exception) -> None:
+def note_numpy_in_torch(error: BaseException) -> None:
     """Add what to do to the error of a torch function, or of a method of tensors, that met a numpy value."""
     if _met_numpy(error):
         error.add_note(
@@ -95,7 +95,7 @@ def note_numpy_in_torch(error: Exception) -> None:
         )
 
 
-def _met_numpy(error: Exception) -> bool:
+def _met_numpy(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False

@@ -89,7 +89,7 @@ class DatasetOp(ABC):
 
     @abstractmethod
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element. May run a user function once, on the first element."""
+        """Nest of `rd.TensorSpec` of one element. May run a user function on the first elements."""
 
     @abstractmethod
     def make_iterator(self, ctx: IterContext) -> OpIterator:

@@ -32,6 +32,7 @@ __all__ = [
     "file_errors",
     "local_path",
     "open_file",
+    "open_within",
     "path_text",
 ]
 
@@ -113,6 +114,22 @@ def open_file(path: str) -> OpenFile:
     with file_errors(path):
         local = local_path(path)
         return _open_uri(path) if local is None else _open_local(local)
+
+
+def open_within(folder: str, path: str) -> OpenFile:
+    """Open a file of a folder that others may have filled. Errors as those of :func:`open_file`.
+
+    Raises:
+        InvalidArgumentError: It is a link that leads out of the folder.
+    """
+    local, inner = local_path(folder), local_path(path)
+    if local is not None and inner is not None:
+        found = os.path.realpath(inner)
+        if os.path.commonpath([found, os.path.realpath(local)]) != os.path.realpath(local):
+            raise InvalidArgumentError(
+                f"A file of {folder!r} must lie in it, but {path!r} is a link to {found!r}. Copy it there."
+            )
+    return open_file(path)
 
 
 def create_file(path: str) -> BinaryIO:

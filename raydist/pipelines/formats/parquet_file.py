@@ -18,7 +18,7 @@ from raydist.pipelines.elements.arrow_types import read_names
 from raydist.pipelines.formats.files import OpenFile, as_arrow_file, data_loss, file_errors, open_file
 from raydist.pipelines.formats.parquet_footer import ParquetFooter, parse_footer
 
-__all__ = ["ParquetFile"]
+__all__ = ["ParquetFile", "parquet_errors", "read_footer"]
 
 _BATCH_BYTES = 1 << 22
 _MAX_BATCH_ROWS = 1 << 16
@@ -51,7 +51,7 @@ class ParquetFile:
         )
         try:
             with parquet_errors(path, opened.size):
-                self._footer = _read_footer(opened)
+                self._footer = read_footer(opened)
                 kind = arrow_dataset.ParquetFileFormat(default_fragment_scan_options=options)
                 self._fragment = kind.make_fragment(as_arrow_file(opened.file))
                 self.schema: pa.Schema = self._fragment.physical_schema
@@ -106,8 +106,8 @@ class ParquetFile:
         self._file.close()
 
 
-def _read_footer(opened: OpenFile) -> ParquetFooter:
-    """ValueError where it is damaged, or would end Arrow's process."""
+def read_footer(opened: OpenFile) -> ParquetFooter:
+    """The footer of a file; ValueError where it is damaged, or would end Arrow's process."""
     size: int = as_arrow_file(opened.file).size() if opened.size is None else opened.size
     tail = _read_range(opened, max(0, size - _TAIL_BYTES), size)
     if len(tail) < _END.size:

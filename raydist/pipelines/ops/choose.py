@@ -46,7 +46,7 @@ class ChooseOp(DatasetOp):
         return INFINITE_CARDINALITY if self.meets_all and endless and not self.stop_on_empty else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        return common_spec([op.element_spec() for op in self.datasets])
+        return common_spec(self.datasets)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         sources = [ctx.build(op) for op in self.datasets]

@@ -13,7 +13,8 @@ from raydist.nest import Structure
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
+from raydist.pipelines.elements.small_floats import dtype_kind
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, refused_datasets, spec_of_value
 
 __all__ = ["Padding"]
 
@@ -37,6 +38,8 @@ class Padding:
 
     def specs(self, structure: Structure, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """Specs of the padded leaves."""
+        if any(isinstance(spec, DatasetSpec) for spec in specs):
+            raise refused_datasets("padded_batch")
         shapes = parts_like(structure, self.shapes, "padded_shapes")
         return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
@@ -48,6 +51,7 @@ class Padding:
             InvalidArgumentError: Shapes or values do not fit the element.
             SpecError: A padding value is of another type than its leaf.
         """
+        rows = rows.of_tensors("padded_batch")
         shapes = parts_like(rows.structure, self.shapes, "padded_shapes")
         values = parts_like(rows.structure, self.values, "padding_values")
         paths = rows.structure.paths()
@@ -106,4 +110,4 @@ def _value(value: Any, spec: TensorSpec, where: str) -> Any:
 
 def _fits(leaf: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a Python number is one of `dtype`: an int may fill any numbers, a float those with fractions."""
-    return dtype.kind in ("iufc" if leaf.dtype.kind in "iu" else "fc") and leaf.dtype.kind != "b"
+    return dtype_kind(dtype) in ("iufc" if leaf.dtype.kind in "iu" else "fc") and leaf.dtype.kind != "b"

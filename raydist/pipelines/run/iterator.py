@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.foreign_errors import what_was_raised
 from raydist.options import Options
+from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.key_order import KeyOrder
@@ -97,6 +99,12 @@ class DatasetIterator(Generic[_T]):
         self._order = KeyOrder()
         self._ended = False
         self._closed = False
+        self._process = OwningProcess("This iterator")
+        note_inherited(self)
+
+    def became_a_copy(self) -> None:
+        """This is a forked child: what was made already is the parent's to hand out."""
+        self._rows = iter([])
 
     def __iter__(self) -> Self:
         return self
@@ -107,6 +115,7 @@ class DatasetIterator(Generic[_T]):
         return self._next_of_refill()
 
     def _next_of_refill(self) -> _T:
+        self._process.require("read")
         with self._lock:
             while True:
                 for row in self._rows:  # the other thread that held the lock may have refilled it
@@ -156,10 +165,11 @@ class DatasetIterator(Generic[_T]):
         except Exception as error:
             if isinstance(error, MACHINERY_ERRORS):
                 self._suspend(self._border)  # no element is lost: the next call tries again from here
-            raise
+            failure = error
         except BaseException:  # Ctrl-C in a user's function: as above
             self._suspend(self._border)
             raise
+        raise what_was_raised(failure)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -247,7 +257,7 @@ class DatasetIterator(Generic[_T]):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function once."""
+        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function."""
         return self._op.element_spec()
 
     def state_dict(self) -> State:
@@ -264,6 +274,7 @@ class DatasetIterator(Generic[_T]):
         >>> sorted(iterator.state_dict())
         ['at', 'epoch', 'pipeline', 'seed', 'skip', 'version']
         """
+        self._process.require("saved")
         with self._lock:
             at, skip = self._position()
             orders = self._orders.since(at)
@@ -309,6 +320,7 @@ class DatasetIterator(Generic[_T]):
         >>> int(next(iterator))
         2
         """
+        self._process.require("loaded")
         found = (require_state(state).get("version"), state.get("pipeline"))
         if found != (_STATE_VERSION, self._fingerprint()):
             raise InvalidArgumentError(
@@ -332,6 +344,7 @@ class DatasetIterator(Generic[_T]):
         ...     int(next(iterator))
         0
         """
+        self._process.require("closed")
         alone = self._lock.acquire(timeout=_CLOSE_S)
         try:
             self._closed = True

@@ -28,12 +28,13 @@ def csv_op(
     column_names: Sequence[str] | None = None,
     delimiter: str = ",",
     compression_type: str | None = None,
+    max_line_bytes: int | None = None,
 ) -> TableFilesOp:
     """From the arguments of `from_csv`. Reads the beginning of the first file."""
     files, compression = table_paths(paths, "from_csv"), check_compression(compression_type)
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
         raise InvalidArgumentError(f"delimiter must be one character, no quote or line end, got {delimiter!r}.")
-    lines = first_lines(files[0], compression)
+    lines = first_lines(files[0], compression, max_line_bytes)
     try:
         names = _names(files[0], lines, column_names, delimiter)
         selected = _selected(files[0], names, columns, column_types or {})
@@ -50,7 +51,7 @@ def csv_op(
         ) from error
     _check_defaults(schema, defaults)
     parser = CsvParser(schema, names, column_names is None, delimiter, defaults)
-    table_format = RowLinesFormat("from_csv", parser, compression)
+    table_format = RowLinesFormat("from_csv", parser, compression, max_line_bytes)
     _ = table_format.rows  # finds out whether every column can be a leaf
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 

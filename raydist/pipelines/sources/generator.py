@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.nest import map_structure
+from raydist.foreign_errors import LEAVING, annotate, as_exception
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -45,7 +46,7 @@ class GeneratorOp(SourceOp):
                 "Give the generator function itself, without calling it."
             )
         signature = _signature(output_signature, output_types, output_shapes)
-        return cls(generator, signature, map_structure(as_leaf, tuple(args or ())))
+        return cls(generator, signature, map_element(as_leaf, tuple(args or ())))
 
     @property
     def name(self) -> str:
@@ -109,7 +110,9 @@ class GeneratorIterator(OpIterator):
             except StopIteration:
                 self._over = True
                 break
-            except Exception as error:  # the generator's own error: it has ended
+            except LEAVING:
+                raise
+            except BaseException as error:  # the generator's own error: it has ended
                 self._over = True
                 return [*self._blocks(rows), self._noted(error)]
             self._num_taken += 1
@@ -124,10 +127,10 @@ class GeneratorIterator(OpIterator):
     def _blocks(self, rows: list[list[Any]]) -> list[Item]:
         return [self._op.signature.block(rows)] if rows else []
 
-    def _noted(self, error: Exception) -> ElementError:
+    def _noted(self, error: BaseException) -> ElementError:
         index = self._num_taken if self._over else self._num_taken - 1
-        error.add_note(f"In {self._op.label}, element {index}.")
-        return ElementError(error)
+        annotate(error, f"In {self._op.label}, element {index}.")
+        return ElementError(as_exception(error))
 
     def _open(self) -> Iterator[Any]:
         """The running generator; a resumed one has passed what was handed out before."""

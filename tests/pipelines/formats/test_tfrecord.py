@@ -232,17 +232,18 @@ def test_limit_of_a_record(tmp_path: Path) -> None:
     assert MAX_RECORD_BYTES == 2**30
 
 
-def test_a_compressed_bomb_stays_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "limit"), [({"max_record_bytes": 1 << 20}, 1 << 20), ({}, 1 << 25)])
+def test_a_compressed_bomb_stays_small(tmp_path: Path, options: dict[str, int], limit: int) -> None:
     """A header that is right, and behind it 60 MB of zeros in 60 KB."""
     path = tmp_path / "x.tfrecord"
     stated = (60 << 20).to_bytes(8, "little")
     path.write_bytes(COMPRESS["GZIP"](stated + masked(stated) + bytes(60 << 20)))
     tracemalloc.start()
-    records, (error,) = read_all(path, "GZIP", max_record_bytes=1 << 20)
+    records, (error,) = read_all(path, "GZIP", **options)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert records == []
-    assert "at most 1048576 bytes, got 62914560" in str(error)
+    assert f"at most {limit} bytes, got 62914560" in str(error)
     assert peak_bytes < 8 << 20
 
 
