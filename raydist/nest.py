@@ -7,13 +7,13 @@ shape of the nest) and its leaves in a fixed order. A Python list is a leaf (it 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from raydist.class_memory import remembered_by_class
 from raydist.errors import SpecError
 
-__all__ = ["LEAF", "Structure", "flatten", "is_nested", "map_structure", "unflatten"]
+__all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "map_structure", "unflatten"]
 
 
 @final
@@ -21,15 +21,25 @@ __all__ = ["LEAF", "Structure", "flatten", "is_nested", "map_structure", "unflat
 class Structure:
     """The shape of a nest, without its leaves: hashable, picklable, comparable.
 
+    Leaves stand in the order of sorted dict keys, so that {a, b} equals {b, a} and their leaves correspond. The order
+    in which a dict is built again is no part of what is compared.
+
     Attributes:
         kind: None for a leaf, else the type to build: `tuple`, `dict`, a namedtuple or a dataclass.
         keys: Field names or dict keys in leaf order; indices for a plain tuple.
         children: One structure per key.
+        shown: Of a dict, the places of its keys in the order in which it has them; empty if they are sorted.
     """
 
     kind: type | None = None
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
+    shown: tuple[int, ...] = dataclasses.field(default=(), compare=False, metadata={"fingerprint": False})
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        # Pickles of earlier versions have no `shown`.
+        for field, value in zip(dataclasses.fields(self), (*state, ())[:4], strict=True):
+            object.__setattr__(self, field.name, value)
 
     @property
     def num_leaves(self) -> int:
@@ -50,11 +60,45 @@ class Structure:
         dot = f"{prefix}." if prefix else ""
         return [p for key, child in zip(self.keys, self.children, strict=True) for p in child.paths(f"{dot}{key}")]
 
+    def places(self) -> list[int]:
+        """The leaves in the order in which the nest shows them: that of its dicts' keys.
+
+        >>> flatten({"y": (2, 3), "x": 1})[1].places()
+        [1, 2, 0]
+        """
+        return self._places(0)
+
+    def _places(self, start: int) -> list[int]:
+        if self.kind is None:
+            return [start]
+        parts = []
+        for child in self.children:
+            parts.append(child._places(start))
+            start += len(parts[-1])
+        return [place for number in self.shown or range(len(parts)) for place in parts[number]]
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether every dict has its keys in sorted order."""
+        return not self.shown and all(child.is_sorted for child in self.children)
+
+    def by_key(self) -> Structure:
+        """The same with the keys of every dict in sorted order.
+
+        >>> unflatten(flatten({"y": 2, "x": 1})[1].by_key(), [3, 4])
+        {'x': 3, 'y': 4}
+        """
+        if self.is_sorted:
+            return self
+        return Structure(self.kind, self.keys, tuple(child.by_key() for child in self.children))
+
     def __str__(self) -> str:
-        return str(unflatten(self, ["*"] * self.num_leaves))
+        return str(unflatten(self.by_key(), ["*"] * self.num_leaves))
 
 
 LEAF = Structure()
+NOTHING = Structure(type(None))
+"""None, where it is no leaf."""
 
 
 def is_nested(value: Any) -> bool:
@@ -67,50 +111,59 @@ def is_nested(value: Any) -> bool:
     return _has_parts(cls)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered_by_class
 def _has_parts(kind: Any) -> bool:
     # Asked for every leaf of every batch: abstract classes and `is_dataclass` take a microsecond.
     return issubclass(kind, tuple | Mapping) or dataclasses.is_dataclass(kind)
 
 
-def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]]:
-    """(kind, keys, values) of a nested value. Dict keys are sorted where they can be: {a, b} equals {b, a}."""
+def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any], tuple[int, ...]]:
+    """(kind, keys, values, shown) of a nested value. Dict keys are sorted: {a, b} equals {b, a}."""
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         if fields is not None:
-            return type(value), tuple(fields), value
-        return tuple, tuple(range(len(value))), value
+            return type(value), tuple(fields), value, ()
+        return tuple, tuple(range(len(value))), value, ()
     if isinstance(value, Mapping):
-        try:
-            keys = tuple(sorted(value))
-        except TypeError:
-            keys = tuple(value)
-        return dict, keys, [value[key] for key in keys]
+        given = tuple(value)
+        keys = _sorted_keys(given)
+        shown = () if keys == given else tuple(map({key: place for place, key in enumerate(keys)}.__getitem__, given))
+        return dict, keys, [value[key] for key in keys], shown
     names = tuple(field.name for field in dataclasses.fields(value))
-    return type(value), names, [getattr(value, name) for name in names]
+    return type(value), names, [getattr(value, name) for name in names], ()
 
 
-def flatten(value: Any) -> tuple[list[Any], Structure]:
+def _sorted_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        return tuple(sorted(keys))
+    except TypeError:  # keys of several types
+        return tuple(sorted(keys, key=lambda key: (type(key).__qualname__, repr(key))))
+
+
+def flatten(value: Any, none: Structure = LEAF) -> tuple[list[Any], Structure]:
     """Leaves of a nest in order, and its structure.
 
     Args:
-        value: Anything: what is no tuple, dict, namedtuple or dataclass is a leaf, a list too. The keys of a dict are
-            taken in sorted order, where they can be sorted.
+        value: Anything: what is no tuple, dict, namedtuple or dataclass is a leaf, a list too. The leaves of a dict
+            come in sorted order of its keys; the structure knows the order that they had.
+        none: What None is: a leaf, or NOTHING: a part without leaves.
 
     >>> flatten({"x": 1, "y": (2, 3)})[0]
     [1, 2, 3]
     """
     leaves: list[Any] = []
-    structure = _flatten_into(value, leaves)
+    structure = _flatten_into(value, leaves, none)
     return leaves, structure
 
 
-def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
+def _flatten_into(value: Any, leaves: list[Any], none: Structure) -> Structure:
+    if value is None and none is not LEAF:
+        return none
     if not is_nested(value) or getattr(value, "__nest_leaf__", False):
         leaves.append(value)
         return LEAF
-    kind, keys, values = _parts(value)
-    return Structure(kind, keys, tuple(_flatten_into(item, leaves) for item in values))
+    kind, keys, values, shown = _parts(value)
+    return Structure(kind, keys, tuple(_flatten_into(item, leaves, none) for item in values), shown)
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
@@ -142,17 +195,20 @@ def _build(structure: Structure, leaves: Sequence[Any], at: int) -> tuple[Any, i
         values.append(value)
     if structure.kind is tuple:
         return tuple(values), at
+    if structure.shown:
+        return {structure.keys[place]: values[place] for place in structure.shown}, at
     if structure.kind is dict:
         return dict(zip(structure.keys, values, strict=True)), at
     return structure.kind(**dict(zip(structure.keys, values, strict=True))), at
 
 
-def map_structure(fn: Callable[..., Any], *nests: Any) -> Any:
-    """Apply `fn` leaf by leaf to nests of one structure.
+def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF) -> Any:
+    """Apply `fn` leaf by leaf to nests of one structure; dicts come with their keys in the order of the first nest.
 
     Args:
         fn: Gets one leaf of each nest.
         nests: At least one.
+        none: What None is in them: see :func:`flatten`.
 
     Raises:
         SpecError: Their structures differ.
@@ -160,10 +216,10 @@ def map_structure(fn: Callable[..., Any], *nests: Any) -> Any:
     >>> map_structure(lambda a, b: a + b, (1, {"x": 2}), (10, {"x": 20}))
     (11, {'x': 22})
     """
-    leaves, structure = flatten(nests[0])
+    leaves, structure = flatten(nests[0], none)
     columns = [leaves]
     for other in nests[1:]:
-        more, found = flatten(other)
+        more, found = flatten(other, none)
         if found != structure:
             raise SpecError(f"All nests must have one structure: {structure} and {found} differ.")
         columns.append(more)

@@ -11,10 +11,10 @@ from tests.import_graph import Import, circles, home_of, imports_of, modules
 
 # From the bottom up. A module may import its own layer and those before it.
 LAYERS = (
-    {"errors", "nest", "values", "settings", "options", "metrics"},
+    {"class_memory", "errors", "foreign_errors", "nest", "values", "settings", "options", "metrics", "owning_process"},
     {"pipelines"},
     {"image", "text"},
-    {"collectives", "job_environment", "cluster"},
+    {"collectives", "job_environment", "lasting_thread", "cluster"},
     {"actors"},
     {"dataset"},
     {"distributed_dataset"},
@@ -42,7 +42,7 @@ ROOMS = {
         {"run"},
     ),
     "actors": (
-        {"portable_errors", "supervision"},
+        {"portable_errors", "supervision", "reservation_guard"},
         {"workers"},
         {"passes"},
         {"readers"},

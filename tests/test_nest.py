@@ -60,7 +60,30 @@ def test_leaves(leaf: Any) -> None:
 def test_a_mapping_is_a_dict_whose_order_does_not_matter() -> None:
     first, second = flatten(OrderedDict(b=2, a=1)), flatten({"a": 1, "b": 2})
     assert first == second == ([1, 2], first[1])
-    assert flatten({1: "x", "a": "y"})[0] == ["x", "y"]  # keys that cannot be sorted stay in their order
+    assert flatten({1: "x", "a": "y"})[0] == ["x", "y"]  # keys of several types
+    assert flatten({"a": "y", 1: "x"}) == flatten({1: "x", "a": "y"})
+
+
+def test_a_dict_is_built_again_with_its_keys_in_their_order() -> None:
+    nest = {"c": 1, "a": ({"z": 2, "y": 3}, 4), "b": 5}
+    found, structure = flatten(nest)
+    assert found == [3, 2, 4, 5, 1]
+    assert repr(unflatten(structure, found)) == repr(nest)
+    assert [found[place] for place in structure.places()] == [1, 2, 3, 4, 5]
+    assert repr(unflatten(pickle.loads(pickle.dumps(structure)), found)) == repr(nest)
+    assert repr(map_structure(lambda a, b: a + b, nest, unflatten(structure.by_key(), found))).startswith("{'c': 2,")
+    assert structure.by_key() == structure
+    assert hash(structure.by_key()) == hash(structure)
+    assert (structure.is_sorted, structure.by_key().is_sorted) == (False, True)
+
+
+def test_structures_pickled_by_earlier_versions_load() -> None:
+    written = (
+        b"\x80\x04\x95u\x00\x00\x00\x00\x00\x00\x00\x8c\x0craydist.nest\x94\x8c\tStructure\x94\x93\x94)\x81\x94]\x94(\x8c\x08builtins"
+        b"\x94\x8c\x04dict\x94\x93\x94\x8c\x01a\x94\x8c\x01b\x94\x86\x94"
+        b"h\x02)\x81\x94]\x94(N))ebh\x02)\x81\x94]\x94(h\x05\x8c\x05tuple\x94\x93\x94K\x00K\x01\x86\x94h\x0bh\x0b\x86\x94eb\x86\x94eb."
+    )
+    assert unflatten(pickle.loads(written), [1, 2, 3]) == {"a": 1, "b": (2, 3)}
 
 
 def test_paths_name_the_leaves() -> None:

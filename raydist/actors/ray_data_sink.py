@@ -79,8 +79,8 @@ class PipelineDatasource(Datasource):
 
 def _columns(block: Block) -> dict[str, Any]:
     """Columns by the paths of their leaves; tuples and single values are named as Ray names rows that are no dicts."""
-    paths = block.structure.paths()
-    return {_column_name(path): column for path, column in zip(paths, block.columns, strict=True)}
+    paths = block.of_tensors("to_ray").structure.paths()
+    return {_column_name(paths[place]): block.columns[place] for place in block.structure.places()}
 
 
 def _column_name(path: str) -> str:

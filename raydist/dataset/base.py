@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import cloudpickle
 
@@ -13,7 +15,21 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 
-__all__ = ["DatasetBase", "graphs"]
+__all__ = ["DatasetBase", "graphs", "named"]
+
+
+# What tf.data has or had, and its programs may ask for.
+_INSTEAD = MappingProxyType(
+    {
+        "ragged_batch": "Elements of one batch have one shape: use padded_batch, or bucket_by_sequence_length.",
+        "sparse_batch": "Make sparse tensors in the step: batch their indices and values by padded_batch.",
+        "make_one_shot_iterator": "Use iter(dataset).",
+        "make_initializable_iterator": "Use iter(dataset).",
+        "output_types": "Use element_spec.",
+        "output_shapes": "Use element_spec.",
+        "output_classes": "Use element_spec.",
+    }
+)
 
 
 class DatasetBase:
@@ -22,19 +38,36 @@ class DatasetBase:
     The parts of the facade inherit from it; `Dataset` puts them together.
     """
 
+    __dataset_leaf__: ClassVar[bool] = True  # what the engine knows datasets by that are elements
+
     def __init__(self, op: DatasetOp) -> None:
         self._op = op
         self._epochs = itertools.count()
         self._drawn_seed: int | None = None
+        self._element_seed: int | None = None  # of a dataset that is an element of another
         self._meters: IterationMeters | None = None  # of the iteration that was begun last
         self._executors = Executors()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # cloudpickle, because the functions of a pipeline are often lambdas. Epochs are counted anew.
-        return _unpickle, (type(self), cloudpickle.dumps(self._op))
+        return _unpickle, (type(self), cloudpickle.dumps(self._op), self._element_seed)
+
+    def _with_element_seed(self, seed: int) -> Self:
+        """This dataset as an element of another one: its random choices follow from `seed` where none was given."""
+        element = type(self)(self._op)
+        element._drawn_seed = element._element_seed = seed
+        return element
 
     def __bool__(self) -> bool:
         return True
+
+    if not TYPE_CHECKING:  # type checkers report a name that is none by themselves
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f" {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self
+            )
 
     def __repr__(self) -> str:
         return f"<Dataset {self._op.label}, cardinality {self._op.cardinality()}>"
@@ -55,5 +88,19 @@ def graphs(datasets: Sequence[DatasetBase], caller: str) -> tuple[DatasetOp, ...
     return tuple(dataset._op for dataset in datasets)
 
 
-def _unpickle(kind: type[DatasetBase], op: bytes) -> DatasetBase:
-    return kind(cloudpickle.loads(op))
+def named(op: DatasetOp, name: str | None) -> DatasetOp:
+    """`op`, which the user calls `name`.
+
+    Raises:
+        TypeError: The name is no text.
+    """
+    if name is None:
+        return op
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str or None, got {name!r:.100}.")
+    return dataclasses.replace(op, given_name=name)
+
+
+def _unpickle(kind: type[DatasetBase], op: bytes, seed: int | None = None) -> DatasetBase:
+    dataset = kind(cloudpickle.loads(op))
+    return dataset if seed is None else dataset._with_element_seed(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raydist.dataset import Dataset
+from raydist.dataset.base import named
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES
 from raydist.pipelines.sources.record_files import RecordFilesOp
@@ -19,6 +20,7 @@ def TFRecordDataset(
     num_parallel_reads: int | None = None,
     *,
     max_record_bytes: int | None = None,
+    name: str | None = None,
 ) -> Dataset:
     """The records of TFRecord files, as bytes.
 
@@ -40,6 +42,7 @@ def TFRecordDataset(
             3 MiB ahead. AUTOTUNE reads ahead too, in the order of None.
         max_record_bytes: A longer record is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
             file where that is more.
+        name: What you call the operation, for `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: An unknown compression, `num_parallel_reads` < 1, an empty list; at iteration: a
@@ -63,13 +66,14 @@ def TFRecordDataset(
     given = max_record_bytes is not None
     limit = MAX_RECORD_BYTES if max_record_bytes is None else max_record_bytes
     record_format = TFRecordFormat(check_compression(compression_type), limit, given)
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def TextLineDataset(
     filenames: Any,
     compression_type: str | None = None,
     num_parallel_reads: int | None = None,
+    name: str | None = None,
     *,
     max_line_bytes: int | None = None,
 ) -> Dataset:
@@ -82,6 +86,7 @@ def TextLineDataset(
         filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes lines in turn from k files at a time.
+        name: What you call the operation, for `explain` and `stats`.
         max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the file
             where that is more.
 
@@ -103,7 +108,7 @@ def TextLineDataset(
     [b'first', b'', b'third']
     """
     record_format = TextLineFormat(check_compression(compression_type), max_line_bytes)
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def FixedLengthRecordDataset(
@@ -113,6 +118,7 @@ def FixedLengthRecordDataset(
     footer_bytes: int | None = None,
     compression_type: str | None = None,
     num_parallel_reads: int | None = None,
+    name: str | None = None,
 ) -> Dataset:
     """The records of `record_bytes` bytes each that follow one another in files, between a header and a footer.
 
@@ -126,6 +132,7 @@ def FixedLengthRecordDataset(
         footer_bytes: Bytes behind the last record; None for 0.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files. Sizes count decompressed bytes.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes records in turn from k files at a time.
+        name: What you call the operation, for `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: A size out of its range; else as for :func:`TFRecordDataset`.
@@ -145,7 +152,7 @@ def FixedLengthRecordDataset(
     """
     sizes = (record_bytes, header_bytes or 0, footer_bytes or 0)
     record_format = FixedLengthFormat(check_compression(compression_type), *sizes)
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def _names(filenames: Any) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from raydist.dataset.base import DatasetBase
+from raydist.dataset.base import DatasetBase, named
 from raydist.options import Options
 from raydist.pipelines.elements.arrow import arrow_batches
 from raydist.pipelines.elements.blocks import Block
@@ -31,11 +31,12 @@ __all__ = ["Running"]
 class Running(DatasetBase):
     """Properties of a dataset, and iterating over it."""
 
-    def with_options(self, options: Options) -> Self:
+    def with_options(self, options: Options, name: str | None = None) -> Self:
         """Set options for the whole pipeline; what is set explicitly wins over what was set before.
 
         Args:
             options: Copied: later changes to the object do nothing.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             TypeError: It is no `rd.Options`.
@@ -47,7 +48,7 @@ class Running(DatasetBase):
         """
         if not isinstance(options, Options):
             raise TypeError(f"with_options takes rd.Options, got {options!r:.100}. Write rd.Options(seed=7), say.")
-        return type(self)(WithOptionsOp(self._op, options.frozen()))
+        return type(self)(named(WithOptionsOp(self._op, options.frozen()), name))
 
     def options(self) -> Options:
         """The options of the pipeline, merged over all inputs; they cannot be changed.
@@ -63,7 +64,8 @@ class Running(DatasetBase):
     def element_spec(self) -> Any:
         """Nest of `rd.TensorSpec` of one element; None for a dimension that is not known.
 
-        May call a map function once, on the first element: give the map `output_spec=` where that must not be.
+        May call a map function on up to three first elements, while that is quick (a dimension in which they differ is
+        None): give the map `output_spec=` where that must not be.
 
         Raises:
             FailedPreconditionError: It is found on a first element, and there is none.
@@ -210,12 +212,10 @@ class Running(DatasetBase):
         """
         return self._iterate(arrow_batches)
 
-    def _iterate(self, convert: Callable[[Block], Sequence[Any]]) -> DatasetIterator[Any]:
+    def _iterate(self, convert: Callable[[Block], list[Any]]) -> DatasetIterator[Any]:
         return self._open(convert, next(self._epochs), IterationMeters())
 
-    def _open(
-        self, convert: Callable[[Block], Sequence[Any]], epoch: int, meters: IterationMeters
-    ) -> DatasetIterator[Any]:
+    def _open(self, convert: Callable[[Block], list[Any]], epoch: int, meters: IterationMeters) -> DatasetIterator[Any]:
         self._meters = meters
         return DatasetIterator(
             self._op,
@@ -237,7 +237,7 @@ class Running(DatasetBase):
         return self._drawn_seed
 
 
-def _to_torch() -> Callable[[Block], Sequence[Any]]:
+def _to_torch() -> Callable[[Block], list[Any]]:
     # Torch is imported by the first iteration that hands out tensors: building and pickling pipelines needs none.
     from torch import from_numpy
 

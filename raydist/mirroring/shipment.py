@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
 import numpy as np
 import torch
 
+from raydist.collectives.parameter_hooks import ParameterHooks, detach_hooks
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
-__all__ = ["ControlChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
+__all__ = ["HookChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
 
 
 @final
@@ -78,16 +80,21 @@ class TensorImage:
 
 @final
 @dataclass(frozen=True, slots=True)
-class ControlChanges:
-    """What changed in one object on the first replica.
+class HookChanges:
+    """What the driver did to the hooks on one parameter.
 
     Attributes:
-        values: New values by path, since the driver last heard of the object.
-        recent: Paths that the last step changed; a driver's write to one of them since is a conflict.
+        removed: Keys of those that are gone.
+        added: New ones.
     """
 
-    values: dict[AttributePath, Any]
-    recent: frozenset[AttributePath] = frozenset()
+    removed: tuple[Hashable, ...]
+    added: ParameterHooks
+
+    def apply(self, parameter: torch.Tensor) -> None:
+        """Do the same to a replica's parameter."""
+        detach_hooks(parameter, self.removed)
+        self.added.attach(parameter)
 
 
 @final
@@ -106,6 +113,7 @@ class Writes:
 
     cleared_gradients: list[int] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    hooks: dict[int, HookChanges] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any(getattr(self, column.name) for column in fields(self))

@@ -14,9 +14,18 @@ from typing import Any, Protocol, final
 import torch
 from torch._compile import _disable_dynamo
 
-__all__ = ["MirroredTensor", "TensorOwner", "TensorRecord", "mirror_tensor", "plain_tensor", "record_of"]
+__all__ = [
+    "UNKNOWN_VERSION",
+    "MirroredTensor",
+    "TensorOwner",
+    "TensorRecord",
+    "mirror_tensor",
+    "plain_tensor",
+    "record_of",
+]
 
 _RECORD = "_raydist_record"
+UNKNOWN_VERSION = -1
 
 
 class TensorOwner(Protocol):
@@ -34,8 +43,8 @@ class TensorOwner(Protocol):
     def before_gradient(self, record: TensorRecord) -> None:
         """`.grad` is about to be read."""
 
-    def before_hook(self, record: TensorRecord) -> None:
-        """A hook is about to be registered on the tensor."""
+    def after_hook(self, record: TensorRecord) -> None:
+        """A hook was registered on the tensor."""
 
     def after_gradient(self, record: TensorRecord) -> None:
         """`.grad` was set or deleted."""
@@ -94,6 +103,11 @@ class TensorRecord:
             if tensor._version != self.version or _address(tensor) != self.memory:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
+
+    def note_values(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
+        """Something that torch does not count as a write has used it; `before` are its values from before."""
+        if not _equal(before, tensor.detach()):
+            self.version = UNKNOWN_VERSION
 
     def merge(self, tensor: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         """`fresh`, but for the elements written here since then (through a numpy view, say)."""
@@ -161,9 +175,17 @@ _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("grad"): ("before_gradient", "after_use"),
     _setter("grad"): ("before_nothing", "after_gradient"),
     _descriptor("grad").__delete__: ("before_nothing", "after_gradient"),
-    torch.Tensor.register_hook: ("before_hook", "after_use"),
-    torch.Tensor.register_post_accumulate_grad_hook: ("before_hook", "after_use"),
+    torch.Tensor.register_hook: ("before_flags", "after_hook"),
+    torch.Tensor.register_post_accumulate_grad_hook: ("before_flags", "after_hook"),
 }
+
+
+# They write running statistics, which torch does not count as a write.
+_STATISTICS_WRITERS: list[Any] = [
+    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm,
+    torch.native_batch_norm, torch.batch_norm_update_stats,
+]  # fmt: skip
+_WRITE_UNCOUNTED: frozenset[Callable[..., Any]] = frozenset(_STATISTICS_WRITERS)
 
 
 class MirroredTensor(torch.Tensor):
@@ -182,7 +204,10 @@ class MirroredTensor(torch.Tensor):
         for record in records:
             getattr(record.owner, before)(record)
         with torch._C.DisableTorchFunctionSubclass():
+            earlier = _values_of(records) if func in _WRITE_UNCOUNTED else []
             result = func(*args, **kwargs)
+            for record, tensor, values in earlier:
+                record.note_values(tensor, values)
         for record in records:
             getattr(record.owner, after)(record)
         if func is torch.Tensor.detach and records and type(result) is torch.Tensor:
@@ -236,6 +261,11 @@ def _records(values: Iterable[Any]) -> Iterator[TensorRecord]:
             yield record_of(value)
         elif isinstance(value, list | tuple):
             yield from _records(value)
+
+
+def _values_of(records: Iterable[TensorRecord]) -> list[tuple[TensorRecord, torch.Tensor, torch.Tensor]]:
+    tensors = [(record, record.tensor) for record in records]
+    return [(record, tensor, tensor.detach().clone()) for record, tensor in tensors if tensor is not None]
 
 
 def mirror_tensor(tensor: torch.Tensor, handle: int, owner: TensorOwner) -> TensorRecord:

@@ -13,6 +13,7 @@ from raydist.dataset import Dataset
 from raydist.nest import flatten
 from raydist.options import Options
 from raydist.pipelines.elements.convert import numpy_rows
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.spec import spec_of_value
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
 from raydist.pipelines.engine.threads import ThreadExecutor
@@ -127,11 +128,11 @@ def _check_random_access(dataset: Dataset, elements: list[Any]) -> None:
 def _check_spec(dataset: Dataset, elements: list[Any]) -> None:
     if not elements:
         return
-    specs, structure = flatten(dataset.element_spec)
+    specs, structure = flatten_element(dataset.element_spec)
     for element in elements:
         if is_error(element):
             continue
-        leaves, found = flatten(element)
+        leaves, found = flatten_element(element)
         assert found == structure
         for spec, leaf in zip(specs, leaves, strict=True):
             assert spec.accepts(spec_of_value(leaf)), f"{spec} does not accept {leaf!r}"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanSquaredError, PearsonCorrCoef
-from torchmetrics.classification import BinaryAUROC
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Score
 
 import raydist as rd
 from tests.conftest import live_actors
@@ -97,6 +97,57 @@ def test_sample_weights_give_the_same(mirrored: rd.Strategy, num_rows: int, step
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 5, 6])
+def test_a_loss_that_adds_rows_up_gives_the_same(
+    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
+) -> None:
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        model = built(strategy, loss=nn.MSELoss(reduction="sum"), steps_per_execution=steps_per_execution)
+        history = model.fit(regression(num_rows, BATCH), epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(regression(num_rows, BATCH), verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> None:
+    x, _ = regression_arrays(11)
+    classes = np.arange(11) % 2
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        with strategy.scope():
+            model = rd.Model(nn.Linear(3, 2).double())
+            model.compile("adam", "cross_entropy")
+        history = model.fit(x, classes, batch_size=BATCH, epochs=3, class_weight={1: 3.0}, verbose=False)
+        return state(model), history.history
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+def test_a_loader_of_a_programs_own_dataset_gives_the_same(mirrored: rd.Strategy) -> None:
+    x, y = regression_arrays(11)
+
+    class Rows(torch.utils.data.Dataset[Any]):  # of the program itself: no replica can import it
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitem__(self, index: int) -> Any:
+            return [torch.from_numpy(x[index]), y[index]]
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        shuffled = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(Rows(), batch_size=BATCH, shuffle=True, generator=shuffled)
+        model = built(strategy)
+        history = model.fit(loader, epochs=2, validation_data=(x, y), verbose=False)
+        return state(model), history.history
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
 def test_a_scope_that_sums_gradients_changes_nothing(mirrored: rd.Strategy) -> None:
     model, reference = built(mirrored), built(rd.OneDeviceStrategy("cpu"))
     with mirrored.scope(gradient_reduce_op="SUM"):
@@ -153,6 +204,27 @@ def test_metrics_with_sums_lists_and_custom_states_are_the_same(mirrored: rd.Str
     assert found["auroc"] == expected["auroc"]
     for name in expected:
         assert found[name] == pytest.approx(expected[name], rel=1e-5, nan_ok=True), name
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", [9, 14, 33])
+def test_metrics_that_guess_from_values_are_the_same(
+    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
+) -> None:
+    x = np.random.default_rng(1).normal(size=(num_rows, 1)).astype(np.float32)  # logits: many pieces look like scores
+    data = rd.Dataset.from_tensor_slices((x, (np.arange(num_rows) % 2)[:, None])).batch(BATCH)
+
+    def loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(prediction, target.float())
+
+    def numbers(strategy: rd.Strategy) -> dict[str, Any]:
+        metrics = lambda: {"auroc": BinaryAUROC(), "accuracy": BinaryAccuracy(), "f1": BinaryF1Score()}  # noqa: E731
+        net = lambda: line(1.0).float()  # noqa: E731
+        model = built(strategy, net, metrics=metrics, loss=loss, steps_per_execution=steps_per_execution)
+        return model.evaluate(data, verbose=False) | model.fit(data, verbose=False).history
+
+    found, expected = numbers(mirrored), numbers(rd.OneDeviceStrategy("cpu"))
+    assert {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()} == found
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
@@ -231,6 +303,20 @@ def test_a_model_saved_by_one_strategy_goes_on_under_another(mirrored: rd.Strate
     first.fit(regression(6, BATCH), verbose=False)
     assert_same(resumed(mirrored), state(first))
     assert_same(resumed(rd.OneDeviceStrategy("cpu")), state(first))
+
+
+def test_a_plain_sequential_is_loaded_in_the_scope_and_goes_on(mirrored: rd.Strategy, tmp_path: Path) -> None:
+    def resumed(strategy: rd.Strategy) -> dict[str, Any]:
+        with strategy.scope():
+            model = rd.Model.load(tmp_path / "model")
+            model.compile(torch.optim.SGD(model.parameters(), lr=0.1), "mse")
+        model.fit(regression(6, BATCH), verbose=False)
+        return state(model)
+
+    first = built(mirrored)
+    first.fit(regression(6, BATCH), verbose=False)
+    first.save(tmp_path / "model")
+    assert_same(resumed(mirrored), resumed(rd.OneDeviceStrategy("cpu")))
 
 
 def test_a_module_made_outside_of_the_scope_is_refused(mirrored: rd.Strategy) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from raydist.actors.passes.laid_parts import LaidParts
 from raydist.pipelines.elements.arrow import DTYPE_KEY, column_of_arrow, column_to_arrow
+from raydist.pipelines.elements.small_floats import dtype_named, tensor_of_array
 
 if TYPE_CHECKING:
     from raydist.pipelines.run.split import Columns
@@ -118,10 +119,10 @@ def hand_out(array: _Array, *, zero_copy: bool) -> Any:
     import torch  # an input pipeline handles pieces too and has no use for torch
 
     if not zero_copy:
-        return torch.from_numpy(np.array(array))
+        return tensor_of_array(np.array(array), torch.from_numpy)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+        return tensor_of_array(array, torch.from_numpy)
 
 
 def _only_entry(column: _Array) -> _Array:
@@ -137,7 +138,7 @@ def _only_entry(column: _Array) -> _Array:
 
 def _unpack(array: pa.Array, dtype: bytes) -> _Array:
     if dtype != _PICKLED:
-        return column_of_arrow(array, np.dtype(dtype.decode()))
+        return column_of_arrow(array, dtype_named(dtype.decode()))
     rows = [pickle.loads(entry) for entry in array.to_pylist()]
     if rows and isinstance(rows[0], np.ndarray) and rows[0].dtype != object:
         return np.stack(rows)

@@ -13,7 +13,7 @@ __all__ = ["BatchIterator"]
 
 
 class BatchIterator(Iterator[Any]):
-    """One pass over a distributed dataset; read it from one thread."""
+    """One pass over a distributed dataset. Threads may share it: each batch goes to exactly one of them."""
 
     @final
     def __iter__(self) -> Self:

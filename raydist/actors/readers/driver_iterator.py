@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,9 @@ from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
+from raydist.owning_process import OwningProcess
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
@@ -63,9 +66,9 @@ class DistributedIterator(BatchIterator):
     """One pass over a distributed dataset, read by the driver, or by the replicas when it is passed to `strategy.run`.
 
     Nothing runs before the first batch is asked for. The pass ends with the data, with :meth:`close`, or when the
-    iterator is collected.
+    iterator is collected. Threads may share it: each batch goes to exactly one of them.
 
-    Made by `iter()` of a :class:`DistributedDataset`. Read it from one thread. On one device `iter()` gives a
+    Made by `iter()` of a :class:`DistributedDataset`. On one device `iter()` gives a
     :class:`DatasetIterator`, which has the same methods: it stands in the examples here.
 
     Args:
@@ -98,6 +101,8 @@ class DistributedIterator(BatchIterator):
         self._lent = False
         self._last: ReadPlace | None = None
         self._closed = False
+        self._lock = threading.RLock()
+        self._process = OwningProcess("This iterator")
 
     @property
     def element_spec(self) -> Any:
@@ -130,12 +135,14 @@ class DistributedIterator(BatchIterator):
 
         Source: tf.distribute.DistributedIterator.
         """
-        place = self._last or self._read()
-        self._state = place.state or self._state
-        if place.last:
-            self._finish(place)
+        self._process.require("read")
+        with self._lock:
+            place = self._last or self._read()
+            self._state = place.state or self._state
+            if place.last:
+                self._finish(place)
         if place.entry.error is not None:
-            raise place.entry.error.restore()
+            raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
             raise StopIteration
         return self._nest(place.batch)
@@ -150,14 +157,20 @@ class DistributedIterator(BatchIterator):
         self._take_back()
         if self._reader is None:
             raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
-        return self._reader.next_place()
+        self._require_open()  # another thread may have closed it before the pass was open,
+        place = self._reader.next_place()
+        self._require_open()  # or now, and the pass has told that it is closed
+        return place
 
-    def _open(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise FailedPreconditionError(
                 f"The iterator over {self._job.label} was closed and gives no more batches. Take a new one: "
                 "iter(dataset)."
             )
+
+    def _open(self) -> None:
+        self._require_open()
         if self._link is None:
             self._link = self._opener.open(replace(self._job, state=self._state))
             self._finalizer = weakref.finalize(self, self._link.abandon)
@@ -179,16 +192,20 @@ class DistributedIterator(BatchIterator):
 
     def _release(self) -> None:
         self._reader = None
+        self._end_pass()
+
+    def _end_pass(self) -> None:
         if self._finalizer is not None and self._finalizer.detach() is not None:
             self._require_link().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To the replicas goes their own reading end; the driver gives back what it read ahead."""
-        if self._last is not None:
-            return ReplicaIterator, (None,)
-        self._open()
-        self._lend()
-        return ReplicaIterator, (self._link,)
+        with self._lock:
+            if self._last is not None:
+                return ReplicaIterator, (None,)
+            self._open()
+            self._lend()
+            return ReplicaIterator, (self._link,)
 
     def _lend(self) -> None:
         if self._reader is not None:
@@ -258,11 +275,13 @@ class DistributedIterator(BatchIterator):
 
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
-        self._take_back()
-        if self._state is None:
-            self._open()
-            self._state = self._require_link().reclaim().state
-        return dict(self._state)
+        self._process.require("saved")
+        with self._lock:
+            self._take_back()
+            if self._state is None:
+                self._open()
+                self._state = self._require_link().reclaim().state
+            return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
         """Go on after the batch at which `state` was taken, on any number of replicas and input workers.
@@ -282,11 +301,13 @@ class DistributedIterator(BatchIterator):
 
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
-        if self._lent:
-            self._drain()
-        self._release()
-        self._link, self._last, self._lent, self._closed = None, None, False, False
-        self._state = dict(state)
+        self._process.require("loaded")
+        with self._lock:
+            if self._lent:
+                self._drain()
+            self._release()
+            self._link, self._last, self._lent, self._closed = None, None, False, False
+            self._state = dict(state)
 
     def close(self) -> None:
         """End the pass and stop what produces it. Does not wait. May be called twice; a later `next` raises.
@@ -297,5 +318,8 @@ class DistributedIterator(BatchIterator):
 
         Source: raydist's own; a tf.data iterator ends when it is collected.
         """
+        self._process.require("closed")
         self._closed = self._last is None
-        self._release()
+        self._end_pass()  # a thread that waits for a batch gets an error now
+        with self._lock:
+            self._release()

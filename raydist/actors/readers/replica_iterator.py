@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -10,6 +11,7 @@ from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.fetch_ahead import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import FailedPreconditionError
+from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class ReplicaIterator(BatchIterator):
         self._ahead: FetchAhead | None = None
         self._ended = link is None
         self._state: State | None = None
+        self._lock = threading.Lock()  # threads of a step function may share it
         self._bind(0, _keep, _ignore, "stand_in")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,8 +90,9 @@ class ReplicaIterator(BatchIterator):
             self._ahead = FetchAhead(reader, self._leaves, self._is_quick)
 
     def __next__(self) -> Any:
-        batch, leaves = self._next_batch()
-        self._on_batch(batch)
+        with self._lock:
+            batch, leaves = self._next_batch()
+            self._on_batch(batch)
         return unflatten(batch.group.structure, [self._place(leaf) for leaf in leaves])
 
     def _leaves(self, batch: StepBatch) -> list[Any]:
@@ -116,7 +120,7 @@ class ReplicaIterator(BatchIterator):
         place, leaves = self._ahead.next_place()
         self._state = place.state or self._state
         if place.entry.error is not None:
-            raise place.entry.error.restore()
+            raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
             self._ended = True
             raise StopIteration
@@ -133,7 +137,8 @@ class ReplicaIterator(BatchIterator):
 
     def release(self) -> None:
         """Stop reading for now and tell the pipeline how far this replica has come."""
-        ahead, self._ahead = self._ahead, None
-        self._mapped = None, None
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            self._mapped = None, None
         if ahead is not None:
             ahead.close().give_back("release", self._rank)

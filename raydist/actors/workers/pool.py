@@ -10,19 +10,21 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import ray
 from ray.exceptions import RayActorError
 
 from raydist.actors.supervision import first_line, wait_for
-from raydist.actors.workers.blame_element import Streak, isolate
+from raydist.actors.workers.blame_element import RowsDone, Streak, isolate
+from raydist.actors.workers.failed_starts import FailedStarts
 from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
 from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask, Sending
 from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.actors.workers.worker import unpack_result
+from raydist.cluster import RaySession
 from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
@@ -74,9 +76,11 @@ class ActorExecutor(Executor):
         self.num_workers = num_workers
         self._consumed_here = consumed_here
         self._condemned = Streak()
+        self._failed_starts = FailedStarts()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
         self._kind = WorkerKind(dict(resources or {}), node_id, memory_bytes, self._timeouts.start_s)
+        self._session = RaySession()
         self._lock = threading.RLock()  # of all that follows
         self._workers: list[WorkerHandle] = []
         self._retired: list[WorkerHandle] = []
@@ -104,6 +108,7 @@ class ActorExecutor(Executor):
                     f"The pool of input workers {self._name} is closed and takes no more work, such as a block of "
                     f"stage {spec.name}. Take a new iterator to go on."
                 )
+            self._session.require(f"The pool of input workers {self._name}")
             self._fill()
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
@@ -150,6 +155,7 @@ class ActorExecutor(Executor):
     def received(self, ref: Any, result: StageResult) -> None:
         """The result of a block has been fetched by its reference."""
         self._condemned.end()
+        self._failed_starts.end()
         self.mapped.remember(ref, result)
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
@@ -161,6 +167,8 @@ class ActorExecutor(Executor):
                     "on."
                 )
             if worker in self._workers:
+                if not worker.started:
+                    self._failed_starts.add(worker.name, error)
                 _log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
                 self._workers[self._workers.index(worker)] = self._start_worker()
             return worker.block_at_work()
@@ -175,15 +183,30 @@ class ActorExecutor(Executor):
     def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
         """The result of a block on which a worker died; an element that kills its worker is an error in its place."""
 
-        def run_rows(first: int) -> tuple[Sequence[StageResult], str]:
-            with self._lock:
-                worker = self._start_worker()
+        def run_rows(first: int) -> RowsDone:
+            worker = self._start_apart(cancelled)
             try:
-                return self._rows_on(worker, task, first, cancelled), worker.name
+                results = self._rows_on(worker, task, first, cancelled)
+                return RowsDone(results, worker.name, worker.words.read())
             finally:
                 worker.kill()
 
         return isolate(task.spec, task.block, task.starts, run_rows, self._condemned)
+
+    def _start_apart(self, cancelled: Callable[[], bool]) -> WorkerHandle:
+        """A worker that runs and gets no blocks of others. The caller kills it."""
+        while True:
+            with self._lock:
+                worker = self._start_worker()
+            try:
+                worker.await_start(cancelled)
+            except RayActorError as error:
+                self._failed_starts.add(worker.name, error)
+            except BaseException:
+                worker.kill()
+                raise
+            else:
+                return worker
 
     def _rows_on(
         self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
@@ -191,13 +214,11 @@ class ActorExecutor(Executor):
         """The results of single rows, from row `first` on, until the worker dies or there are no more."""
         with self._lock:
             digest, stage = self._pickles.get(task.spec)
-        worker.await_start(cancelled)
-        refs = [
-            worker.run(digest, stage, task.block.slice(row, row + 1), tuple(start + row for start in task.starts))
-            for row in range(first, task.block.num_rows)
-        ]
         results: list[StageResult] = []
-        for ref in refs:
+        # One by one: what a worker had done may not have been sent yet when the next row ends its process.
+        for row in range(first, task.block.num_rows):
+            block, starts = task.block.slice(row, row + 1), tuple(start + row for start in task.starts)
+            ref = worker.run(digest, stage, block, starts)
             if not wait_for(ref, self._timeouts.element_s, cancelled, actor=worker.name):
                 raise DeadlineExceededError(
                     f"Input worker {worker.name} must finish element {task.starts[0] + first + len(results)} of the "
@@ -224,7 +245,7 @@ class ActorExecutor(Executor):
 
     def is_idle(self, timeout_s: float) -> bool:
         """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""
-        if self.closed:
+        if self.closed or not self._session.is_open:
             return False
         end = time.monotonic() + timeout_s
         refs = [ref for worker in self._workers for ref in worker.under_way]

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from raydist.nest import LEAF, Structure, flatten
+from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.element_nests import flatten_element
+from raydist.pipelines.elements.small_floats import is_number
 from raydist.pipelines.elements.spec import TensorSpec
 
 __all__ = ["large_blocks"]
@@ -43,9 +45,9 @@ def _is_large(value: Any) -> bool:
 
 def _is_dense(value: Any) -> bool:
     if type(value) is _Array:
-        return bool(value.dtype.kind in "biufc" and value.dtype.isnative)
+        return bool(is_number(value.dtype) and value.dtype.isnative)
     leaves, _ = _arrays(value)
-    return bool(leaves) and all(leaf.dtype.kind in "biufc" and leaf.dtype.isnative for leaf in leaves)
+    return bool(leaves) and all(is_number(leaf.dtype) and leaf.dtype.isnative for leaf in leaves)
 
 
 def _arrays(value: Any) -> tuple[Sequence[Any], Structure]:
@@ -55,7 +57,7 @@ def _arrays(value: Any) -> tuple[Sequence[Any], Structure]:
         return (value,), LEAF
     if kind is not tuple and kind is not dict:
         return (), LEAF
-    leaves, structure = flatten(value)
+    leaves, structure = flatten_element(value)
     is_flat = all(child.kind is None for child in structure.children)
     return (leaves if is_flat and all(type(leaf) is _Array for leaf in leaves) else ()), structure
 

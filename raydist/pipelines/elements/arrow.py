@@ -5,6 +5,7 @@
 | numbers                          | the same type                          | none   |
 | tensors of numbers               | fixed_shape_tensor                     | none   |
 | bools                            | bool; tensors of them as uint8         | one    |
+| bfloat16, float8                 | their memory, as uint16 and uint8      | none   |
 | complex numbers                  | fixed_shape_tensor of (real, imaginary)| none   |
 | bytes, str                       | large_binary, large_string             | one    |
 | tensors of bytes or str          | nested fixed_size_list                 | one    |
@@ -24,6 +25,7 @@ from raydist.nest import Structure
 from raydist.pipelines.elements.batch_rows import rows_of_batch
 from raydist.pipelines.elements.blocks import Block, Column, object_column
 from raydist.pipelines.elements.rows import stack_leaves
+from raydist.pipelines.elements.small_floats import as_bits, dtype_named, is_small_float
 from raydist.pipelines.elements.spec import TensorSpec
 
 __all__ = ["DTYPE_KEY", "arrow_batches", "block_of_arrow", "block_to_arrow", "column_of_arrow", "column_to_arrow"]
@@ -34,7 +36,8 @@ DTYPE_KEY = b"raydist.dtype"
 
 def arrow_batches(block: Block) -> list[pa.RecordBatch]:
     """One record batch per element, whose rows are the entries of the element's first dimension."""
-    return [block_to_arrow(rows_of_batch(block.slice(row, row + 1))) for row in range(block.num_rows)]
+    places = block.structure.places()  # columns as a user sees the keys of the elements
+    return [block_to_arrow(rows_of_batch(block.slice(row, row + 1))).select(places) for row in range(block.num_rows)]
 
 
 def block_to_arrow(block: Block) -> pa.RecordBatch:
@@ -69,7 +72,7 @@ def block_of_arrow(batch: pa.RecordBatch, structure: Structure) -> Block:
         )
     columns, specs = [], []
     for field, array in zip(batch.schema, batch.columns, strict=True):
-        dtype = np.dtype((field.metadata or {}).get(DTYPE_KEY, b"object").decode())
+        dtype = dtype_named((field.metadata or {}).get(DTYPE_KEY, b"object").decode())
         column = column_of_arrow(array, dtype)
         columns.append(column)
         specs.append(_spec(column, dtype))
@@ -86,6 +89,7 @@ def _spec(column: Column, dtype: np.dtype[Any]) -> TensorSpec:
 
 def column_to_arrow(column: Column) -> pa.Array:
     """A column as an Arrow array, with one entry a row."""
+    column = as_bits(column)
     if column.dtype.kind == "c":
         halves = np.ascontiguousarray(column).view(f"f{column.dtype.itemsize // 2}")
         return _tensors(halves.reshape(*column.shape, 2))
@@ -144,6 +148,8 @@ def column_of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
     """The column of `dtype` that :func:`column_to_arrow` made `array` of; read-only where it maps the array."""
     if pa.types.is_struct(array.type):
         return _of_ragged(array, dtype)
+    if is_small_float(dtype):
+        return column_of_arrow(array, np.dtype(f"u{dtype.itemsize}")).view(dtype)
     if isinstance(array.type, pa.FixedShapeTensorType):
         return _of_tensors(array, dtype)
     if pa.types.is_fixed_size_list(array.type):

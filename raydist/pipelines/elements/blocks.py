@@ -18,7 +18,7 @@ import numpy as np
 from raydist.errors import SpecError
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
-from raydist.pipelines.elements.spec import TensorSpec, most_specific_common
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec, most_specific_common, refused_datasets
 
 __all__ = ["Block", "Column", "common_specs", "concat_blocks", "copied", "object_column", "private_column"]
 
@@ -57,6 +57,17 @@ class Block:
         for column in self.columns:  # asked for every block that passes a meter: a generator would take twice as long
             total += _object_bytes(column) if column.dtype.hasobject else column.nbytes
         return total
+
+    @property
+    def holds_datasets(self) -> bool:
+        """Whether a leaf is a dataset."""
+        return any(isinstance(spec, DatasetSpec) for spec in self.specs)
+
+    def of_tensors(self, operation: str) -> Block:
+        """This block, for an operation that takes no datasets: SpecError where it holds some."""
+        if self.holds_datasets:
+            raise refused_datasets(operation)
+        return self
 
     @property
     def signature(self) -> str:
@@ -103,7 +114,9 @@ def _object_bytes(column: Column) -> int:
     if column.size == 0:
         return 0
     first = column.flat[0]
-    return column.size * (8 + (first.nbytes if isinstance(first, np.ndarray) else len(first)))
+    if isinstance(first, np.ndarray):
+        return column.size * (8 + first.nbytes)
+    return column.size * (8 + (len(first) if isinstance(first, bytes | str) else 0))  # else: datasets
 
 
 def private_column(column: Column) -> Column:

@@ -12,6 +12,7 @@ import numpy as np
 
 from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.functions import element_rows
+from raydist.pipelines.elements.small_floats import is_small_float, tensor_of_array
 
 __all__ = ["numpy_rows", "torch_rows"]
 
@@ -35,6 +36,8 @@ def torch_rows(block: Block, from_numpy: Callable[[Any], Any]) -> list[Any]:
 
 
 def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> list[Any]:
+    if is_small_float(column.dtype):
+        return [tensor_of_array(column[index, ...], from_numpy) for index in range(len(column))]
     if column.dtype != object:
         # A 0-d view, not a scalar: from_numpy takes arrays. A tensor of a view pickles that view's bytes alone.
         return [from_numpy(column[index, ...]) for index in range(len(column))]
@@ -42,4 +45,4 @@ def _tensor_rows(column: Column, from_numpy: Callable[[Any], Any]) -> list[Any]:
 
 
 def _tensor(row: Any, from_numpy: Callable[[Any], Any]) -> Any:
-    return from_numpy(row) if isinstance(row, np.ndarray) and row.dtype != object else row
+    return tensor_of_array(row, from_numpy) if isinstance(row, np.ndarray) and row.dtype != object else row

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.pipelines.elements.small_floats import array_of_tensor, is_number
 
-__all__ = ["PYTHON_DTYPES", "as_leaf", "is_torch"]
+__all__ = ["PYTHON_DTYPES", "as_leaf", "is_dataset", "is_torch"]
 
 Leaf = Any  # a numpy array or scalar, bytes or str
 
@@ -28,6 +29,11 @@ def is_torch(value: Any) -> bool:
     """Whether `value` is a torch tensor, found out without importing torch."""
     kind = type(value)
     return kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def is_dataset(kind: type) -> bool:
+    """Whether objects of this class are datasets: this layer lies below them."""
+    return getattr(kind, "__dataset_leaf__", False)
 
 
 def as_leaf(value: Any) -> Leaf:
@@ -63,7 +69,7 @@ def _python_numbers(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def _array(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.kind in "biufc":
+    if is_number(array.dtype):
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind in "SU":
         return array.astype(object)
@@ -83,7 +89,7 @@ def _list(values: list[Any]) -> Any:
     dtype = PYTHON_DTYPES.get(type(values[0]))
     if dtype is not None and set(map(type, values)) == {type(values[0])}:  # a million numbers, say: no loop
         return _python_numbers(values, dtype)
-    leaves = [as_leaf(value) for value in values]
+    leaves = [as_leaf(list(value) if type(value) is tuple else value) for value in values]
     if any(isinstance(leaf, bytes | str) for leaf in leaves):
         if len({type(leaf) for leaf in leaves}) > 1:
             raise SpecError(f"A list is one tensor and must hold one type, got {values!r:.200}.")
@@ -121,9 +127,9 @@ def _foreign(value: Any) -> Any:
 
 def _torch(tensor: Any) -> Any:
     try:
-        return _array(tensor.detach().cpu().resolve_conj().resolve_neg().numpy())
+        return _array(array_of_tensor(tensor.detach().cpu().resolve_conj().resolve_neg()))
     except TypeError:
         raise SpecError(
-            f"A leaf must have a dtype that numpy knows, got a torch tensor of {tensor.dtype}. "
+            f"A leaf must have a dtype that numpy or ml_dtypes knows, got a torch tensor of {tensor.dtype}. "
             "Return tensor.float() here and convert in the step, on the device."
         ) from None

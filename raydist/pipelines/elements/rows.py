@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, Structure, flatten, is_nested
+from raydist.nest import LEAF, NOTHING, Structure, flatten, is_nested
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf
-from raydist.pipelines.elements.spec import BYTES, STR, TensorSpec, spec_of_value
+from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf, is_dataset
+from raydist.pipelines.elements.small_floats import is_number
+from raydist.pipelines.elements.spec import BYTES, STR, DatasetSpec, TensorSpec, spec_of_value
 
 __all__ = ["block_of_rows", "items_of_rows", "stack_leaves"]
 
@@ -83,6 +84,10 @@ def _split(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]
     """Append one column per leaf, depth first; returns the structure that all values share."""
     first = values[0]
     kinds = set(map(type, values))
+    if first is None:
+        if len(kinds) > 1:
+            raise _MixedError
+        return NOTHING
     if not is_nested(first):
         if len(kinds) > 1 and any(map(is_nested, values)):
             raise _MixedError
@@ -91,11 +96,11 @@ def _split(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]
         specs.append(spec)
         return LEAF
     parts = _tuple_parts(values, kinds) if isinstance(first, tuple) else _named_parts(values)
-    kind, keys, groups = parts
-    return Structure(kind, keys, tuple(_split(group, columns, specs) for group in groups))
+    kind, keys, groups, shown = parts
+    return Structure(kind, keys, tuple(_split(group, columns, specs) for group in groups), shown)
 
 
-_Parts = tuple[type, tuple[Any, ...], list[Sequence[Any]]]
+_Parts = tuple[type, tuple[Any, ...], list[Sequence[Any]], tuple[int, ...]]
 
 
 def _tuple_parts(values: Sequence[Any], kinds: set[type]) -> _Parts:
@@ -103,7 +108,7 @@ def _tuple_parts(values: Sequence[Any], kinds: set[type]) -> _Parts:
     if len(kinds) > 1 or len(set(map(len, values))) > 1:
         raise _MixedError
     keys = tuple(getattr(kind, "_fields", range(len(values[0]))))
-    return kind if hasattr(kind, "_fields") else tuple, keys, list(zip(*values, strict=True))
+    return kind if hasattr(kind, "_fields") else tuple, keys, list(zip(*values, strict=True)), ()
 
 
 def _named_parts(values: Sequence[Any]) -> _Parts:
@@ -113,16 +118,12 @@ def _named_parts(values: Sequence[Any]) -> _Parts:
         names = first.keys()
         if not all(isinstance(value, Mapping) and value.keys() == names for value in values):
             raise _MixedError
-        keys = _shell(dict.fromkeys(first, 0)).keys
-        return dict, keys, [[value[key] for value in values] for key in keys]
+        shell = flatten(dict.fromkeys(first, 0))[1]
+        return dict, shell.keys, [[value[key] for value in values] for key in shell.keys], shell.shown
     if len(set(map(type, values))) > 1:
         raise _MixedError
     keys = tuple(type(first).__dataclass_fields__)
-    return type(first), keys, [[getattr(value, key) for value in values] for key in keys]
-
-
-def _shell(value: Any) -> Structure:
-    return flatten(value)[1]
+    return type(first), keys, [[getattr(value, key) for value in values] for key in keys], ()
 
 
 def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, TensorSpec]:
@@ -140,6 +141,8 @@ def stack_leaves(values: Sequence[Any], kinds: set[type]) -> tuple[Column, Tenso
         if issubclass(kind, np.number | np.bool_) and number is not None:
             column = np.array(values)
             return column, TensorSpec((), column.dtype)
+    if all(map(is_dataset, kinds)):
+        return object_column(values), DatasetSpec()
     return _stack_any([as_leaf(value) for value in values])
 
 
@@ -153,7 +156,7 @@ def _python_column(values: Sequence[Any], dtype: np.dtype[Any]) -> tuple[Column,
 def _stack_arrays(values: Sequence[Any]) -> tuple[Column, TensorSpec]:
     """Numbers of one dtype and shape, the common case, without a Python call per array."""
     first = values[0]
-    if first.dtype.kind in "biufc" and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
+    if is_number(first.dtype) and first.dtype.isnative and len(set(map(_DTYPE, values))) == 1:
         try:
             return np.array(values), TensorSpec(first.shape, first.dtype)
         except ValueError:  # they differ in shape

@@ -8,9 +8,20 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import flatten, unflatten
+from raydist.nest import unflatten
+from raydist.pipelines.elements.element_nests import flatten_element
+from raydist.pipelines.elements.small_floats import SMALL_FLOATS, dtype_named, is_numpys, is_small_float
 
-__all__ = ["BYTES", "STR", "DatasetSpec", "TensorSpec", "as_dtype", "most_specific_common", "spec_of_value"]
+__all__ = [
+    "BYTES",
+    "STR",
+    "DatasetSpec",
+    "TensorSpec",
+    "as_dtype",
+    "most_specific_common",
+    "refused_datasets",
+    "spec_of_value",
+]
 
 BYTES = np.dtype("S")  # the dtype of a leaf of bytes, of any length
 STR = np.dtype("U")  # the dtype of a leaf of text, of any length
@@ -22,23 +33,31 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     >>> as_dtype("float32"), as_dtype(bytes).kind, as_dtype("torch.int64")
     (dtype('float32'), 'S', dtype('int64'))
     """
-    if isinstance(dtype, np.dtype):
-        found = dtype
-    else:
-        name = str(dtype)
-        try:
-            # A torch dtype is known by its name, so that this layer needs no torch.
-            found = np.dtype(name.removeprefix("torch.") if name.startswith("torch.") else dtype)
-        except TypeError:
-            raise InvalidArgumentError(
-                f"dtype must be one that numpy knows (numpy, torch or text), got {dtype!r}. "
-                "Types such as bfloat16 are made on the device, in the step."
-            ) from None
+    found = dtype if isinstance(dtype, np.dtype) else _named(dtype)
+    if not is_numpys(found) and not is_small_float(found):
+        raise _unknown(dtype)
     if found.kind in "SU":
         return BYTES if found.kind == "S" else STR
     if found.kind == "O":
         raise SpecError(f"dtype must be a number, bool, bytes or str type, got {dtype!r} (Python objects).")
     return found
+
+
+def _named(dtype: Any) -> np.dtype[Any]:
+    name = str(dtype)
+    try:
+        # A torch dtype is known by its name, so that this layer needs no torch.
+        is_name = isinstance(dtype, str) or name.startswith("torch.")
+        return dtype_named(name.removeprefix("torch.")) if is_name else np.dtype(dtype)
+    except TypeError:
+        raise _unknown(dtype) from None
+
+
+def _unknown(dtype: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"dtype must be one that numpy knows, or one of {', '.join(sorted(SMALL_FLOATS))} (numpy, torch or text), got "
+        f"{dtype!r}. Other types are made on the device, in the step."
+    )
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -54,7 +73,7 @@ class TensorSpec:
         dtype: The numpy dtype.
 
     Raises:
-        InvalidArgumentError: Numpy does not know the dtype.
+        InvalidArgumentError: Neither numpy nor ml_dtypes knows the dtype.
         SpecError: The dtype is that of Python objects.
 
     >>> TensorSpec((None, 28), "float32")
@@ -114,7 +133,7 @@ class DatasetSpec(TensorSpec):
     """A leaf that is itself a dataset (tf.data.DatasetSpec), such as a window.
 
     Args:
-        element_spec: Nest of specs of that dataset's elements.
+        element_spec: Nest of specs of that dataset's elements; None where nobody has asked for it.
 
     Attributes:
         element_spec: The same.
@@ -125,10 +144,21 @@ class DatasetSpec(TensorSpec):
 
     element_spec: Any
 
-    def __init__(self, element_spec: Any) -> None:
+    def __init__(self, element_spec: Any = None) -> None:
         object.__setattr__(self, "shape", ())
         object.__setattr__(self, "dtype", np.dtype(object))
         object.__setattr__(self, "element_spec", element_spec)
+
+    def batched(self, size: int | None) -> TensorSpec:
+        raise refused_datasets("batch")
+
+
+def refused_datasets(operation: str) -> SpecError:
+    """The error of an operation whose elements must not be datasets."""
+    return SpecError(
+        f"The elements of {operation} must be tensors, got datasets (windows, or what a function of map returned). "
+        "Take them apart first: flat_map(lambda ds: ds.batch(n))."
+    )
 
 
 def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | None:
@@ -146,8 +176,10 @@ def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | 
 
 
 def _common_dataset(first: Any, second: Any) -> DatasetSpec | None:
-    mine, structure = flatten(first)
-    theirs, other = flatten(second)
+    if first is None or second is None:
+        return DatasetSpec()
+    mine, structure = flatten_element(first)
+    theirs, other = flatten_element(second)
     if structure != other:
         return None
     specs = [most_specific_common(a, b) for a, b in zip(mine, theirs, strict=True)]

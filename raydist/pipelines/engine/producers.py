@@ -14,6 +14,7 @@ from typing import final
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items
+from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.engine.kernel import reject_others
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
@@ -162,7 +163,7 @@ class ReplayIterator(OpIterator):
 
 @final
 class OneKind:
-    """Holds the elements of several inputs to one structure and dtypes: those of the first element.
+    """Holds the elements of several inputs to one structure, order of keys and dtypes: those of the first element.
 
     Attributes:
         signature: What elements must be, "" before the first.
@@ -171,9 +172,21 @@ class OneKind:
     def __init__(self, label: str) -> None:
         self._label = label
         self.signature = ""
+        self._order = KeyOrder()
 
     def checked(self, items: Sequence[Item]) -> Sequence[Item]:
         """`items`, with a SpecError in the place of each element that is different."""
         if not self.signature:
             self.signature = next((item.signature for item in items if isinstance(item, Block)), "")
-        return reject_others(items, self.signature, self._label)
+        kept = reject_others(items, self.signature, self._label)
+        return [self._order.of(item) if isinstance(item, Block) else item for item in kept]
+
+    def border(self) -> State:
+        """What is known of the first element, for the state of the operation."""
+        outline = self._order.outline()
+        return {"signature": self.signature, **({} if outline is None else {"keys": outline})}
+
+    def restore(self, border: State) -> None:
+        """Go on with what `border` gave."""
+        self.signature = str(border["signature"])
+        self._order.restore(border.get("keys"))

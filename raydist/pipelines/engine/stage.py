@@ -99,6 +99,8 @@ class StageIterator(OpIterator):
             result = self._results.receive(place.item, self._starts)
             items, entered = result.items, result.inputs
         self._starts = tuple(start + count for start, count in zip(self._starts, entered, strict=True))
+        if len(self._places) == 1:  # nothing else is under way, so nothing need be assumed
+            self._next_starts = self._starts
         outbox.put(items, self._border(place.input_state))
 
     def state_dict(self) -> State:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.executor import Executor, Pending
@@ -87,7 +88,11 @@ class StageDispatch:
             meter.awaited_s += time.perf_counter() - begin
         meter.worked(result, here=here)
         meter.buffered -= sent.block.num_rows
-        self._explain_errors(result.items, sent.starts, starts)
+        assumed = sent.starts
+        if assumed != starts and any(isinstance(item, Block) and item.holds_datasets for item in result.items):
+            # Datasets have seeds by the numbers of their elements, and behind a filter these were only assumed.
+            result, assumed = run_stage(self._spec, sent.block, starts, self.signatures), starts
+        self._explain_errors(result.items, assumed, starts)
         self._size.learn(sent.block, result)
         return result
 
@@ -118,7 +123,7 @@ class StageDispatch:
         for item in items:
             if isinstance(item, ElementError) and item.index is not None:
                 index = item.index - assumed[item.kernel] + starts[item.kernel]
-                item.error.add_note(f"In {self._spec.kernels[item.kernel].label}, element {index} of its input.")
+                annotate(item.error, f"In {self._spec.kernels[item.kernel].label}, element {index} of its input.")
 
     def close(self) -> None:
         """Forget what is under way; close the executor if it is the stage's own."""

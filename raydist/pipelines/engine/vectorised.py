@@ -10,10 +10,12 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import SpecError
-from raydist.nest import flatten, unflatten
+from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import Item
+from raydist.pipelines.elements.small_floats import array_of_tensor, dtype_kind, tensor_of_array
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
 
@@ -72,11 +74,11 @@ def _mapped(fn: Callable[..., Any], block: Block) -> Block:
     # Torch is imported by the first block: this layer does without, and so do the workers of other pipelines.
     import torch
 
-    tensors = [torch.from_numpy(private_column(column)) for column in block.columns]
+    tensors = [tensor_of_array(private_column(column), torch.from_numpy) for column in block.columns]
     nest = unflatten(block.structure, tensors)
     result = torch.func.vmap(fn)(*nest) if block.structure.kind is tuple else torch.func.vmap(fn)(nest)
-    leaves, structure = flatten(result)
-    columns = tuple(leaf.numpy() for leaf in leaves)
+    leaves, structure = flatten_element(result)
+    columns = tuple(array_of_tensor(leaf) for leaf in leaves)
     specs = tuple(TensorSpec(column.shape[1:], column.dtype) for column in columns)
     return Block(structure, specs, columns, block.num_rows)
 
@@ -89,5 +91,5 @@ def _require_same(made: Sequence[Item], row: int, expected: Sequence[Item]) -> N
     if (whole.structure, whole.specs) != (one.structure, one.specs):
         raise SpecError(f"it gives {whole.signature} {whole.specs} instead of {one.signature} {one.specs}")
     for mine, theirs in zip(whole.columns, one.columns, strict=True):
-        if not np.array_equal(mine[row], theirs[0], equal_nan=mine.dtype.kind in "fc"):
+        if not np.array_equal(mine[row], theirs[0], equal_nan=dtype_kind(mine.dtype) in "fc"):
             raise SpecError(f"it gives other values, {mine[row]!r:.50} instead of {theirs[0]!r:.50}")

@@ -46,7 +46,7 @@ class ChooseOp(DatasetOp):
         return INFINITE_CARDINALITY if self.meets_all and endless and not self.stop_on_empty else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        return common_spec([op.element_spec() for op in self.datasets])
+        return common_spec(self.datasets)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         sources = [ctx.build(op) for op in self.datasets]
@@ -99,14 +99,15 @@ class _Choosing(ResumableProducer):
         return {
             "empty": [number for number, empty in enumerate(self._empty) if empty],
             "ended": self._ended,
-            "signature": self._kind.signature,
+            **self._kind.border(),
             "choices": self._choices.state_dict(),
             "inputs": [source.state_dict() for source in self._sources],
         }
 
     def restore(self, border: State) -> None:
         self._empty = [number in border["empty"] for number in range(len(self._sources))]
-        self._ended, self._kind.signature = bool(border["ended"]), str(border["signature"])
+        self._ended = bool(border["ended"])
+        self._kind.restore(border)
         self._choices.load_state_dict(border["choices"])
         for source, state in zip(self._sources, border["inputs"], strict=True):
             source.load_state_dict(state)

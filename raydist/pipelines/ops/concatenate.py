@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.errors import SpecError
-from raydist.nest import flatten, unflatten
+from raydist.errors import FailedPreconditionError, SpecError
+from raydist.nest import unflatten
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import Item, State
 from raydist.pipelines.elements.spec import most_specific_common
 from raydist.pipelines.engine.op import DatasetOp, IterContext
@@ -37,21 +38,30 @@ class ConcatenateOp(DatasetOp):
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
 
     def element_spec(self) -> Any:
-        return common_spec([op.element_spec() for op in self.inputs])
+        return common_spec(self.inputs)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return BorderIterator(_Concatenation(self, ctx))
 
 
-def common_spec(specs: Sequence[Any]) -> Any:
-    """The narrowest nest of specs that covers all of `specs`.
+def common_spec(ops: Sequence[DatasetOp]) -> Any:
+    """The narrowest nest of specs that covers the elements of all of `ops`; those that may have none need not tell.
 
     Raises:
         SpecError: They differ in structure or dtype.
+        FailedPreconditionError: None of them can tell.
     """
-    common, structure = flatten(specs[0])
+    specs: list[Any] = []
+    for op in ops:
+        try:
+            specs.append(op.element_spec())
+        except FailedPreconditionError as error:
+            untold = error
+    if not specs:
+        raise untold
+    common, structure = flatten_element(specs[0])
     for other in specs[1:]:
-        leaves, found = flatten(other)
+        leaves, found = flatten_element(other)
         pairs = zip(common, leaves, strict=True) if structure == found else ()
         merged = [most_specific_common(mine, theirs) for mine, theirs in pairs]
         if not merged or None in merged:
@@ -91,13 +101,14 @@ class _Concatenation(ResumableProducer):
         ended = self._part == len(self._parts)
         return {
             "part": self._part,
-            "signature": self._kind.signature,
+            **self._kind.border(),
             "input": None if ended else self._open().state_dict(),
         }
 
     def restore(self, border: State) -> None:
         self.close()
-        self._part, self._kind.signature = int(border["part"]), str(border["signature"])
+        self._part = int(border["part"])
+        self._kind.restore(border)
         if border["input"] is not None:
             self._open().load_state_dict(border["input"])
 

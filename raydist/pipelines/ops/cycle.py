@@ -154,7 +154,7 @@ class Cycle(ResumableProducer):
             "turn": self._turn,
             "used": self._used,
             **({} if self._turns is None else {"turns": self._turns.state_dict()}),
-            "signature": self._kind.signature,
+            **self._kind.border(),
             "slots": [None if slot is None else _slot_state(slot, room) for slot in self._slots],
         }
 
@@ -166,7 +166,7 @@ class Cycle(ResumableProducer):
             raise ValueError(f"it is of another block_length than {self._block_length}")
         if self._turns is not None:
             self._turns.load_state_dict(border["turns"])
-        self._kind.signature = str(border["signature"])
+        self._kind.restore(border)
         saved = {state[0]: (place, state) for place, state in enumerate(border["slots"]) if state is not None}
         self._opener.go_to(border["input"], int(border["read"]), int(border["first"]))
         while self._opener.next_index < int(border["next"]):

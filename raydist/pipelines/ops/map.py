@@ -19,6 +19,7 @@ from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.engine.vectorised import VectorisedKernel
+from raydist.pipelines.ops.seeded_datasets import with_seeds
 from raydist.values import AUTOTUNE
 
 __all__ = ["MapOp", "items_of_results", "parse_parallelism"]
@@ -72,7 +73,8 @@ class MapOp(UnaryOp, ElementwiseOp):
 
     def kernel(self, ctx: IterContext) -> Kernel:
         key = ctx.key(self, self.seed) if wants_rng(self.fn) else None
-        plain = _MapKernel(self.fn, f"{ctx.operation_names[id(self)]} ({function_label(self.fn)})", key, self.output)
+        label = f"{ctx.operation_names[id(self)]} ({function_label(self.fn)})"
+        plain = _MapKernel(self.fn, label, key, self.output, key or ctx.key(self, self.seed))
         return VectorisedKernel(self.fn, plain, self.output) if self.is_vectorised else plain
 
 
@@ -83,6 +85,7 @@ class _MapKernel(Kernel):
     label: str
     key: RandomKey | None
     output: DeclaredOutput | None
+    datasets_key: RandomKey
 
     @property
     def uses_index(self) -> bool:
@@ -91,6 +94,8 @@ class _MapKernel(Kernel):
     def run(self, block: Block, start: int) -> Sequence[Item]:
         results, failed = call_rows(self.fn, block, start, self.key)
         items = items_of_results(results, failed, start)
+        if any(isinstance(item, Block) and item.holds_datasets for item in items):
+            items = with_seeds(items, start, self.datasets_key)
         return items if self.output is None else self.output.conform(items, start)
 
 

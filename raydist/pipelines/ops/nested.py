@@ -6,19 +6,22 @@ This layer lies below the class that users hold, and knows a dataset by the oper
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.groups import rows_of
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.probe import open_probe
+from raydist.pipelines.engine.probe import PROBED_ELEMENTS, QUICK_S, merged_specs, open_probe
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.ops.stacked_windows import StackedWindows, is_stacked
 
@@ -67,20 +70,34 @@ def open_nested(op: DatasetOp, ctx: IterContext, name: str, index: int) -> OpIte
 def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
     """Nest of TensorSpec of the elements of the datasets that `fn` makes of the first elements of `source`.
 
-    The first dataset answers that can: one of a map function over nothing cannot tell.
+    Dimensions in which the first of them differ are None. Some datasets that cannot tell (one of a map function over
+    nothing) are passed over.
 
     Raises:
         FailedPreconditionError: None of the first few can.
     """
+    found: list[Any] = []
+    deadline = time.monotonic() + QUICK_S
     iterator = open_probe(source)
     try:
-        for _ in range(_PROBES):
+        for number in range(_PROBES):
+            if found and (number >= PROBED_ELEMENTS or time.monotonic() > deadline):
+                break
             try:
-                return graph_of(call_on_element(fn, iterator.next_block(1), 0), label).element_spec()
-            except (FailedPreconditionError, StopIteration):
+                made = graph_of(call_on_element(fn, iterator.next_block(1), 0), label)
+                found.append(flatten_element(made.element_spec()))
+            except FailedPreconditionError:
                 continue
+            except StopIteration:
+                break
+            except Exception:
+                if not found:
+                    raise
+                break
     finally:
         iterator.close()
+    if found:
+        return merged_specs(found)
     raise FailedPreconditionError(
         f"The element_spec of {label} is found by running it on first elements, and they gave no dataset with a first "
         "element. Declare output_spec= where a map makes the elements."
@@ -192,7 +209,7 @@ class Opener:
             return ElementError(self._explained(error, index))
 
     def _explained(self, error: Exception, index: int) -> Exception:
-        error.add_note(f"In {self.name} ({function_label(self._fn)}), element {index} of its input.")
+        annotate(error, f"In {self.name} ({function_label(self._fn)}), element {index} of its input.")
         return error
 
     def _pop(self) -> DatasetOp | ElementError:

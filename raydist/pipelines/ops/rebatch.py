@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
-from raydist.nest import flatten, map_structure
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.items import Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, UnaryOp
@@ -50,7 +52,7 @@ class RebatchOp(UnaryOp):
 
     def element_spec(self) -> Any:
         size = self.sizes[0] if self.drop_remainder and len(set(self.sizes)) == 1 else None
-        return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+        return map_element(lambda spec: spec.batched(size), self.input.element_spec())
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return BorderIterator(_Batches(self, ctx.build(self.input)))
@@ -63,6 +65,7 @@ class _Batches(ClosesInput, ResumableProducer):
         self._source = source
         self._at = 0  # which size is next
         self._ended = False
+        self._seen: Block | None = None  # some rows
 
     def make(self, limit: int) -> Sequence[Item]:
         if self._ended:
@@ -72,7 +75,10 @@ class _Batches(ClosesInput, ResumableProducer):
         rows: Sequence[Item] = read_items(self._source, sum(sizes))
         batches: list[Item] = []
         for size in sizes:
-            if size and not count_items(rows):
+            count = count_items(rows)
+            if count:
+                self._seen = next((item for item in rows if isinstance(item, Block)), self._seen)
+            if size and not count:
                 self._ended = True
                 break
             batches += (
@@ -80,10 +86,13 @@ class _Batches(ClosesInput, ResumableProducer):
             )
             rows = drop_items(rows, size)
             self._at = (self._at + 1) % len(self._op.sizes)
+            if count < size:  # the input has ended within this batch, so no empty one follows it
+                self._ended = True
+                break
         return batches
 
     def _empty(self) -> Block:
-        specs, structure = flatten(self._op.input.element_spec())
+        specs, structure = self._row_specs
         shapes = [(0, *(dim or 0 for dim in spec.shape or ())) for spec in specs]
         columns = tuple(
             np.empty((1, *shape), object if spec.dtype.kind in "SU" else spec.dtype)
@@ -91,6 +100,15 @@ class _Batches(ClosesInput, ResumableProducer):
         )
         found = tuple(TensorSpec(shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True))
         return Block(structure, found, columns, 1)
+
+    @cached_property
+    def _row_specs(self) -> tuple[Sequence[TensorSpec], Structure]:
+        try:
+            return flatten_element(self._op.input.element_spec())
+        except FailedPreconditionError:  # nothing tells: the rows themselves do, if there are any
+            if self._seen is None:
+                raise
+            return self._seen.specs, self._seen.structure
 
     def border(self) -> State:
         return {"at": self._at, "ended": self._ended, "input": self._source.state_dict()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.items import Item, State
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -140,7 +141,7 @@ class _ShardedPass(ResumableProducer):
         except StopIteration:
             recorder.commit()
         except Exception as error:
-            error.add_note(f"In {self._name}: nothing was kept.")
+            annotate(error, f"In {self._name}: nothing was kept.")
             raise
         finally:
             recorder.close()

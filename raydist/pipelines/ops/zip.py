@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from raydist.nest import Structure, unflatten
@@ -136,4 +136,5 @@ def _fill_in(structure: Structure, inner: Iterator[Structure]) -> Structure:
     """`structure` with the next structure of `inner` in the place of each leaf."""
     if structure.kind is None:
         return next(inner)
-    return Structure(structure.kind, structure.keys, tuple(_fill_in(child, inner) for child in structure.children))
+    children = tuple(_fill_in(child, inner) for child in structure.children)
+    return replace(structure, children=children)

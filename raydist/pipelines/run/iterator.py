@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.foreign_errors import what_was_raised
 from raydist.options import Options
+from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.build import Plan, start
@@ -27,7 +33,7 @@ __all__ = ["DatasetIterator"]
 
 _T = TypeVar("_T")
 _STATE_VERSION = 1
-_NO_ROWS: Sequence[Any] = ()
+_CLOSE_S = 4.0  # how long close() waits for another thread's `next`; then it stops what that one waits for
 
 
 @final
@@ -36,8 +42,10 @@ class DatasetIterator(Generic[_T]):
 
     Opened by the first element; closed at the end, by `close()`, or when it is dropped. `next` blocks until an element
     is there. An element's error is raised in its place, and iteration goes on after it. Errors of what runs the
-    pipeline (UnavailableError, DeadlineExceededError) lose no element: the next call tries again from there. Not for
-    use by several threads at a time.
+    pipeline (UnavailableError, DeadlineExceededError) lose no element: the next call tries again from there.
+
+    Threads may share it: each element goes to exactly one of them, and `state_dict` and `close` fall between two of
+    them. (A state that is saved while another thread works on its element counts that element as handed out.)
 
     Args:
         op: The pipeline as written.
@@ -63,7 +71,7 @@ class DatasetIterator(Generic[_T]):
         options: Options,
         seed: int,
         epoch: int,
-        convert: Callable[[Block], Sequence[_T]],
+        convert: Callable[[Block], list[_T]],
         make_executor: Callable[[Options], Executor] = local_executor,
         meters: IterationMeters | None = None,
     ) -> None:
@@ -83,22 +91,36 @@ class DatasetIterator(Generic[_T]):
         self._orders = ArrivalOrders()
         self._resume_at: State | None = None  # where the engine goes on when it is opened again
         self._to_skip = 0  # elements behind that which were handed out before
-        self._border: State = {}  # the engine's state before `_rows`
-        self._rows: Sequence[_T] = _NO_ROWS
-        self._at = 0
+        self._border: State = {}  # the engine's state before the block of `_rows`
+        # A list's iterator hands out each of its rows once, whoever asks: what threads share needs no lock.
+        self._rows: Iterator[_T] = iter([])
+        self._num_rows = 0  # of the block of `_rows`
+        self._lock = threading.RLock()  # for all else; a user's function may ask its own iterator for something
+        self._order = KeyOrder()
         self._ended = False
         self._closed = False
+        self._process = OwningProcess("This iterator")
+        note_inherited(self)
+
+    def became_a_copy(self) -> None:
+        """This is a forked child: what was made already is the parent's to hand out."""
+        self._rows = iter([])
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> _T:
-        at = self._at
-        if at >= len(self._rows):
-            self._refill()
-            at = self._at
-        self._at = at + 1
-        return self._rows[at]
+        for row in self._rows:
+            return row
+        return self._next_of_refill()
+
+    def _next_of_refill(self) -> _T:
+        self._process.require("read")
+        with self._lock:
+            while True:
+                for row in self._rows:  # the other thread that held the lock may have refilled it
+                    return row
+                self._refill()
 
     def _refill(self) -> None:
         self.meters.consumer_asks()
@@ -108,18 +130,25 @@ class DatasetIterator(Generic[_T]):
             self.meters.consumer_goes()
 
     def _fill(self) -> None:
-        self._rows, self._at = _NO_ROWS, 0
         block = self._read(1 << 62)
+        skipped = 0
         while self._to_skip:
             skipped = min(self._to_skip, block.num_rows)
             self._to_skip -= skipped
-            self._at += skipped
             if skipped == block.num_rows:
-                self._at = 0
+                skipped = 0
                 block = self._read(1 << 62)
         begin = time.perf_counter()
-        self._rows = self._convert(block)
+        rows = self._convert(self._order.of(block))
         self.meters.convert_s += time.perf_counter() - begin
+        self._hand_out(rows, skipped)
+
+    def _hand_out(self, rows: list[_T], skipped: int) -> None:
+        self._require_open()  # close() does not wait for an element that takes long
+        fresh = iter(rows)
+        for _ in itertools.islice(fresh, skipped):
+            pass
+        self._num_rows, self._rows = len(rows), fresh
 
     def _read(self, limit: int) -> Block:
         """The next block of the engine, and its state before that."""
@@ -136,14 +165,18 @@ class DatasetIterator(Generic[_T]):
         except Exception as error:
             if isinstance(error, MACHINERY_ERRORS):
                 self._suspend(self._border)  # no element is lost: the next call tries again from here
-            raise
+            failure = error
         except BaseException:  # Ctrl-C in a user's function: as above
             self._suspend(self._border)
             raise
+        raise what_was_raised(failure)
 
-    def _open(self) -> OpIterator:
+    def _require_open(self) -> None:
         if self._closed:
             raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
+
+    def _open(self) -> OpIterator:
+        self._require_open()
         if self._source is None:
             self._executor = self._make_executor(self._options)
             self._source = start(
@@ -224,7 +257,7 @@ class DatasetIterator(Generic[_T]):
 
     @property
     def element_spec(self) -> Any:
-        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function once."""
+        """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function."""
         return self._op.element_spec()
 
     def state_dict(self) -> State:
@@ -241,8 +274,10 @@ class DatasetIterator(Generic[_T]):
         >>> sorted(iterator.state_dict())
         ['at', 'epoch', 'pipeline', 'seed', 'skip', 'version']
         """
-        at, skip = self._position()
-        orders = self._orders.since(at)
+        self._process.require("saved")
+        with self._lock:
+            at, skip = self._position()
+            orders = self._orders.since(at)
         return {
             "version": _STATE_VERSION,
             "pipeline": self._fingerprint(),
@@ -260,8 +295,9 @@ class DatasetIterator(Generic[_T]):
         return self._known_fingerprint
 
     def _position(self) -> tuple[State, int]:
-        if self._at < len(self._rows):
-            return self._border, self._at
+        left = operator.length_hint(self._rows)  # asked once: other threads may take rows meanwhile
+        if left:
+            return self._border, self._num_rows - left
         if self._resume_at is not None:
             return self._resume_at, self._to_skip
         return self._open().state_dict(), self._to_skip
@@ -284,15 +320,16 @@ class DatasetIterator(Generic[_T]):
         >>> int(next(iterator))
         2
         """
+        self._process.require("loaded")
         found = (require_state(state).get("version"), state.get("pipeline"))
         if found != (_STATE_VERSION, self._fingerprint()):
             raise InvalidArgumentError(
                 f"The state must be of this pipeline ({self._fingerprint()}), got one of {state.get('pipeline')!r} "
                 f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
             )
-        self.close()
-        self._closed = self._ended = False
-        with state_errors(state):
+        with self._lock, state_errors(state):
+            self.close()
+            self._closed = self._ended = False
             self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
             self._resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
             self._orders.load(state.get("orders", {}))
@@ -300,11 +337,19 @@ class DatasetIterator(Generic[_T]):
     def close(self) -> None:
         """Stop threads and let go of files. Further elements are a FailedPreconditionError. May be called twice.
 
+        Waits for an element that another thread is asking for, some seconds at most.
+
         >>> import contextlib
         >>> with contextlib.closing(iter(rd.Dataset.range(3))) as iterator:
         ...     int(next(iterator))
         0
         """
-        self._closed = True
-        self._rows, self._at = _NO_ROWS, 0
-        self._suspend(None)
+        self._process.require("closed")
+        alone = self._lock.acquire(timeout=_CLOSE_S)
+        try:
+            self._closed = True
+            self._rows = iter([])
+            self._suspend(None)
+        finally:
+            if alone:
+                self._lock.release()

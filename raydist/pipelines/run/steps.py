@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import LEAVING
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
@@ -29,6 +30,7 @@ Element = tuple[Sequence[Any], Structure]
 
 def element_views(block: Block) -> list[Element]:
     """The elements of a block as they lie there: nothing is copied (a `DatasetIterator`'s conversion)."""
+    block = block.of_tensors("a distributed dataset")
     # A 0-d view, not a numpy scalar: what is cut and stored later are arrays.
     columns = [column if column.dtype == object else _views(column) for column in block.columns]
     return [([column[row] for column in columns], block.structure) for row in range(block.num_rows)]
@@ -128,14 +130,16 @@ class DealtElements(StepSource):
 
     def _make_step(self, step: int) -> tuple[Cut, ...]:
         dealt: list[Sequence[Any] | None] = []
-        failure: Exception | None = None
+        failure: BaseException | None = None
         for replica in range(self._num_replicas):
             try:
                 leaves, self.structure = next(self._iterators[replica % len(self._iterators)])
                 dealt.append(leaves)
             except StopIteration:
                 dealt.append(None)
-            except Exception as error:
+            except LEAVING:
+                raise
+            except BaseException as error:
                 failure = failure or error
         if failure is not None:
             raise failure

@@ -8,10 +8,14 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import SpecError
-from raydist.nest import Structure, flatten, unflatten
+from raydist.errors import InvalidArgumentError, SpecError
+from raydist.nest import Structure, unflatten
+from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.leaf_values import as_leaf
+from raydist.pipelines.elements.rows import stack_leaves
+from raydist.pipelines.elements.small_floats import dtype_kind
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
 
 __all__ = ["Signature"]
@@ -28,7 +32,7 @@ class Signature:
     @classmethod
     def parse(cls, output_signature: Any) -> Signature:
         """From a nest of TensorSpec."""
-        specs, structure = flatten(output_signature)
+        specs, structure = flatten_element(output_signature)
         for spec in specs:
             if not isinstance(spec, TensorSpec):
                 raise SpecError(f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}.")
@@ -36,25 +40,59 @@ class Signature:
             raise SpecError(f"output_signature must have at least one rd.TensorSpec, got {output_signature!r}.")
         return cls(structure, tuple(specs))
 
+    @classmethod
+    def of_types(cls, output_types: Any, output_shapes: Any) -> Signature:
+        """From a nest of dtypes, and one of shapes like it (None in it: unknown)."""
+        dtypes, structure = flatten_element(output_types)
+        shapes = parts_like(structure, output_shapes, "output_shapes")
+        return cls.parse(unflatten(structure, [_spec(*leaf) for leaf in zip(shapes, dtypes, strict=True)]))
+
     def nest(self) -> Any:
         """The nest of specs, as the user wrote it."""
         return unflatten(self.structure, self.specs)
 
+    def of_any_shape(self) -> Signature:
+        """The same structure and dtypes."""
+        return Signature(self.structure, tuple(TensorSpec(None, spec.dtype) for spec in self.specs))
+
     def leaves(self, value: Any) -> list[Any]:
         """The leaves of `value`, copied (a generator may use its buffers again). SpecError where it does not fit."""
-        leaves, structure = flatten(value)
+        leaves, structure = flatten_element(value)
         if structure != self.structure:
+            advice = (
+                " A tuple is a structure: yield a list for one tensor." if _has_tuple(self.structure, value) else ""
+            )
             raise SpecError(
                 f"The generator must yield elements of the structure {self.structure}, as its output_signature says, "
-                f"got {structure}: {value!r:.200}."
+                f"got {structure}: {value!r:.200}.{advice}"
             )
         paths = self.structure.paths()
         return [_fit(leaf, spec, path) for leaf, spec, path in zip(leaves, self.specs, paths, strict=True)]
 
     def block(self, rows: Sequence[Sequence[Any]]) -> Block:
         """One block of the elements with these leaves."""
-        columns = tuple(_column(values, spec) for values, spec in zip(zip(*rows, strict=True), self.specs, strict=True))
-        return Block(self.structure, self.specs, columns, len(rows))
+        pairs = [_column(values, spec) for values, spec in zip(zip(*rows, strict=True), self.specs, strict=True)]
+        columns, specs = zip(*pairs, strict=True)
+        return Block(self.structure, specs, columns, len(rows))
+
+
+def _has_tuple(declared: Structure, value: Any) -> bool:
+    """Whether `value` has a tuple where one tensor is declared."""
+    if declared.kind is None:
+        return type(value) is tuple
+    if declared.kind is not tuple or type(value) is not tuple or len(value) != len(declared.children):
+        return False
+    return any(map(_has_tuple, declared.children, value))
+
+
+def _spec(shape: Any, dtype: Any) -> TensorSpec:
+    try:
+        return TensorSpec(shape, dtype)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "output_types must be a nest of dtypes, and output_shapes one of shapes, tuples with None for what varies, "
+            f"got {dtype!r:.100} and {shape!r:.100}: {error}"
+        ) from None
 
 
 def _fit(value: Any, spec: TensorSpec, path: str) -> Any:
@@ -99,7 +137,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _converts(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    source, target = array.dtype.kind, dtype.kind
+    source, target = dtype_kind(array.dtype), dtype_kind(dtype)
     if array.dtype == dtype or array.size == 0:
         return True
     if source in "biu" and target in "iu":
@@ -108,7 +146,13 @@ def _converts(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     return (source in "biuf" and target in "fc") or (source == target == "c")
 
 
-def _column(values: Sequence[Any], spec: TensorSpec) -> Column:
+def _column(values: Sequence[Any], spec: TensorSpec) -> tuple[Column, TensorSpec]:
+    if spec.shape is None:  # of any rank: what these have is known better
+        return stack_leaves(values, set(map(type, values)))
+    return _stacked(values, spec), spec
+
+
+def _stacked(values: Sequence[Any], spec: TensorSpec) -> Column:
     shapes = {np.shape(value) for value in values}
     if len(shapes) == 1 and (spec.dtype.kind not in "SU" or shapes != {()}):
         return np.stack(values)

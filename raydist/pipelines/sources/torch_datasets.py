@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
-from raydist.nest import unflatten
+from raydist.pipelines.elements.blocks import Block, common_specs
 from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
@@ -17,6 +20,9 @@ from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["IterableSamplesOp", "iterable_samples_op", "read_sample"]
+
+_SAMPLES = 3  # looked at to learn what samples are
+_QUICK_S = 0.2
 
 
 def read_sample(dataset: Any) -> Callable[[Any], Any] | None:
@@ -71,7 +77,7 @@ class IterableSamplesOp(SourceOp):
 
     Attributes:
         dataset: The dataset.
-        declared: What a sample is; None to learn it from the first one.
+        declared: What a sample is; None to learn it from the first ones.
     """
 
     dataset: Any
@@ -89,19 +95,32 @@ class IterableSamplesOp(SourceOp):
         return UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        return self._signature.nest()
+        return (self.declared or self._learned).nest()
 
     @cached_property
-    def _signature(self) -> Signature:
-        if self.declared is not None:
-            return self.declared
-        for sample in self.dataset:
-            block = block_of_rows([sample])
-            return Signature.parse(unflatten(block.structure, block.specs))
-        raise FailedPreconditionError(
-            f"The element_spec of {self.label} is that of its first sample, and there is none. Declare it with "
-            "output_signature=."
-        )
+    def _learned(self) -> Signature:
+        """What the first samples are: at most three, and only while they are quick to get."""
+        deadline = time.monotonic() + _QUICK_S
+        first: Block | None = None
+        specs: tuple[TensorSpec, ...] = ()
+        try:
+            for sample in itertools.islice(self.dataset, _SAMPLES):
+                block = block_of_rows([sample])
+                specs = block.specs if first is None else common_specs(first, specs, block)
+                first = first or block
+                if time.monotonic() > deadline:
+                    break
+        except Exception:
+            if first is None:
+                raise
+        if first is None:
+            raise FailedPreconditionError(
+                f"The element_spec of {self.label} is that of its first samples, and there is none. Declare it with "
+                "output_signature=."
+            )
+        return Signature(first.structure, specs)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return GeneratorIterator(GeneratorOp(_Samples(self.dataset), self._signature))
+        # Later samples may have other shapes than the first ones, unless it was declared that they have not.
+        signature = self.declared or self._learned.of_any_shape()
+        return GeneratorIterator(GeneratorOp(_Samples(self.dataset), signature))

@@ -21,6 +21,7 @@ import numpy as np
 from raydist import errors
 from raydist.options import Options
 from raydist.pipelines.elements.leaf_values import as_leaf, is_torch
+from raydist.pipelines.elements.small_floats import is_small_float
 from raydist.pipelines.engine.op import DatasetOp
 
 __all__ = ["NOT_IN_FINGERPRINT", "fingerprint"]
@@ -100,7 +101,7 @@ class _Fingerprint:
     def _array(self, array: np.ndarray[Any, Any]) -> list[Any]:
         if array.dtype == object:
             return [str(array.shape).encode(), *map(self.of, array.flat)]
-        head = f"{array.dtype.str}{array.shape}".encode()
+        head = f"{_dtype_text(array.dtype)}{array.shape}".encode()
         return [head, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data] if array.size else [head]
 
     def _scalar(self, value: np.generic) -> list[Any]:
@@ -153,6 +154,10 @@ class _Fingerprint:
             return parts
 
 
+def _dtype_text(dtype: np.dtype[Any]) -> str:
+    return dtype.name if is_small_float(dtype) else dtype.str  # all float8 types have one `str`
+
+
 def _kind_name(kind: type) -> str:
     name = kind.__qualname__
     return _FORMER_NAME_OF.get(name, name) if kind.__module__.startswith("raydist.") else name
@@ -191,7 +196,7 @@ def _nothing(fingerprint: _Fingerprint, value: Any) -> list[Any]:
 _KINDS: tuple[tuple[Any, Callable[[_Fingerprint, Any], list[Any]]], ...] = (
     (np.ndarray, _Fingerprint._array),
     (np.generic, _Fingerprint._scalar),
-    (np.dtype, lambda fingerprint, value: [value.str.encode()]),
+    (np.dtype, lambda fingerprint, value: [_dtype_text(value).encode()]),
     (Options, _nothing),
     (tuple | list, _Fingerprint._sequence),
     (set | frozenset, _Fingerprint._set),

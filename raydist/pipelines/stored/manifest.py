@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, Structure, unflatten
+from raydist.errors import SpecError
+from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.stored.chunks import Chunk, crc32c
 from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.outline import outline_of, structure_of
 
-__all__ = ["Manifest", "StoredFile", "outline_of"]
+__all__ = ["Manifest", "StoredFile"]
 
 _VERSION = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # of a file: what is written, and nothing that is a path
@@ -131,7 +132,7 @@ class Manifest:
     @classmethod
     def _of_content(cls, content: Any) -> Manifest:
         specs = tuple(TensorSpec(shape, dtype) for shape, dtype in content["specs"])
-        structure = _structure(content["structure"])
+        structure = structure_of(content["structure"])
         if structure.num_leaves != len(specs):
             raise ValueError(f"it has {len(specs)} specs for {structure.num_leaves} leaves")
         parts = tuple(map(_stored_file, content["parts"]))
@@ -156,32 +157,3 @@ def _canonical(content: Any) -> bytes:
 
 def _dtype_name(spec: TensorSpec) -> str:
     return {"S": "bytes", "U": "str"}.get(spec.dtype.kind, spec.dtype.name)
-
-
-def outline_of(structure: Structure) -> Any:
-    """A structure as JSON.
-
-    Raises:
-        InvalidArgumentError: It has parts that JSON cannot name.
-    """
-    if structure.kind is None:
-        return None
-    children = [outline_of(child) for child in structure.children]
-    if structure.kind is tuple:
-        return {"tuple": children}
-    if structure.kind is dict and all(isinstance(key, str) for key in structure.keys):
-        return {"dict": dict(zip(structure.keys, children, strict=True))}
-    raise InvalidArgumentError(
-        f"Elements of tuples and of dicts with text keys can be saved, got {structure}. Map them to a dict first."
-    )
-
-
-def _structure(outline: Any) -> Structure:
-    if outline is None:
-        return LEAF
-    ((kind, children),) = outline.items()
-    if kind == "tuple":
-        return Structure(tuple, tuple(range(len(children))), tuple(map(_structure, children)))
-    if kind == "dict":
-        return Structure(dict, tuple(children), tuple(map(_structure, children.values())))
-    raise ValueError(f"it has an unknown structure {kind!r}")

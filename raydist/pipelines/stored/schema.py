@@ -37,6 +37,7 @@ class BlockSchema:
         Raises:
             SpecError: Its structure or dtypes are not those of the first one.
         """
+        block = block.of_tensors("what is kept in files")
         if not self._signature:
             self._signature = block.signature
             self._kinds = [_kind(column) for column in block.columns]

@@ -10,16 +10,18 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import flatten
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.formats.files import open_within, path_text
 from raydist.pipelines.stored.chunks import ChunkWriter
 from raydist.pipelines.stored.containers import Container, ContainerWriter
-from raydist.pipelines.stored.manifest import Manifest, StoredFile, outline_of
+from raydist.pipelines.stored.manifest import Manifest, StoredFile
 from raydist.pipelines.stored.new_directory import MANIFEST_FILE, NewDirectory, new_directory
+from raydist.pipelines.stored.outline import outline_of
 from raydist.pipelines.stored.schema import BlockSchema
 
 __all__ = ["SavedWriter", "ShardFunction", "read_manifest", "save_blocks"]
@@ -86,7 +88,7 @@ class SavedWriter:
         shard_func: ShardFunction | None = None,
         origin: str = "",
     ) -> None:
-        self._specs, self._structure = flatten(element_spec)
+        self._specs, self._structure = flatten_element(element_spec)
         outline_of(self._structure)
         self._directory = directory
         self._container = container
@@ -139,7 +141,7 @@ def _shards_of(shard_func: ShardFunction, block: Block, start: int) -> Any:
     for row in failed:
         error = answers[row]
         if isinstance(error, ElementError):
-            error.error.add_note(f"In shard_func, element {start + row}.")
+            annotate(error.error, f"In shard_func, element {start + row}.")
             raise error.error
     return np.array([_shard_number(answer) for answer in answers], np.int64)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,8 +13,12 @@ import pytest
 from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
+from raydist.errors import FailedPreconditionError
 from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
+from tests.pipelines.threads import in_threads, quick_switches
+
+__all__ = ["quick_switches"]
 
 
 def start(side: InputSide, size: int = 8) -> Any:
@@ -138,3 +145,63 @@ def test_leaves_of_one_group_share_their_object_and_know_their_places() -> None:
             assert part.ref is leaf.batch.group.refs[1]
             assert part.ref.leaf(part.leaf_index, part.place).tolist() == [2 * leaf.batch.step + 1]
             assert leaf.values[1].tolist() == [2 * leaf.batch.step + 1]
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_that_share_an_iterator_get_each_batch_once() -> None:
+    with fake_side(2) as side:
+        iterator = start(side, 2000)
+        found: list[int] = []
+
+        def read() -> None:
+            for leaf in iterator:
+                found.append(int(leaf.values[0][0]))
+                state = iterator.state_dict()
+                assert state["step"] > leaf.batch.step
+
+        in_threads(4, read)
+        assert sorted(found) == list(range(0, 2000, 2))
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_closing_beside_other_threads_ends_their_iteration() -> None:
+    for _ in range(10):
+        with fake_side(2) as side:
+            iterator = start(side, 20_000)
+            found: list[int] = []
+
+            def read() -> None:
+                with contextlib.suppress(FailedPreconditionError):
+                    for leaf in iterator:  # noqa: B023 - the threads end in this turn
+                        found.append(leaf.batch.step)  # noqa: B023
+                        if len(found) > 30:  # noqa: B023
+                            iterator.close()  # noqa: B023
+
+            in_threads(4, read)
+            assert len(found) == len(set(found)) < 10_000
+            assert open_passes(side) == 0
+
+
+def test_closing_ends_the_wait_of_another_thread() -> None:
+    def wait(x: Any) -> Any:
+        time.sleep(1)
+        return x
+
+    with fake_side(1) as side:
+        dataset = Dataset.range(4).map(wait).batch(4)
+        iterator = iter(distribute(dataset, side, InputOptions(num_input_workers=0)))
+        outcome: list[object] = []
+
+        def read() -> None:
+            try:
+                outcome.append(next(iterator))
+            except FailedPreconditionError as error:
+                outcome.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while not open_passes(side):
+            time.sleep(0.01)
+        iterator.close()
+        reader.join(20)
+        assert "was closed and gives no more batches" in str(outcome[0]), outcome

@@ -14,6 +14,9 @@ from raydist.distributed_dataset import InputSide, distribute
 from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
+from tests.pipelines.threads import in_threads, quick_switches
+
+__all__ = ["quick_switches"]
 
 
 def start(side: InputSide, dataset: Dataset) -> Any:
@@ -181,3 +184,14 @@ def test_a_copy_that_nobody_bound_says_how_to_use_it() -> None:
         replica = send(start(side, Dataset.range(3).batch(1)))
         with pytest.raises(FailedPreconditionError, match=r"strategy\.run"):
             next(replica)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_of_a_step_may_share_the_iterator() -> None:
+    with fake_side(1) as side:
+        replica = send(start(side, Dataset.range(500).batch(1)))
+        replica.bind(0)
+        found: list[int] = []
+        in_threads(4, lambda: found.extend(int(batch) for batch in replica))
+        replica.release()
+        assert sorted(found) == list(range(500))

@@ -41,6 +41,16 @@ def test_dtype_and_shape(value: Any, dtype: str, shape: tuple[int, ...]) -> None
     assert (leaf.dtype.name, leaf.shape) == (dtype, shape)
 
 
+def test_tuples_in_lists_are_part_of_the_tensor() -> None:
+    assert as_leaf([(1, 2), (3, 4)]).tolist() == [[1, 2], [3, 4]]
+    assert as_leaf([(1, 2), (3, 4)]).dtype == "int64"
+    assert as_leaf([([1.5, 2], (3, 4))]).shape == (1, 2, 2)
+    assert as_leaf([(np.float64(1), 2), (3, 4)]).dtype == "float64"
+    assert as_leaf([("a", "b"), ("c", "d")]).shape == (2, 2)
+    with pytest.raises(SpecError, match="must be rectangular"):
+        as_leaf([(1, 2), (3,)])
+
+
 def test_text() -> None:
     assert as_leaf(np.bytes_(b"a")) == b"a"
     assert type(as_leaf(np.str_("a"))) is str

@@ -54,12 +54,18 @@ def test_padded_shapes_say_what_is_unknown() -> None:
     assert [tuple(x.shape) for x, _ in dataset] == [(2, 3, 3)]
 
 
-def test_a_length_that_was_only_found_on_the_first_element_pads_nothing() -> None:
-    dataset = Dataset.range(1, 3).map(lambda n: np.full(n, n))
+def test_a_length_that_was_only_found_on_the_first_elements_pads_nothing() -> None:
+    dataset = Dataset.from_tensor_slices([1, 1, 1, 2]).map(lambda n: np.full(n, n))
     items = collect(iterate(dataset.bucket_by_sequence_length(len, [4], [1, 1], pad_to_bucket_boundary=True)))
     assert items[0].tolist() == [[1]]
-    assert items[1][0] == "SpecError"
-    assert "Declare output_spec=" in items[1][1]
+    assert items[3][0] == "SpecError"
+    assert "Declare output_spec=" in items[3][1]
+
+
+def test_lengths_that_differ_among_the_first_elements_are_padded() -> None:
+    dataset = Dataset.range(1, 3).map(lambda n: np.full(n, n))
+    items = collect(iterate(dataset.bucket_by_sequence_length(len, [4], [1, 1], pad_to_bucket_boundary=True)))
+    assert [item.tolist() for item in items] == [[[1, 0, 0]], [[2, 2, 0]]]
 
 
 def test_longer_than_the_last_boundary() -> None:

@@ -96,3 +96,10 @@ def test_bad_datasets() -> None:
         Dataset.sample_from_datasets([])
     with pytest.raises(TypeError, match="choose_from_datasets takes datasets, got 3"):
         Dataset.choose_from_datasets([A, B], 3)  # type: ignore[arg-type]  # the point of this test
+
+
+def test_a_dataset_without_elements_need_not_tell_what_they_are() -> None:
+    nothing = Dataset.range(3).filter(lambda x: False).map(lambda x: x * 2)
+    dataset = Dataset.sample_from_datasets([nothing, Dataset.range(3)], [0.5, 0.5])
+    assert dataset.element_spec == TensorSpec((), "int64")
+    assert collect(iterate(dataset)) == [0, 1, 2]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raydist.dataset import Dataset
-from raydist.errors import SpecError
+from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
@@ -48,3 +48,13 @@ def test_other_elements_are_errors_in_their_places() -> None:
 def test_only_datasets() -> None:
     with pytest.raises(TypeError, match="concatenate takes a Dataset, got \\[1, 2\\]"):
         A.concatenate([1, 2])  # type: ignore[arg-type]  # the point of this test
+
+
+def test_a_part_without_elements_need_not_tell_what_they_are() -> None:
+    nothing = Dataset.range(3).filter(lambda x: False).map(lambda x: x * 2)
+    for dataset in (Dataset.range(3).concatenate(nothing), nothing.concatenate(Dataset.range(3))):
+        assert dataset.element_spec == TensorSpec((), "int64")
+        assert dataset.batch(2).element_spec == TensorSpec((None,), "int64")
+        assert collect(iterate(dataset)) == [0, 1, 2]
+    with pytest.raises(FailedPreconditionError, match="element_spec"):
+        _ = nothing.concatenate(nothing).element_spec

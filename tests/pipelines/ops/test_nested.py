@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
@@ -30,3 +31,9 @@ def test_no_dataset_can_tell() -> None:
     dataset = Dataset.range(3).flat_map(lambda n: Dataset.range(0).map(lambda x: x))
     with pytest.raises(FailedPreconditionError, match="gave no dataset with a first element"):
         _ = dataset.element_spec
+
+
+def test_dimensions_in_which_the_first_datasets_differ_are_none() -> None:
+    dataset = Dataset.range(5).flat_map(lambda n: Dataset.from_tensors(np.zeros((2, n))))
+    assert dataset.element_spec == TensorSpec((2, None), "float64")
+    assert [x.shape for x in dataset] == [(2, n) for n in range(5)]

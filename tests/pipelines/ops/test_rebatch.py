@@ -50,3 +50,24 @@ def test_bad_sizes(sizes: int | list[int]) -> None:
 def test_elements_must_have_rows() -> None:
     (item,) = collect(iterate(Dataset.range(1).rebatch(2)))
     assert item[0] == "InvalidArgumentError"
+
+
+@pytest.mark.parametrize(("rows", "batches"), [(4, [[0, 1], [], [2], [3]]), (3, [[0, 1], [], [2]])])
+def test_no_empty_batch_follows_the_end_of_the_input(rows: int, batches: list[list[int]]) -> None:
+    dataset = Dataset.range(rows).batch(3).rebatch([2, 0, 1])
+    assert lists(dataset) == batches
+    iterator = iterate(dataset)
+    for _ in batches:
+        next(iterator)
+    resumed = iterate(dataset)
+    resumed.load_state_dict(iterator.state_dict())
+    assert collect(resumed) == []
+
+
+def test_rows_tell_what_an_empty_batch_is_where_nothing_else_does() -> None:
+    nothing = Dataset.range(3).filter(lambda x: False).map(lambda x: [0.5, 1.5])
+    rows = nothing.concatenate(Dataset.range(1).map(lambda x: [0.5, 1.5]))
+    unknown = nothing.take_while(lambda x: True).concatenate(Dataset.range(2).skip(0).map(lambda x: [0.5, 1.5]))
+    for dataset in (rows, unknown):
+        empty = list(dataset.batch(1).rebatch([1, 0]).as_numpy_iterator())[1]
+        assert (empty.shape, empty.dtype) == ((0, 2), "float32")

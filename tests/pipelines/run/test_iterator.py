@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +14,9 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfR
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, iterate
+from tests.pipelines.threads import in_threads, quick_switches
+
+__all__ = ["quick_switches"]
 
 
 def test_the_end_stays_the_end() -> None:
@@ -107,3 +114,155 @@ def test_threads_of_the_options_run_the_maps() -> None:
     options.threading.private_threadpool_size = 2
     dataset = Dataset.range(30).map(lambda x: x + 1).filter(lambda x: x % 2 == 0)
     assert list(dataset.with_options(options).as_numpy_iterator()) == list(dataset.as_numpy_iterator())
+
+
+def slow_identity(x: np.int64) -> np.int64:
+    time.sleep(1e-5)
+    return x
+
+
+@pytest.mark.usefixtures("quick_switches")
+@pytest.mark.parametrize("name", ["plain", "mapped", "prefetched", "threads"])
+def test_threads_that_share_an_iterator_get_each_element_once(name: str) -> None:
+    dataset = {
+        "plain": Dataset.range(3000),
+        "mapped": Dataset.range(1000).map(slow_identity),
+        "prefetched": Dataset.range(1000).shuffle(10).map(slow_identity).prefetch(3),
+        "threads": Dataset.range(1000).map(slow_identity, num_parallel_calls=3),
+    }[name]
+    iterator = dataset.as_numpy_iterator()
+    found: list[int] = []
+    in_threads(8, lambda: found.extend(map(int, iterator)))
+    assert sorted(found) == list(range(dataset.cardinality()))
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_errors_go_to_one_thread_each() -> None:
+    iterator = Dataset.range(600).map(lambda x: 1 // int(x % 10)).as_numpy_iterator()
+    found: list[str] = []
+
+    def read() -> None:
+        while True:
+            try:
+                next(iterator)
+                found.append("element")
+            except StopIteration:
+                return
+            except ZeroDivisionError:
+                found.append("error")
+
+    in_threads(6, read)
+    assert (found.count("element"), found.count("error")) == (540, 60)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_a_state_saved_beside_other_threads_is_one_between_two_elements() -> None:
+    dataset = Dataset.range(400).shuffle(20, 1, False).map(slow_identity)
+    order = [int(x) for x in dataset.as_numpy_iterator()]
+    iterator = dataset.as_numpy_iterator()
+    states: list[Any] = []
+
+    def read() -> None:
+        for _ in iterator:
+            states.append(iterator.state_dict())
+
+    in_threads(4, read)
+    for state in states[:: len(states) // 20]:
+        resumed = dataset.as_numpy_iterator()
+        resumed.load_state_dict(state)
+        rest = [int(x) for x in resumed]
+        assert rest == order[len(order) - len(rest) :]
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_closing_beside_other_threads_ends_their_iteration() -> None:
+    for _ in range(10):
+        iterator = Dataset.range(100_000).map(slow_identity).prefetch(2).as_numpy_iterator()
+        found: list[int] = []
+
+        def read() -> None:
+            with contextlib.suppress(FailedPreconditionError):
+                for x in iterator:  # noqa: B023 - the threads end in this turn
+                    found.append(int(x))  # noqa: B023
+                    if len(found) > 50:  # noqa: B023
+                        iterator.close()  # noqa: B023
+
+        in_threads(4, read)
+        assert len(found) == len(set(found)) < 100_000
+        with pytest.raises(FailedPreconditionError, match="closed"):
+            next(iterator)
+
+
+def test_closing_does_not_wait_for_an_element_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydist.pipelines.run.iterator._CLOSE_S", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(x: np.int64) -> np.int64:
+        begun.set()
+        go_on.wait(20)
+        return x
+
+    iterator = Dataset.range(3).map(wait).as_numpy_iterator()
+    outcome: list[object] = []
+
+    def read() -> None:
+        try:
+            outcome.append(next(iterator))
+        except FailedPreconditionError as error:
+            outcome.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    begun.wait(20)
+    iterator.close()
+    go_on.set()
+    reader.join(20)
+    assert isinstance(outcome[0], FailedPreconditionError)
+    with pytest.raises(FailedPreconditionError, match="closed"):
+        next(iterator)
+
+
+class Departure(BaseException):
+    """No Exception, and does not end its process."""
+
+
+class Mute(Exception):
+    """Says nothing of itself, and allows no plain notes."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
+        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [Departure("left"), Mute(1, 2)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_error_of_an_element_is_raised_at_its_place_and_the_iterator_goes_on(
+    error: BaseException, threads: int
+) -> None:
+    def fail(x: Any) -> Any:
+        if x == 2:
+            raise error
+        return x
+
+    iterator = iter(Dataset.range(5).map(fail, num_parallel_calls=threads))
+    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+    with pytest.raises(type(error)) as caught:
+        next(iterator)
+    assert caught.value is error
+    assert "element 2 of its input." in "".join(error.__notes__)
+    assert [int(x) for x in iterator] == [3, 4]
+
+
+def test_a_generator_that_leaves_with_any_error_has_ended() -> None:
+    def leaving() -> Any:
+        yield 1
+        raise Departure("left")
+
+    iterator = iter(Dataset.from_generator(leaving, output_signature=TensorSpec((), np.int64)))
+    assert int(next(iterator)) == 1
+    with pytest.raises(Departure, match="left"):
+        next(iterator)
+    assert list(iterator) == []

@@ -131,3 +131,24 @@ def test_columns_are_dense_where_shapes_agree() -> None:
     assert [column.shape for column in ragged.columns] == [(2,), (2,), (2,)]
     assert [row.dtype for row in ragged.columns[0]] == [np.dtype(np.float32)] * 2
     assert ragged.specs == signature.specs
+
+
+def test_a_tuple_for_one_tensor_gets_advice() -> None:
+    advice = "A tuple is a structure: yield a list for one tensor"
+    spec = TensorSpec((2,), "int64")
+    with pytest.raises(SpecError, match=advice):
+        Signature.parse(spec).leaves((1, 2))
+    with pytest.raises(SpecError, match=advice):
+        Signature.parse((spec, spec)).leaves(([1, 2], (1, 2)))
+    with pytest.raises(SpecError) as caught:
+        Signature.parse((spec, spec)).leaves(([1, 2],))
+    assert advice not in str(caught.value)
+    assert Signature.parse(spec).leaves([1, 2])[0].tolist() == [1, 2]
+
+
+def test_rows_of_any_rank_have_the_shape_that_they_have() -> None:
+    signature = Signature.parse((TensorSpec(None, "int64"), TensorSpec(None, bytes)))
+    one = signature.block([signature.leaves(([1, 2], b"a")), signature.leaves(([3, 4], b"b"))])
+    assert one.specs == (TensorSpec((2,), "int64"), TensorSpec((), bytes))
+    other = signature.block([signature.leaves(([1, 2], b"a")), signature.leaves((3, b"b"))])
+    assert other.specs[0] == TensorSpec(None, "int64")

@@ -1,0 +1,76 @@
+"""One order of keys for all elements of a dataset: that of the first one's dicts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.nest import Structure
+from raydist.pipelines.elements.blocks import Block
+
+__all__ = ["KeyOrder"]
+
+_MAX_TEXT = 2000  # characters of an order in the state of an iterator, which must stay small; tables may be wide
+
+
+@final
+class KeyOrder:
+    """Gives blocks of equal structures the structure of the first one.
+
+    >>> from raydist.pipelines.elements.rows import block_of_rows
+    >>> order = KeyOrder()
+    >>> [list(order.of(block_of_rows([row])).row(0)) for row in ({"b": 1, "a": 2}, {"a": 3, "b": 4})]
+    [['b', 'a'], ['b', 'a']]
+    """
+
+    def __init__(self) -> None:
+        self._first: Structure | None = None
+        self._outline: Any = None  # of an order that was restored, until the first block comes
+        self._known: Any = None
+
+    def of(self, block: Block) -> Block:
+        """`block`, with the keys of its dicts in the order of the first block's."""
+        if self._first is None:
+            self._first = block.structure if self._outline is None else _in_order(block.structure, self._outline)
+            self._known = _short(_outline(self._first))
+        if block.structure is self._first or block.structure != self._first:
+            return block
+        return Block(self._first, block.specs, block.columns, block.num_rows)
+
+    def outline(self) -> Any:
+        """The order as JSON, None where keys are sorted, or where it is not known or would be long."""
+        return self._known
+
+    def restore(self, outline: Any) -> None:
+        """Go on with an `outline`; None begins anew."""
+        self._first, self._outline, self._known = None, outline, outline
+
+
+def _outline(structure: Structure) -> Any:
+    if structure.is_sorted:
+        return None
+    return [list(structure.shown), [_outline(child) for child in structure.children]]
+
+
+def _short(outline: Any) -> Any:
+    return outline if len(json.dumps(outline)) <= _MAX_TEXT else None
+
+
+def _in_order(structure: Structure, outline: Any) -> Structure:
+    if outline is None:
+        return structure.by_key()
+    try:
+        shown, inner = outline
+        children = tuple(itertools.starmap(_in_order, zip(structure.children, inner, strict=True)))
+        fits = not shown or (structure.kind is dict and sorted(shown) == list(range(len(children))))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise InvalidArgumentError(
+            f"The state's order of keys must be one of {structure}, got {outline!r:.200}. Load the state as it was "
+            "saved."
+        )
+    return replace(structure, children=children, shown=tuple(shown))

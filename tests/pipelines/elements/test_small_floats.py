@@ -1,0 +1,195 @@
+"""bfloat16 and float8: everywhere elements go."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import distribute
+from raydist.errors import InvalidArgumentError
+from raydist.options import InputOptions, OptimizationOptions, Options
+from raydist.pipelines.elements.arrow import block_of_arrow, block_to_arrow
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.small_floats import (
+    array_of_tensor,
+    as_bits,
+    dtype_kind,
+    dtype_named,
+    is_number,
+    is_small_float,
+    tensor_of_array,
+)
+from raydist.pipelines.elements.spec import TensorSpec, as_dtype
+from raydist.pipelines.stored.fingerprint import fingerprint
+from tests.actors.readers.fakes import fake_side
+
+NAMES = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+
+
+@pytest.fixture(params=NAMES)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = getattr(torch, request.param)
+    return found
+
+
+def tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Powers of two, which all of these types have."""
+    count = int(np.prod(shape))
+    return (2.0 ** (torch.arange(count) % 8 - 3)).reshape(shape).to(dtype)
+
+
+def same(found: Any, expected: torch.Tensor) -> bool:
+    alike = found.dtype == expected.dtype and found.shape == expected.shape
+    return alike and torch.equal(found.float(), expected.float())
+
+
+def test_types(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    found = as_dtype(dtype)
+    assert found == as_dtype(name) == dtype_named(name) == as_dtype(getattr(ml_dtypes, name))
+    assert (is_small_float(found), is_number(found), dtype_kind(found)) == (True, True, "f")
+    assert repr(TensorSpec((2,), dtype)) == f"TensorSpec(shape=(2,), dtype={name})"
+    assert as_bits(np.zeros(3, found)).dtype == f"u{found.itemsize}"
+
+
+def test_other_types_are_as_they_were() -> None:
+    for name in ("int8", "float32", "bool", "complex64"):
+        assert not is_small_float(np.dtype(name))
+        assert (is_number(np.dtype(name)), dtype_kind(np.dtype(name))) == (True, np.dtype(name).kind)
+    assert not is_number(np.dtype("U"))
+    assert not is_number(np.dtype(ml_dtypes.int4))
+    array = np.zeros(3)
+    assert as_bits(array) is array
+    for wrong in ("int4", "float8", torch.quint8, ml_dtypes.int4):
+        with pytest.raises(InvalidArgumentError, match="dtype must be one that numpy knows, or one of bfloat16"):
+            as_dtype(wrong)
+
+
+def test_there_and_back_without_a_copy(dtype: torch.dtype) -> None:
+    for given in (tensor(dtype, 3, 2), tensor(dtype, 4)[2], tensor(dtype, 4, 2).T):
+        array = array_of_tensor(given)
+        back = tensor_of_array(array, torch.from_numpy)
+        assert same(back, given)
+        assert back.data_ptr() == given.data_ptr()
+
+
+def test_elements(dtype: torch.dtype) -> None:
+    given = tensor(dtype, 6, 2)
+    slices = Dataset.from_tensor_slices({"z": given, "a": torch.arange(6)})
+    assert slices.element_spec["z"] == TensorSpec((2,), dtype)
+    for name, dataset in {
+        "slices": slices,
+        "map": slices.map(lambda e: {"z": e["z"], "a": e["a"]}),
+        "calls": slices.map(lambda e: {"z": e["z"].copy(), "a": e["a"]}, num_parallel_calls=2),
+        "cache": slices.cache(),
+        "window": slices.window(2).flat_map(lambda w: Dataset.zip({"z": w["z"], "a": w["a"]})),
+        "unbatch": slices.batch(4).unbatch(),
+    }.items():
+        rows = list(dataset)
+        assert len(rows) == 6, name
+        assert all(same(row["z"], expected) for row, expected in zip(rows, given, strict=True)), name
+    numpy_row = next(slices.as_numpy_iterator())["z"]
+    assert numpy_row.dtype == as_dtype(dtype)
+    (batch,) = slices.batch(6)
+    assert same(batch["z"], given)
+    assert all(same(row["z"], given[int(row["a"])]) for row in slices.shuffle(4, seed=1))
+    assert all(same(row["z"], given[int(row["a"])]) for row in slices.global_shuffle(2))
+
+
+def test_scalars_and_tensors_of_torch_and_numpy(dtype: torch.dtype) -> None:
+    values = tensor(dtype, 4)
+    assert all(same(*pair) for pair in zip(Dataset.from_tensor_slices(values), values, strict=True))
+    made = Dataset.range(4).map(lambda i: values[int(i)])
+    assert made.element_spec == TensorSpec((), dtype)
+    assert all(same(*pair) for pair in zip(made, values, strict=True))
+    assert all(same(*pair) for pair in zip(made.map(lambda x: x), values, strict=True))
+    listed = Dataset.range(1).map(lambda i: [values[0], values[1]])
+    assert same(next(iter(listed)), values[:2])
+    large = tensor(dtype, 40_000, 4)
+    assert same(next(iter(Dataset.range(2).map(lambda i: large))), large)
+
+
+def test_padded_batches(dtype: torch.dtype) -> None:
+    lengths = Dataset.range(1, 4).map(lambda n: tensor(dtype, int(n)))
+    assert lengths.element_spec == TensorSpec((None,), dtype)
+    (batch,) = lengths.padded_batch(3, padding_values=0.5)
+    expected = torch.full((3, 3), 0.5)
+    for row, length in enumerate((1, 2, 3)):
+        expected[row, :length] = tensor(dtype, length).float()
+    assert same(batch, expected.to(dtype))
+
+
+def test_generators(dtype: torch.dtype) -> None:
+    values = tensor(dtype, 3)
+
+    def generate() -> Iterator[Any]:
+        yield values
+        yield [0.125, 0.25, 0.5]
+
+    found = list(Dataset.from_generator(generate, TensorSpec((3,), dtype)))
+    assert same(found[0], values)
+    assert same(found[1], values)
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_saved_elements(dtype: torch.dtype, form: Any, tmp_path: Path) -> None:
+    given = tensor(dtype, 5, 3)
+    dataset = Dataset.from_tensor_slices((given, given[:, 0])).concatenate(
+        Dataset.from_tensors((tensor(dtype, 7), tensor(dtype, 1)[0]))
+    )
+    dataset.save(str(tmp_path / "saved"), format=form)
+    found = list(Dataset.load(str(tmp_path / "saved")))
+    assert all(same(row[0], expected) for row, expected in zip(found, [*given, tensor(dtype, 7)], strict=True))
+    assert same(found[1][1], given[1, 0])
+    cached = Dataset.from_tensor_slices(given).cache(str(tmp_path / "cache"))
+    for _ in range(2):
+        assert same(torch.stack([x.float() for x in cached]), given.float())
+
+
+def test_arrow_batches(dtype: torch.dtype) -> None:
+    given = tensor(dtype, 4, 3)
+    block = block_of_rows([{"x": row, "y": row[0]} for row in given])
+    batch = block_to_arrow(block)
+    back = block_of_arrow(pickle.loads(pickle.dumps(batch)), block.structure)
+    assert back.specs == block.specs
+    assert all((one == other).all() for one, other in zip(back.columns, block.columns, strict=True))
+    (found,) = Dataset.from_tensor_slices({"x": given}).batch(4).arrow_batches()
+    assert found.schema.field("x").metadata[b"raydist.dtype"].decode() == str(dtype).removeprefix("torch.")
+
+
+def test_distributed(dtype: torch.dtype) -> None:
+    given = tensor(dtype, 11, 2)
+    dataset = Dataset.from_tensor_slices((given, given[:, 0])).batch(4)
+    with fake_side(2) as side:
+        rows = [leaf.values for leaf, _ in distribute(dataset, side, InputOptions(num_input_workers=0))]
+        scalars = [leaf.values for _, leaf in distribute(dataset, side, InputOptions(num_input_workers=0))]
+    assert torch.equal(torch.cat([part.float() for parts in rows for part in parts]), given.float())
+    assert torch.equal(torch.cat([part.float() for parts in scalars for part in parts]), given[:, 0].float())
+    assert {part.dtype for parts in rows for part in parts} == {dtype}
+
+
+def test_vectorised_functions() -> None:
+    options = Options(optimization=OptimizationOptions(map_vectorization=True), seed=1)
+    given = tensor(torch.bfloat16, 6, 2)
+    dataset = Dataset.from_tensor_slices(given).map(lambda x: x * 2).with_options(options)
+    assert all(same(row, expected * 2) for row, expected in zip(dataset, given, strict=True))
+
+
+def test_fingerprints_tell_types_apart() -> None:
+    arrays = [np.zeros(3, as_dtype(name)) for name in NAMES]
+    assert len({fingerprint(array) for array in arrays}) == len({fingerprint(array.dtype) for array in arrays}) == 6
+
+
+def test_who_has_none_imports_nothing() -> None:
+    code = "import sys, raydist as rd; list(rd.Dataset.range(3).batch(2).as_numpy_iterator()); "
+    subprocess.run([sys.executable, "-c", code + "assert 'ml_dtypes' not in sys.modules"], check=True, timeout=60)

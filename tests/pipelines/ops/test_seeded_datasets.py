@@ -1,0 +1,147 @@
+"""Datasets as elements: what map takes, transforms and returns."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.dataset import Dataset
+from raydist.errors import SpecError
+from raydist.options import Options
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
+from raydist.pipelines.ops.seeded_datasets import with_seeds
+from raydist.strategies.one_device import OneDeviceStrategy
+
+
+def lists(dataset: Any) -> list[list[Any]]:
+    return [[x.tolist() for x in element] for element in dataset]
+
+
+def shuffled(x: Any) -> Dataset:
+    return Dataset.range(20).shuffle(20)
+
+
+def is_odd(x: Any) -> bool:
+    return bool(x % 2)
+
+
+def test_map_takes_transforms_and_returns_datasets() -> None:
+    windows = Dataset.range(5).window(2)
+    assert lists(windows.map(lambda w: w.batch(2))) == [[[0, 1]], [[2, 3]], [[4]]]
+    assert lists(windows.map(lambda w: w).map(lambda w: w.map(lambda x: x + 1))) == [[1, 2], [3, 4], [5]]
+    negative = windows.map(lambda w: w.map(np.negative)).flat_map(lambda w: w)
+    assert [int(x) for x in negative] == [0, -1, -2, -3, -4]
+    pairs = Dataset.zip(Dataset.range(4), Dataset.range(4, 8)).window(2)
+    sums = pairs.map(lambda a, b: Dataset.zip(a, b).map(lambda x, y: x + y))
+    assert lists(sums) == [[4, 6], [8, 10]]
+
+
+def test_a_dataset_may_be_a_part_of_a_structure() -> None:
+    dataset = (
+        Dataset.range(3).map(lambda n: {"rows": Dataset.range(n), "count": n}).shuffle(1).cache().repeat(1).take(3)
+    )
+    assert [([int(x) for x in element["rows"]], int(element["count"])) for element in dataset] == [
+        *(([], 0), ([0], 1), ([0, 1], 2))
+    ]
+    assert lists(Dataset.from_tensors(Dataset.range(2)).repeat(2)) == [[0, 1], [0, 1]]
+
+
+def test_its_spec_is_asked_of_the_first_dataset() -> None:
+    dataset = Dataset.range(4).map(lambda n: (n, Dataset.from_tensors(np.zeros((2, n)))))
+    assert dataset.element_spec == (TensorSpec((), "int64"), DatasetSpec(TensorSpec((2, None), "float64")))
+    assert dataset.map(lambda n, d: d).flat_map(lambda d: d).element_spec == TensorSpec((2, None), "float64")
+    nothing = Dataset.range(2).map(lambda n: Dataset.range(0).map(abs))
+    assert nothing.element_spec == DatasetSpec()
+    assert lists(nothing) == [[], []]
+
+
+@pytest.mark.parametrize("calls", [None, 1, 2])
+def test_random_choices_follow_from_seed_epoch_and_element(calls: int | None) -> None:
+    def build() -> Dataset:
+        dataset = Dataset.range(30).filter(is_odd).map(shuffled, num_parallel_calls=calls)
+        return dataset.with_options(Options(seed=3))
+
+    plain = Dataset.range(30).filter(is_odd).map(shuffled).with_options(Options(seed=3))
+    dataset = build()
+    first, second = lists(dataset), lists(dataset)
+    assert first == lists(plain) == lists(pickle.loads(pickle.dumps(dataset)))
+    assert second == lists(plain) != first
+    assert len({tuple(order) for order in first + second}) == 30
+    assert all(sorted(order) == list(range(20)) for order in first)
+    other = build().with_options(Options(seed=4))
+    assert lists(other) != first
+
+
+def test_an_element_that_travels_keeps_its_choices() -> None:
+    element = next(iter(Dataset.range(1).map(shuffled)))
+    orders = [[int(x) for x in element] for element in [pickle.loads(pickle.dumps(element)) for _ in range(2)]]
+    assert orders[0] == orders[1] == [int(x) for x in element]
+
+
+def test_one_dataset_for_all_elements_is_a_dataset_of_each() -> None:
+    shared = Dataset.range(9).shuffle(9)
+    orders = lists(Dataset.range(3).map(lambda x: shared).with_options(Options(seed=1)))
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_the_state_counts_outer_elements() -> None:
+    dataset = Dataset.range(9).filter(is_odd).map(shuffled).with_options(Options(seed=3))
+    whole, iterator = lists(dataset), iter(dataset)
+    again = iter(dataset)
+    expected = lists(iter(pickle.loads(pickle.dumps(dataset))))
+    for at in range(3):
+        inner = iter(next(iterator))
+        next(inner)
+        state = json.loads(json.dumps(iterator.state_dict()))
+        resumed = iter(pickle.loads(pickle.dumps(dataset)))
+        resumed.load_state_dict(state)
+        rest = lists(resumed)
+        assert len(rest) == 3 - at
+        again.load_state_dict(state)
+        assert lists(again) == rest
+    assert expected == whole
+
+
+def test_windows_of_tensors_and_datasets_are_of_one_kind() -> None:
+    dataset = Dataset.range(4).window(2).concatenate(Dataset.range(2).map(lambda n: Dataset.range(n)))
+    assert lists(dataset) == [[0, 1], [2, 3], [], [0]]
+    assert dataset.element_spec == DatasetSpec(TensorSpec((), "int64"))
+
+
+@pytest.mark.parametrize("dataset", [Dataset.range(4).window(2), Dataset.range(2).map(lambda n: (n, Dataset.range(n)))])
+def test_what_needs_tensors_refuses_datasets(dataset: Dataset, tmp_path: Path) -> None:
+    for wrong in (dataset.batch(2), dataset.padded_batch(2), dataset.map_batches(lambda *x: x, 2)):
+        with pytest.raises(SpecError, match="must be tensors, got datasets"):
+            next(iter(wrong))
+    with pytest.raises(SpecError, match="must be tensors, got datasets"):
+        _ = dataset.batch(2).element_spec
+    with pytest.raises(SpecError, match="must be tensors, got datasets"):
+        dataset.save(str(tmp_path / "saved"))
+    with pytest.raises(SpecError, match="must be tensors, got datasets"):
+        list(iter(dataset.cache(str(tmp_path / "cache"))))
+    with pytest.raises(SpecError, match="must be tensors, got datasets"):
+        next(iter(OneDeviceStrategy("cpu").distribute_dataset(dataset)))
+
+
+def test_a_list_is_no_place_for_datasets() -> None:
+    with pytest.raises(SpecError, match="A leaf must be"):
+        next(iter(Dataset.range(1).map(lambda n: [Dataset.range(n)])))
+
+
+def test_seeds_go_by_the_number_of_the_element() -> None:
+    key = RandomKey(1, "map-1")
+    datasets = [(0, Dataset.range(9).shuffle(9)) for _ in range(5)]
+    (whole,) = with_seeds([block_of_rows(datasets)], 3, key)
+    parts = with_seeds([block_of_rows(datasets[:2]), block_of_rows([7]), block_of_rows(datasets[3:])], 3, key)
+    seeds = [dataset._drawn_seed for dataset in whole.columns[1]]  # type: ignore[union-attr]
+    assert [dataset._drawn_seed for dataset in parts[2].columns[1]] == seeds[3:]  # type: ignore[union-attr]
+    assert len(set(seeds)) == 5
+    assert torch.equal(*(torch.stack(list(iter(dataset))) for dataset in (whole.columns[1][0], parts[0].columns[1][0])))  # type: ignore[union-attr]

@@ -1,0 +1,42 @@
+"""Several threads that share something."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+__all__ = ["in_threads", "quick_switches"]
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns every few bytecodes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(count: int, work: Callable[[], None]) -> None:
+    """Run `work` in so many threads at once; the first exception of one of them is raised."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(count)
+
+    def run() -> None:
+        start.wait()
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
