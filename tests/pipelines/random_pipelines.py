@@ -171,7 +171,9 @@ def _map(draw: Draw, ds: Pipeline, *choices: tuple[Callable[..., Any], str]) -> 
 
 def _map_number(draw: Draw, ds: Pipeline) -> Pipeline:
     changes = ((fn.double, NUMBER), (fn.fail_some, NUMBER), (fn.jitter, NUMBER), (fn.remainder, NUMBER))
-    return _map(draw, ds, *changes, (fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.record_of, RECORD))
+    return _map(
+        draw, ds, *changes, (fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.record_of, RECORD), (fn.beside_none, OTHER)
+    )
 
 
 def _filter(draw: Draw, ds: Pipeline, *choices: Callable[..., bool]) -> Pipeline:
