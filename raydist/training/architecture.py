@@ -66,8 +66,8 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(module: nn.Module, depth: int) -> Architecture | None:
-    name = type(module).__name__
-    if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not type(module):
+    name = module.__class__.__name__  # a mirrored object has another type, which says that it is of this class
+    if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not module.__class__:
         return None
     if name not in _CONTAINERS:
         return _describe_leaf(module)
@@ -78,7 +78,7 @@ def _describe(module: nn.Module, depth: int) -> Architecture | None:
 
 def _describe_leaf(module: nn.Module) -> Architecture | None:
     arguments: dict[str, Any] = {}
-    for name, parameter in _parameters_of(type(module)).items():
+    for name, parameter in _parameters_of(module.__class__).items():
         if not hasattr(module, name) and parameter.default is inspect.Parameter.empty:
             return None
         value = getattr(module, name, parameter.default)
@@ -91,7 +91,7 @@ def _describe_leaf(module: nn.Module) -> Architecture | None:
     if len(dtypes) > 1:
         return None
     dtype = {"dtype": str(next(iter(dtypes))).removeprefix("torch.")} if dtypes else {}
-    return {"class": type(module).__name__, "arguments": arguments, **dtype}
+    return {"class": module.__class__.__name__, "arguments": arguments, **dtype}
 
 
 def _is_plain(value: Any) -> bool:
@@ -132,8 +132,8 @@ def build_module(architecture: Any, tensors: Mapping[str, torch.Tensor]) -> nn.M
         ) from error
     if _shapes(hollow.state_dict()) != _shapes(tensors):
         raise InvalidArgumentError(
-            f"The file must describe the module whose tensors it holds, but {type(hollow).__name__} has others. Pass "
-            "the module: Model.load(path, module=...)."
+            f"The file must describe the module whose tensors it holds, but {hollow.__class__.__name__} has others. "
+            "Pass the module: Model.load(path, module=...)."
         )
     return _build(architecture, None)
 

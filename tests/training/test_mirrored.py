@@ -111,6 +111,44 @@ def test_a_loss_that_adds_rows_up_gives_the_same(
         assert_same(found, expected)
 
 
+class Tagger(nn.Module):
+    """Scores of three classes for each of five tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.scores = nn.Embedding(7, 3, dtype=torch.float64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.scores(tokens).transpose(1, 2)
+        return scores.log_softmax(dim=1)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+@pytest.mark.parametrize("class_weights", [None, [1.0, 0.5, 4.0]])
+@pytest.mark.parametrize("num_rows", [1, 5, 11])
+def test_means_over_tokens_that_count_give_the_same(
+    mirrored: rd.Strategy, num_rows: int, class_weights: Any, kind: Any, steps_per_execution: int
+) -> None:
+    rng = np.random.default_rng(0)
+    tokens, tags = rng.integers(0, 7, (num_rows, 5)), rng.integers(0, 3, (num_rows, 5))
+    tags[::2, 1:] = -100  # every other text has one token
+    tags[num_rows // 2, 0 if num_rows > 1 else 1 :] = -100  # and one none that counts
+    data = rd.Dataset.from_tensor_slices((tokens, tags)).batch(BATCH)
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        with strategy.scope():
+            weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+            loss = kind(weight=weight)
+        model = built(strategy, Tagger, loss=loss, steps_per_execution=steps_per_execution)
+        history = model.fit(data, epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(data, verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
 def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> None:
     x, _ = regression_arrays(11)
     classes = np.arange(11) % 2
