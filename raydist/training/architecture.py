@@ -34,6 +34,8 @@ _RECURRENT: dict[type[nn.Module], tuple[str, ...]] = {
     nn.GRU: _RECURRENT_SIZES,
     nn.LSTM: (*_RECURRENT_SIZES, "proj_size"),
 }
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MAX_LAYERS = 1000
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -66,8 +68,9 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(module: nn.Module, depth: int) -> Architecture | None:
-    name = type(module).__name__
-    if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not type(module):
+    kind = module.__class__  # a mirrored module's type is another one
+    name = kind.__name__
+    if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not kind or _is_changed(module):
         return None
     if name not in _CONTAINERS:
         return _describe_leaf(module)
@@ -76,9 +79,15 @@ def _describe(module: nn.Module, depth: int) -> Architecture | None:
     return {"class": name, "children": children} if known else None
 
 
+def _is_changed(module: nn.Module) -> bool:
+    """Whether it does something of its own that no class says."""
+    held = vars(module)
+    return "forward" in held or any(held.get(hooks) for hooks in _HOOKS)
+
+
 def _describe_leaf(module: nn.Module) -> Architecture | None:
     arguments: dict[str, Any] = {}
-    for name, parameter in _parameters_of(type(module)).items():
+    for name, parameter in _parameters_of(module.__class__).items():
         if not hasattr(module, name) and parameter.default is inspect.Parameter.empty:
             return None
         value = getattr(module, name, parameter.default)
@@ -91,7 +100,7 @@ def _describe_leaf(module: nn.Module) -> Architecture | None:
     if len(dtypes) > 1:
         return None
     dtype = {"dtype": str(next(iter(dtypes))).removeprefix("torch.")} if dtypes else {}
-    return {"class": type(module).__name__, "arguments": arguments, **dtype}
+    return {"class": module.__class__.__name__, "arguments": arguments, **dtype}
 
 
 def _is_plain(value: Any) -> bool:
@@ -154,6 +163,8 @@ def _build(architecture: Any, device: str | None, depth: int = 0) -> nn.Module:
     arguments = {key: tuple(one) if isinstance(one, list) else one for key, one in architecture["arguments"].items()}
     if not (arguments.keys() <= known.keys() and all(map(_is_plain, arguments.values()))):
         raise ValueError(f"{name} has no such arguments: {arguments!r:.200}")
+    if kind in _RECURRENT and not arguments["num_layers"] <= _MAX_LAYERS:
+        raise ValueError(f"{name} may have {_MAX_LAYERS} layers, it says {arguments['num_layers']!r:.20}")
     with torch.device(device) if device else torch.device("cpu"):
         module = kind(**arguments)
     dtype = architecture.get("dtype")
