@@ -29,7 +29,7 @@ demo: $(STAMP)  ## Train on real images on two replicas of a local Ray
 test: $(STAMP)  ## Run every test (PYTEST_ARGS="-k shuffle" for some)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-chaos: $(STAMP)  ## For long, what `make test` does a little of: kill workers, open and close strategies
+chaos: $(STAMP)  ## For long, what `make test` does a little of: kill workers, damage files, open and close strategies
 	RAYDIST_CHAOS=1 $(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy --strict

@@ -16,8 +16,9 @@ from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservation_guard import guard_reservation
 from raydist.actors.supervision import RemoteFailure, done_before_failure, kill_actors, wait_for_all
 from raydist.actors.workers.kept_pages import keep_pages
-from raydist.cluster import RaySession, release
+from raydist.cluster import release
 from raydist.owning_process import end_forked_child
+from raydist.ray_session import RaySession
 
 __all__ = ["ReplicaActors", "ReplicaHost"]
 

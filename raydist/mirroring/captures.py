@@ -101,7 +101,14 @@ def _items(obj: Any) -> list[tuple[Hashable, Any]] | None:
         items = obj.items() if isinstance(obj, dict) else enumerate(obj)
         return [(_Size.SIZE, len(obj)), *itertools.islice(items, _MOST_ITEMS)]
     is_users_object = not isinstance(obj, type | types.ModuleType) and _is_of_users(type(obj).__module__)
-    return list(attributes(obj).items()) if is_users_object and hasattr(obj, "__dict__") else None
+    return _attributes(obj) if is_users_object else None
+
+
+def _attributes(obj: Any) -> list[tuple[Hashable, Any]] | None:
+    if hasattr(obj, "__dict__"):
+        return list(attributes(obj).items())
+    slots = [name for cls in type(obj).__mro__ for name in vars(cls).get("__slots__", ())]
+    return [(name, getattr(obj, name)) for name in slots if hasattr(obj, name)] or None
 
 
 def _is_of_users(name: str) -> bool:

@@ -141,8 +141,8 @@ def build_module(architecture: Any, tensors: Mapping[str, torch.Tensor]) -> nn.M
         ) from error
     if _shapes(hollow.state_dict()) != _shapes(tensors):
         raise InvalidArgumentError(
-            f"The file must describe the module whose tensors it holds, but {type(hollow).__name__} has others. Pass "
-            "the module: Model.load(path, module=...)."
+            f"The file must describe the module whose tensors it holds, but {hollow.__class__.__name__} has others. "
+            "Pass the module: Model.load(path, module=...)."
         )
     return _build(architecture, None)
 

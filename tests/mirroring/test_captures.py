@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,11 @@ class Trainer:
             self.seen["rows"].append(3)
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    count: int = 0
+
+
 def nobody(_: Any) -> bool:
     return False
 
@@ -44,7 +50,7 @@ def changes() -> dict[str, tuple[Callable[[], object], str]]:
     table: dict[str, Any] = {"n": 0}
     names: set[str] = set()
     recent: deque[int] = deque(maxlen=1)
-    history, weights, trainer, number = np.zeros(3), torch.zeros(2), Trainer(), 0
+    history, weights, trainer, number, slotted = np.zeros(3), torch.zeros(2), Trainer(), 0, Slotted()
 
     def rebind() -> None:
         nonlocal number
@@ -68,6 +74,7 @@ def changes() -> dict[str, tuple[Callable[[], object], str]]:
         "attribute": (trainer.step, "self.count"),
         "deep": (functools.partial(trainer.step, "deep"), "self.seen['rows']"),
         "object": (lambda: trainer.step(), "trainer.count"),
+        "slot": (lambda: setattr(slotted, "count", 1), "slotted.count"),
         "variable": (rebind, "number"),
         "global": (count, "COUNT"),
         "default": (keep, "seen"),

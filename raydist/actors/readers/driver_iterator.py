@@ -15,6 +15,7 @@ from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
 from raydist.owning_process import OwningProcess
+from raydist.pipelines.elements.saved_state import require_state
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
@@ -302,6 +303,7 @@ class DistributedIterator(BatchIterator):
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
         self._process.require("loaded")
+        require_state(state)
         with self._lock:
             if self._lent:
                 self._drain()

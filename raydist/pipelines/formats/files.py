@@ -21,7 +21,13 @@ from raydist.errors import (
     RaydistError,
     SpecError,
 )
-from raydist.pipelines.formats.remote_file import RemoteFile, http_status, with_retries
+from raydist.pipelines.formats.remote_file import (
+    RemoteFile,
+    http_status,
+    is_network_error,
+    open_system,
+    with_retries,
+)
 
 __all__ = [
     "OpenFile",
@@ -36,6 +42,7 @@ __all__ = [
     "path_text",
 ]
 
+_FILE = "file://"
 _DENIED = (401, 403)  # HTTP: unauthorized, forbidden
 
 
@@ -95,11 +102,20 @@ def path_text(path: Any) -> str:
 def local_path(path: str) -> str | None:
     """The path on this machine, or None for a URI of another file system.
 
-    >>> local_path("file:///tmp/x"), local_path("s3://bucket/x")
-    ('/tmp/x', None)
+    >>> local_path("file:///tmp/x"), local_path("file://localhost/tmp/x"), local_path("s3://bucket/x")
+    ('/tmp/x', '/tmp/x', None)
+
+    Raises:
+        InvalidArgumentError: It is a file of another machine.
     """
-    if path.startswith("file://"):
-        return path.removeprefix("file://")
+    if path.startswith(_FILE):
+        host, slash, inner = path.removeprefix(_FILE).partition("/")
+        if host not in ("", "localhost") and slash:
+            raise InvalidArgumentError(
+                f"A file: URI must be of this machine (file:///path), but {path!r} names the host {host!r}. Mount its "
+                "files here, or give the URI of a file system that reaches them."
+            )
+        return slash + inner if slash else host
     return None if "://" in path else path
 
 
@@ -164,8 +180,23 @@ def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
                 f"The file must be accessible, but permission is denied for {path!r} (user {_user()}). "
                 "Change its mode or owner, or run as another user."
             ) from error
+        if is_network_error(error):
+            raise _of_server(path, error) from error
         error.add_note(f"while accessing {path!r}" + ("" if offset is None else f" at byte {offset}"))
         raise
+
+
+def _of_server(path: str, error: Exception) -> FailedPreconditionError:
+    status = http_status(error)
+    said = "did not answer" if status is None else f"answered with HTTP status {status}"
+    found = FailedPreconditionError(
+        f"The server must hand out {path!r}, but it {said} ({type(error).__name__}: {error!s:.300}). Try again when it "
+        "does."
+    )
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    found.add_note(f"while accessing {path!r}")
+    return found
 
 
 def _open_local(path: str) -> OpenFile:
@@ -182,10 +213,8 @@ def _open_local(path: str) -> OpenFile:
 
 
 def _open_uri(path: str) -> OpenFile:
-    import fsspec.core  # only URIs need it
-
     try:
-        system, inner = fsspec.core.url_to_fs(path)
+        system, inner = open_system(path)
     except (ImportError, ValueError) as error:
         return _open_with_arrow(path, error)
     if with_retries(lambda: system.isdir(inner)):

@@ -18,7 +18,7 @@ from raydist.pipelines.formats.numpy_format import (
     array_name,
     numpy_damage,
     read_header,
-    require_bytes,
+    require_array_bytes,
 )
 
 __all__ = ["MAX_ARRAY_BYTES", "stored_arrays"]
@@ -59,7 +59,7 @@ def _read_member(
     with archive.open(info) as member:
         found = read_header(path, name, member)
         header_bytes = found.offset or 0
-    require_bytes(found, info.file_size - header_bytes)
+    require_array_bytes(found, info.file_size - header_bytes)
     start = _data_start(path, info, file)
     if info.compress_size > size - start:
         raise data_loss(path, start, f"{array_name(path, name)} must have {info.compress_size} bytes in the file")

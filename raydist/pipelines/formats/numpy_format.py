@@ -20,7 +20,7 @@ import numpy as np
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.formats.files import data_loss, file_errors
 
-__all__ = ["Member", "StoredArray", "array_name", "numpy_damage", "read_header", "require_bytes", "stored_array"]
+__all__ = ["Member", "StoredArray", "array_name", "numpy_damage", "read_header", "require_array_bytes", "stored_array"]
 
 _READ_BYTES = 1 << 20  # at a time, to compare a checksum
 
@@ -142,7 +142,7 @@ def stored_array(path: str, file: Any, size: int) -> StoredArray:
     """The array of a .npy file of `size` bytes."""
     with numpy_damage(path):
         found = read_header(path, None, file)
-    require_bytes(found, size - (found.offset or 0))
+    require_array_bytes(found, size - (found.offset or 0))
     return found
 
 
@@ -174,7 +174,7 @@ def _require_plain(path: str, member: str | None, dtype: np.dtype[Any]) -> None:
         )
 
 
-def require_bytes(array: StoredArray, available: int) -> None:
+def require_array_bytes(array: StoredArray, available: int) -> None:
     """DataLossError where fewer bytes are left than the array has."""
     if array.num_bytes > available:
         raise data_loss(

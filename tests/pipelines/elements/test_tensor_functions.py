@@ -43,6 +43,13 @@ def test_every_array_and_number_is_a_tensor_of_its_dtype() -> None:
     assert (fields["n"].shape, fields["text"], fields["raw"], texts.tolist()) == ((), "a", b"a", ["a"])
 
 
+def test_bfloat16_is_torchs() -> None:
+    ds = Dataset.from_tensor_slices(torch.ones(2, 3).bfloat16()).map(with_tensors(lambda x: x + x.sum()))
+    assert [(x.dtype, x.tolist()) for x in ds] == [(torch.bfloat16, [4.0, 4.0, 4.0])] * 2
+    ds = Dataset.from_tensor_slices(torch.ones(2).bfloat16()).map(torch.nn.Identity())
+    assert [x.dtype for x in ds] == [torch.bfloat16] * 2
+
+
 def test_what_may_not_be_written_to_is_copied() -> None:
     frozen = np.zeros(2)
     frozen.flags.writeable = False
@@ -108,6 +115,15 @@ def test_reduce_gets_tensors_too() -> None:
     assert float(Dataset.range(3).map(float).reduce(np.zeros((), np.float32), Adds())) == 3
 
 
+class Speechless:
+    def __str__(self) -> str:
+        raise ValueError("numpy. Tensor")
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
 class Adds(torch.nn.Module):
     def forward(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.add(total, x)
@@ -149,6 +165,7 @@ def test_errors_of_torch_that_met_numpy_name_the_way_out(fn: Any, element: Any) 
         lambda x: torch.ones(2) @ torch.ones(3),
         lambda x: with_tensors(lambda y: y.no_such_thing)(x),
         lambda x: {"a": x}["numpy.Tensor"],
+        lambda x: raises(TypeError(Speechless())),
         lambda x: len(3),  # type: ignore[arg-type]  # the point of this test
     ],
 )

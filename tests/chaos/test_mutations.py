@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.extent import how_many
 from tests.hostile.cases import CASES
 from tests.hostile.child import STATES
 from tests.hostile.runner import attack
 
-COUNT = int(os.environ.get("RAYDIST_MUTATIONS", "100"))
+COUNT = how_many(100, 2000)
 
 
 @pytest.mark.timeout(60 + COUNT)
