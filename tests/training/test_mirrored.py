@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Sco
 
 import raydist as rd
 from tests.conftest import live_actors
+from tests.shared_strategies import dispatching_thread
 from tests.training.toys import Recorder, column, line, regression, regression_arrays, small_net
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -26,7 +28,9 @@ SIZES = [1, 2, 4, 5, 6, 8]
 
 
 @pytest.fixture(scope="module")
-def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.Strategy]:
+def mirrored(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[rd.Strategy]:
     """One strategy for all tests here: replica processes cost seconds to start, a new scope on them nothing."""
     limits = rd.Timeouts(start_s=60, collective_s=30, step_s=60, input_s=60)
     with rd.MirroredStrategy(NUM_REPLICAS, resources_per_replica={"CPU": 0.01}, timeouts=limits) as strategy:
@@ -34,6 +38,7 @@ def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.Strategy
         for batch in strategy.distribute_dataset(rd.Dataset.range(1).batch(1)):
             strategy.run(len, args=(batch,))
         shared_actors |= live_actors() - before
+        shared_threads.add(dispatching_thread(strategy))
         yield strategy
 
 
