@@ -136,8 +136,9 @@ class Manifest:
         if structure.num_leaves != len(specs):
             raise ValueError(f"it has {len(specs)} specs for {structure.num_leaves} leaves")
         parts = tuple(map(_stored_file, content["parts"]))
-        if len({part.name for part in parts}) < len(parts):
-            raise ValueError("it names a file twice")
+        names = [part.name for part in parts]
+        if len(set(names)) < len(names):
+            raise ValueError(f"it names a file twice: {names!r:.200}")
         container = Container.of(content["format"], content["compression"])
         return cls(structure, specs, container, parts, str(content["origin"]))
 
@@ -147,7 +148,7 @@ def _stored_file(part: Any) -> StoredFile:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"it names {name!r:.100}, which is no file in its directory")
     if any(min(chunk) < 0 for chunk in chunks):
-        raise ValueError("it has a negative size")
+        raise ValueError(f"it has a negative size in the chunks of {name!r}")
     return StoredFile(name, int(part["shard"]), chunks)
 
 
