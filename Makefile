@@ -9,7 +9,7 @@ PEERS ?= .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench steps autotune clean
+.PHONY: help venv demo test chaos lint bench steps autotune clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -28,6 +28,9 @@ demo: $(STAMP)  ## Train on real images on two replicas of a local Ray
 
 test: $(STAMP)  ## Run every test (PYTEST_ARGS="-k shuffle" for some)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+chaos: $(STAMP)  ## For long, what `make test` does a little of: kill workers, damage files, open and close strategies
+	RAYDIST_CHAOS=1 $(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from raydist.options import Timeouts as Timeouts
     from raydist.pipelines.elements.spec import DatasetSpec as DatasetSpec
     from raydist.pipelines.elements.spec import TensorSpec as TensorSpec
+    from raydist.pipelines.elements.tensor_functions import with_tensors as with_tensors
     from raydist.pipelines.engine.op import DatasetOp as DatasetOp
     from raydist.pipelines.formats.tfrecord_writer import TFRecordOptions as TFRecordOptions
     from raydist.pipelines.formats.tfrecord_writer import TFRecordWriter as TFRecordWriter
@@ -151,6 +152,7 @@ _MODULE_OF = {
     "parse_example": "raydist.pipelines.tf_example.parse",
     "parse_single_example": "raydist.pipelines.tf_example.parse",
     "text": "raydist",
+    "with_tensors": "raydist.pipelines.elements.tensor_functions",
 }
 
 __all__ = sorted([*_MODULE_OF, "__version__"])

@@ -5,10 +5,12 @@ With `actors/` and `collectives/ray_backend.py` this is the only module that imp
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -18,6 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.job_environment import script_folder_for_workers
+from raydist.lasting_thread import run_where_it_lasts
 
 __all__ = ["Cluster", "Node", "connect", "place", "release"]
 
@@ -26,6 +29,8 @@ _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cor
 # Ray collects what is to be freed for a second: by then an input pipeline has written 300 MB into pages that nobody had
 # used before, at twice the price of those just read (0.55 against 0.28 ms of CPU for a batch of 400 KB).
 _FREE_AT_ONCE = {"free_objects_period_milliseconds": 0}
+_LOOK_S = 0.5  # between two looks whether Ray is shut down, where a thread waits for that
+_NEEDED = {"gcs_server", "raylet"}  # of the processes of a Ray: what it does not live without
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
 _log = logging.getLogger("raydist")
@@ -81,6 +86,7 @@ def connect() -> Cluster:
     """
     if not ray.is_initialized():
         _initialize()
+    _require_living()
     nodes = _alive_nodes()
     return Cluster(_STARTED_HERE in nodes[0].resources, nodes)
 
@@ -89,13 +95,37 @@ def _initialize() -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address:  # set by `ray job submit` or by the user
         _join(address)
-    else:  # "local" never joins a stray cluster of this host
-        ray.init(
-            "local",
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-            resources={_STARTED_HERE: 1},
-            _system_config=_FREE_AT_ONCE,
+    else:
+        run_where_it_lasts(_start, _await_end, name="raydist-keeps-ray")
+
+
+def _start() -> None:
+    ray.init(
+        "local",  # never joins a stray cluster of this host
+        include_dashboard=False,
+        logging_level=logging.WARNING,
+        resources={_STARTED_HERE: 1},
+        _system_config=_FREE_AT_ONCE,
+    )
+
+
+def _await_end() -> None:
+    """Return once the Ray that was started here is shut down."""
+    node = ray._private.worker._global_node
+    while ray._private.worker._global_node is node:
+        time.sleep(_LOOK_S)
+
+
+def _require_living() -> None:
+    """Fail at once where the Ray of this process has died: Ray itself waits for a minute, and ends the process then."""
+    node = ray._private.worker._global_node
+    ended: set[str] = set() if node is None else {name for name, _ in node.dead_processes()}
+    dead = sorted(ended & _NEEDED)
+    if dead:
+        raise UnavailableError(
+            f"The Ray that this process has started must be running, but its {' and '.join(dead)} ended: killed, or "
+            "started by ray.init() in a thread that has ended since (Ray dies with that thread). Call ray.shutdown() "
+            "and go on, and start Ray from the main thread or leave starting it to raydist."
         )
 
 
@@ -150,7 +180,8 @@ def place(bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: f
 def release(group: PlacementGroup) -> None:
     """Give the reservation back; every actor still in it is killed."""
     if ray.is_initialized():
-        remove_placement_group(group)
+        with contextlib.suppress(Exception):  # of another Ray, by now: it went with that
+            remove_placement_group(group)
 
 
 def _describe(bundles: Sequence[Mapping[str, float]]) -> str:

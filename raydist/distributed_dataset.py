@@ -17,7 +17,7 @@ from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterato
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.actors.workers.executors import open_executor
 from raydist.errors import InvalidArgumentError
-from raydist.nest import map_structure
+from raydist.nest import NOTHING, map_structure
 from raydist.options import InputOptions, Timeouts
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
@@ -249,7 +249,7 @@ class PerReplicaDataset(DistributedDataset):
     @property
     def element_spec(self) -> Any:
         spec = self._datasets[0].element_spec
-        return spec if self._dealt else map_structure(self._piece_spec, spec)
+        return spec if self._dealt else map_structure(self._piece_spec, spec, none=NOTHING)
 
     def _piece_spec(self, spec: TensorSpec) -> TensorSpec:
         if not spec.shape or spec.shape[0] is None or spec.shape[0] % self._side.num_replicas:

@@ -7,13 +7,13 @@ shape of the nest) and its leaves in a fixed order. A Python list is a leaf (it 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from raydist.class_memory import remembered_by_class
 from raydist.errors import SpecError
 
-__all__ = ["LEAF", "Structure", "flatten", "is_nested", "map_structure", "unflatten"]
+__all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "map_structure", "unflatten"]
 
 
 @final
@@ -97,6 +97,8 @@ class Structure:
 
 
 LEAF = Structure()
+NOTHING = Structure(type(None))
+"""None, where it is no leaf."""
 
 
 def is_nested(value: Any) -> bool:
@@ -109,7 +111,7 @@ def is_nested(value: Any) -> bool:
     return _has_parts(cls)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered_by_class
 def _has_parts(kind: Any) -> bool:
     # Asked for every leaf of every batch: abstract classes and `is_dataclass` take a microsecond.
     return issubclass(kind, tuple | Mapping) or dataclasses.is_dataclass(kind)
@@ -138,27 +140,30 @@ def _sorted_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(sorted(keys, key=lambda key: (type(key).__qualname__, repr(key))))
 
 
-def flatten(value: Any) -> tuple[list[Any], Structure]:
+def flatten(value: Any, none: Structure = LEAF) -> tuple[list[Any], Structure]:
     """Leaves of a nest in order, and its structure.
 
     Args:
         value: Anything: what is no tuple, dict, namedtuple or dataclass is a leaf, a list too. The leaves of a dict
             come in sorted order of its keys; the structure knows the order that they had.
+        none: What None is: a leaf, or NOTHING: a part without leaves.
 
     >>> flatten({"x": 1, "y": (2, 3)})[0]
     [1, 2, 3]
     """
     leaves: list[Any] = []
-    structure = _flatten_into(value, leaves)
+    structure = _flatten_into(value, leaves, none)
     return leaves, structure
 
 
-def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
+def _flatten_into(value: Any, leaves: list[Any], none: Structure) -> Structure:
+    if value is None and none is not LEAF:
+        return none
     if not is_nested(value) or getattr(value, "__nest_leaf__", False):
         leaves.append(value)
         return LEAF
     kind, keys, values, shown = _parts(value)
-    return Structure(kind, keys, tuple(_flatten_into(item, leaves) for item in values), shown)
+    return Structure(kind, keys, tuple(_flatten_into(item, leaves, none) for item in values), shown)
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
@@ -197,12 +202,13 @@ def _build(structure: Structure, leaves: Sequence[Any], at: int) -> tuple[Any, i
     return structure.kind(**dict(zip(structure.keys, values, strict=True))), at
 
 
-def map_structure(fn: Callable[..., Any], *nests: Any) -> Any:
+def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF) -> Any:
     """Apply `fn` leaf by leaf to nests of one structure; dicts come with their keys in the order of the first nest.
 
     Args:
         fn: Gets one leaf of each nest.
         nests: At least one.
+        none: What None is in them: see :func:`flatten`.
 
     Raises:
         SpecError: Their structures differ.
@@ -210,10 +216,10 @@ def map_structure(fn: Callable[..., Any], *nests: Any) -> Any:
     >>> map_structure(lambda a, b: a + b, (1, {"x": 2}), (10, {"x": 20}))
     (11, {'x': 22})
     """
-    leaves, structure = flatten(nests[0])
+    leaves, structure = flatten(nests[0], none)
     columns = [leaves]
     for other in nests[1:]:
-        more, found = flatten(other)
+        more, found = flatten(other, none)
         if found != structure:
             raise SpecError(f"All nests must have one structure: {structure} and {found} differ.")
         columns.append(more)

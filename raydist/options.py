@@ -14,6 +14,7 @@ from raydist.values import AUTOTUNE, ReduceOp
 __all__ = [
     "AutoShardPolicy",
     "AutotuneOptions",
+    "DistributeOptions",
     "InputOptions",
     "OptimizationOptions",
     "Options",
@@ -185,6 +186,53 @@ class Options(SettingsGroup):
     num_input_workers = count(0, 0)
     input_worker_memory = optional_count(None, 1)
 
+    @property
+    def experimental_distribute(self) -> DistributeOptions:
+        """TensorFlow's place for `auto_shard_policy`: what is set there is set here.
+
+        >>> options = Options()
+        >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+        >>> options.auto_shard_policy
+        <AutoShardPolicy.FILE: 'FILE'>
+        """
+        return DistributeOptions(self)
+
+
+@final
+class DistributeOptions:
+    """What a strategy may do with a dataset, in TensorFlow's place: :attr:`Options.experimental_distribute`.
+
+    Args:
+        options: Hold the settings.
+
+    Source: tf.data.experimental.DistributeOptions.
+
+    >>> DistributeOptions(Options(auto_shard_policy=AutoShardPolicy.OFF)).auto_shard_policy
+    <AutoShardPolicy.OFF: 'OFF'>
+    """
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    @property
+    def auto_shard_policy(self) -> AutoShardPolicy:
+        """`auto_shard_policy` of the options.
+
+        >>> Options().experimental_distribute.auto_shard_policy
+        <AutoShardPolicy.DATA: 'DATA'>
+        """
+        policy: AutoShardPolicy = self._options.auto_shard_policy
+        return policy
+
+    @auto_shard_policy.setter
+    def auto_shard_policy(self, policy: AutoShardPolicy) -> None:
+        self._options.auto_shard_policy = policy
+
+    def __repr__(self) -> str:
+        return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!r})"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -237,6 +285,8 @@ class RunOptions:
             with a global denominator. None takes the scope's choice (MEAN unless given).
         empty_batch: "stand_in" runs a replica without rows on two rows of the same global batch and drops everything
             it produces; "zero_rows" hands it the zero rows and keeps its results, as TensorFlow does.
+        check_in_sync: After every so many batches the replicas compare parameters and the state of optimizers; 0 for
+            never. Costs a checksum of both, 6 GB/s.
 
     Raises:
         InvalidArgumentError: A value is none of these.
@@ -249,6 +299,7 @@ class RunOptions:
 
     gradient_reduce_op: ReduceOp | None = None
     empty_batch: Literal["stand_in", "zero_rows"] = "stand_in"
+    check_in_sync: int = 100
 
     def __post_init__(self) -> None:
         op = self.gradient_reduce_op
@@ -262,6 +313,8 @@ class RunOptions:
             'empty_batch must be "stand_in" or "zero_rows"',
             self.empty_batch,
         )
+        every = self.check_in_sync
+        _require(isinstance(every, int) and every >= 0, "check_in_sync must be a number of batches, or 0", every)
 
 
 @final

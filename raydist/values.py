@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, NoReturn, Protocol, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -99,11 +99,17 @@ class Part:
     place: int = 0
 
 
+_ONE_FOR_EACH = (
+    "A PerReplica holds one value per replica. Use strategy.reduce(rd.ReduceOp.MEAN, value), or "
+    "strategy.local_results(value) for the single values."
+)
+
+
 class PerReplica:
     """One value per replica: a leaf of a distributed batch or of the result of `strategy.run`.
 
-    The values themselves may still be computed; :attr:`values` waits for them. Subclasses know where they are. It has
-    no truth value: use `strategy.reduce`, or `strategy.local_results` for the single values.
+    The values themselves may still be computed; :attr:`values` waits for them, and so does printing. Subclasses know
+    where they are. It is no number: use `strategy.reduce`, or `strategy.local_results` for the single values.
 
     Args:
         values: One per replica, in their order.
@@ -137,6 +143,17 @@ class PerReplica:
         """Number of replicas that this value has parts on (known without waiting)."""
         return len(self.values)
 
+    @property
+    def weights(self) -> tuple[int, ...] | None:
+        """What each of :attr:`values` weighs in a mean over replicas; None: all the same.
+
+        For results of a step the rows that each replica worked on. Waits for them.
+
+        >>> PerReplica([1, 2]).weights is None
+        True
+        """
+        return None
+
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
         """Where the value of one replica is. Never blocks where the value is on a replica.
 
@@ -152,17 +169,37 @@ class PerReplica:
     def _fetch(self) -> tuple[Any, ...]:
         raise FailedPreconditionError("raydist bug: a PerReplica without values must know how to fetch them.")
 
-    def __repr__(self) -> str:
-        if self._values is None:
-            return f"{type(self).__name__}(<not fetched>)"
-        inner = ", ".join(f"{i}: {value!r}" for i, value in enumerate(self._values))
-        return f"{type(self).__name__}({inner})"
+    def _ranks(self) -> Sequence[int]:
+        """The replica of each of the values."""
+        return range(len(self.values))
 
-    def __bool__(self) -> bool:
-        raise InvalidArgumentError(
-            "A PerReplica holds one value per replica and has no truth value. "
-            "Use strategy.reduce(...), or strategy.local_results(...) for the single values."
-        )
+    def __repr__(self) -> str:
+        values = self.values  # waits: printing is reading
+        inner = ", ".join(f"{rank}: {value!r}" for rank, value in zip(self._ranks(), values, strict=True))
+        return f"PerReplica({inner})"
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(type(self), name, None)
+        if isinstance(found, property) and found.fget is not None:  # it raised: an AttributeError of a step, say
+            return found.fget(self)
+        hint = "" if name.startswith("_") else f" {_ONE_FOR_EACH}"
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise InvalidArgumentError(f"{_ONE_FOR_EACH} It is no number and has no truth value.")
+
+    __bool__ = __int__ = __float__ = __complex__ = __round__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __pos__ = __abs__ = _refuse
+
+    def __format__(self, spec: str) -> str:
+        return self._refuse() if spec else str(self)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
+        """What a function of torch does that is given one in the place of a tensor."""
+        raise InvalidArgumentError(f"{_ONE_FOR_EACH} {getattr(function, '__name__', function)} of torch takes tensors.")
 
 
 @final

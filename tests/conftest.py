@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -21,9 +22,10 @@ LEAK_GRACE_S = 10.0
 """How long what a test closed may take to be gone (I7 allows 10 s)."""
 
 # Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools,
-# fsspec's event loop. PythonGCThread is Ray's too: it starts when the object store asks for a garbage collection.
+# fsspec's event loop. PythonGCThread is Ray's too: it starts when the object store asks for a garbage collection. None
+# of these may begin the name of a thread of ours (raydist-...).
 LIBRARY_THREADS = (
-    *("ray", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
+    *("ray_", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
     *("fsspecIO", "PythonGCThread"),
 )
 LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
@@ -84,11 +86,17 @@ def shared_actors() -> set[str]:
     return set()
 
 
+@pytest.fixture(scope="session")
+def shared_threads() -> set[threading.Thread]:
+    """Threads of ours that a session's fixture keeps for several tests."""
+    return set()
+
+
 @pytest.fixture(autouse=True)
-def _no_leaks(shared_actors: set[str]) -> Iterator[None]:
+def _no_leaks(shared_actors: set[str], shared_threads: set[threading.Thread]) -> Iterator[None]:
     """Fail a test that leaves threads, actors, shared memory, environment variables or a process group behind."""
     probes: dict[str, Callable[[], set[Any]]] = {
-        "threads": _foreign_threads,
+        "threads": lambda: _foreign_threads() - shared_threads,
         "shared-memory files": _shared_memory_files,
         "actors": lambda: live_actors() - shared_actors,
         "process groups": _process_group,
@@ -105,5 +113,6 @@ def _no_leaks(shared_actors: set[str]) -> Iterator[None]:
 def _wait_until_gone(probe: Callable[[], set[Any]], before: set[Any]) -> set[Any]:
     deadline = time.monotonic() + LEAK_GRACE_S
     while (left := probe() - before) and time.monotonic() < deadline:
+        gc.collect()  # an exception that a test has caught holds the test's variables, and these hold the exception
         time.sleep(0.05)
     return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -12,7 +13,9 @@ from tests.conftest import live_actors
 
 
 @pytest.fixture(scope="session")
-def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[Callable[[int], rd.MirroredStrategy]]:
+def mirrored(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[Callable[[int], rd.MirroredStrategy]]:
     """`mirrored(n)`: a MirroredStrategy of n CPU replicas, started once a session."""
     made: dict[int, rd.MirroredStrategy] = {}
     with ExitStack() as stack:
@@ -29,9 +32,21 @@ def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[Callable[[i
                 for batch in made[num_replicas].distribute_dataset(rd.Dataset.range(1).batch(1)):
                     made[num_replicas].run(len, args=(batch,))
                 shared_actors.update(live_actors() - before)
+                shared_threads.add(dispatching_thread(made[num_replicas]))
             return made[num_replicas]
 
         yield strategy
+
+
+def dispatching_thread(strategy: rd.MirroredStrategy) -> threading.Thread:
+    """The thread that sends steps while the program does something else; started here, and kept for all tests."""
+    group = strategy._launched
+    assert group is not None
+    dispatcher = group._dispatcher
+    with dispatcher._changed:
+        dispatcher._wake_thread()
+    assert dispatcher._thread is not None
+    return dispatcher._thread
 
 
 @pytest.fixture

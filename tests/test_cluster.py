@@ -67,3 +67,65 @@ def test_an_address_without_a_ray_is_an_error_that_says_what_to_do() -> None:
         )
     assert done.returncode != 0
     assert re.search(rf"UnavailableError: RAY_ADDRESS='127.0.0.1:{port}' .*unset RAY_ADDRESS", done.stderr), done.stderr
+
+
+THREADS = """
+import threading, time
+import numpy as np
+import ray
+import raydist as rd
+from raydist.cluster import connect
+
+def in_a_thread(fn):
+    thread = threading.Thread(target=fn)
+    thread.start()
+    thread.join()
+    time.sleep(1.5)  # the kernel sends its signals when the thread has ended
+
+def iterate():
+    dataset = rd.Dataset.range(30).map(lambda x: x + 1).with_options(rd.Options(num_input_workers=1))
+    assert [int(x) for x in dataset] == list(range(1, 31))
+
+def train():
+    with rd.MirroredStrategy(1) as strategy:
+        dataset = strategy.distribute_dataset(rd.Dataset.range(8).batch(4))
+        found = [int(strategy.run(lambda x: x.sum(), args=(batch,))) for batch in dataset]
+        assert found == [6, 22], found
+
+for use in (iterate, train):
+    in_a_thread(use)
+train()
+print("lasted", flush=True)
+ray.shutdown()
+deadline = time.monotonic() + 5
+while any(thread.name == "raydist-keeps-ray" for thread in threading.enumerate()):
+    assert time.monotonic() < deadline, "the thread outlives its Ray"
+    time.sleep(0.1)
+
+in_a_thread(lambda: ray.init(include_dashboard=False, logging_level="ERROR"))
+began = time.monotonic()
+try:
+    connect()
+except rd.UnavailableError as error:
+    print("told:", error, time.monotonic() - began < 5, flush=True)
+ray.shutdown()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(150)
+def test_ray_lasts_when_the_thread_that_needed_it_first_ends() -> None:
+    with ray_home() as home:
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS],
+            env=home.environment,
+            capture_output=True,
+            text=True,
+            timeout=140,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    lasted, told, end = done.stdout.strip().splitlines()
+    assert (lasted, end) == ("lasted", "done")
+    assert re.match(r"told: .*raylet.*thread that has ended since.*ray\.shutdown\(\).* True", told)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LIBRARY_THREADS
 from tests.import_graph import PACKAGE, modules
 
 MOST_FILES = 30
@@ -63,3 +64,7 @@ def test_a_module_is_not_named_like_a_folder_beside_it() -> None:
 def test_the_check_sees_names_that_are_used_twice() -> None:
     sources = {"a": "class Slot: ...\ndef f(): ...", "b": "Slot = int\n_f = 1", "c": "f: int = 1"}
     assert homes(sources) == {"Slot": ["a", "b"], "f": ["a", "c"]}
+
+
+def test_threads_of_ours_are_told_from_those_of_libraries() -> None:
+    assert not any(f"{ours}-anything".startswith(LIBRARY_THREADS) for ours in ("raydist", "MainThread", "Thread-1"))

@@ -11,10 +11,10 @@ from tests.import_graph import Import, circles, home_of, imports_of, modules
 
 # From the bottom up. A module may import its own layer and those before it.
 LAYERS = (
-    {"errors", "nest", "values", "settings", "options", "metrics"},
+    {"class_memory", "errors", "foreign_errors", "nest", "values", "settings", "options", "metrics", "owning_process"},
     {"pipelines"},
     {"image", "text"},
-    {"collectives", "job_environment", "cluster"},
+    {"collectives", "job_environment", "lasting_thread", "ray_session", "cluster"},
     {"actors"},
     {"dataset"},
     {"distributed_dataset"},
@@ -42,7 +42,7 @@ ROOMS = {
         {"run"},
     ),
     "actors": (
-        {"portable_errors", "supervision"},
+        {"portable_errors", "supervision", "reservation_guard"},
         {"workers"},
         {"passes"},
         {"readers"},
@@ -50,7 +50,7 @@ ROOMS = {
     ),
 }
 
-RAY_ALLOWED = ("raydist.actors", "raydist.cluster", "raydist.collectives.ray_backend")
+RAY_ALLOWED = ("raydist.actors", "raydist.cluster", "raydist.ray_session", "raydist.collectives.ray_backend")
 WITHOUT_TORCH = ("errors", "nest", "values", "settings", "options", "pipelines", "image", "text", "dataset")
 TORCH_AT_IMPORT = ("raydist.dataset.torch_dataset",)  # a class of torch's: see Dataset.to_torch
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
 from raydist.options import AutoShardPolicy, InputOptions, Options, RunOptions, Timeouts
 from raydist.values import AUTOTUNE, ReduceOp
@@ -74,3 +75,18 @@ def test_pipeline_options_are_checked_when_they_are_set() -> None:
         Options(auto_shard_policy="DATA")
     with pytest.raises(TypeError, match="on_error must be one of 'raise', got 'skip'"):
         Options(on_error="skip")
+
+
+def test_tensorflows_place_for_the_shard_policy() -> None:
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    assert options == Options(auto_shard_policy=AutoShardPolicy.OFF)
+    assert repr(options.experimental_distribute) == f"DistributeOptions(auto_shard_policy={AutoShardPolicy.OFF!r})"
+    dataset = Dataset.range(3).with_options(options)
+    assert dataset.options().experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF
+    with pytest.raises(InvalidArgumentError, match="options of a dataset cannot be changed"):
+        dataset.options().experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
+    with pytest.raises(TypeError, match="auto_shard_policy must be one of"):
+        options.experimental_distribute.auto_shard_policy = "off"  # type: ignore[assignment]  # the point of this test
+    with pytest.raises(AttributeError, match="num_devices"):
+        options.experimental_distribute.num_devices = 2  # type: ignore[attr-defined]  # the point of this test

@@ -27,15 +27,32 @@ def make_targets_in(text: str) -> set[str]:
     return set(re.findall(r"\bmake ([a-z]+)\b", text))
 
 
+RUN_EACH = """
+import pathlib, runpy, sys
+for script in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
+    print(f"[{script.stem}]", flush=True)
+    runpy.run_path(str(script), run_name="__main__")
+"""
+
+
+def on_replicas() -> list[str]:
+    return [block for block in code_blocks("python") if "MirroredStrategy" in block]
+
+
+def changed_lines(block: str) -> list[str]:
+    return re.findall(r"# (\d): ", block)
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-def test_example_runs_as_printed(tmp_path: Path) -> None:
-    example, *_ = code_blocks("python")
-    script = tmp_path / "example.py"
-    script.write_text(example)
+def test_examples_on_replicas_run_as_printed(tmp_path: Path) -> None:
+    """Each as a program of its own, in one process: so Ray starts once."""
+    examples = on_replicas()
+    for number, example in enumerate(examples):
+        (tmp_path / f"{number}.py").write_text(example)
     with ray_home() as home:
         done = subprocess.run(
-            [sys.executable, str(script)],
+            [sys.executable, "-c", RUN_EACH, str(tmp_path)],
             env=home.environment,
             cwd=tmp_path,
             capture_output=True,
@@ -44,9 +61,40 @@ def test_example_runs_as_printed(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+)$", done.stdout, flags=re.MULTILINE)]
-    assert len(losses) == 5
-    assert losses[-1] < losses[0] / 2
+    whole, steps, fit, tokens = (text.partition("]")[2] for text in done.stdout.split("[")[1:])
+    for name, printed in [("error", whole), ("loss", steps)]:
+        numbers = [float(number) for number in re.findall(rf"^epoch \d: {name} ([\d.]+)$", printed, flags=re.MULTILINE)]
+        assert len(numbers) == 5
+        assert numbers[-1] < numbers[0] / 2
+    assert "Epoch 5/5" in fit
+    assert re.fullmatch(r"\s*loss [34]\.\d\d a token\s*", tokens)
+
+
+def test_the_shortest_way_in_comes_first_and_changes_three_lines() -> None:
+    first, *_ = code_blocks("python")
+    assert changed_lines(first) == ["1", "2", "3"]
+    body = first.partition("def train(batches)")[2].partition("\n\n\n")[0]
+    assert "rd." not in body
+    assert "strategy" not in body
+
+
+def test_the_shortest_way_in_is_the_loop_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    first, *_ = code_blocks("python")
+    on_one_device = first.replace("rd.MirroredStrategy(2)", 'rd.OneDeviceStrategy("cpu")')
+    plain = re.sub(r"^with .*# 1.*$", "if True:", first, flags=re.MULTILINE)
+    plain = re.sub(r"^.*# 2.*\n", "", plain, flags=re.MULTILINE)
+    plain = re.sub(r"strategy.run\(.*# 3: was (.*)$", r"\1", plain, flags=re.MULTILINE)
+    assert "strategy" not in plain
+    exec(on_one_device, {})
+    printed = capsys.readouterr().out
+    exec(plain, {})
+    assert capsys.readouterr().out.count("error") == printed.count("error") == 5
+
+
+def test_readme_says_what_several_replicas_change() -> None:
+    section = README.partition("### What a step means on several replicas")[2].partition("\n## ")[0]
+    for word in ("gradient_reduce_op", "ReduceOp.SUM", "compute_average_loss", "SyncBatchNorm.convert", "copied"):
+        assert word in section
 
 
 def test_examples_of_datasets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,8 +103,9 @@ def test_examples_of_datasets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "photos" / "a.jpg").write_bytes(encode(picture(240, 300)))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for example in code_blocks("python")[1:]:
-        exec(example, names)
+    for example in code_blocks("python"):
+        if example not in on_replicas():
+            exec(example, names)
     assert [ids[:, :3].tolist() for ids in names["token_ids"]] == [[[3, 2, 5], [0, 0, 0], [3, 2, 0]]]
     assert names["profile"].stats.bottleneck == "map-2"
     assert [(batch.shape, str(batch.dtype)) for batch in names["images"]] == [((1, 3, 224, 224), "torch.float32")]

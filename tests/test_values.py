@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import copy
+import operator
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import InputContext, PerReplica, ReduceOp
@@ -45,10 +50,75 @@ class Remote(PerReplica):
 
 def test_values_are_fetched_once_and_only_when_read() -> None:
     value = Remote()
-    assert repr(value) == "Remote(<not fetched>)"
     assert value.fetches == 0
     assert value.values + value.values == (1, 2, 1, 2)
     assert value.fetches == 1
+
+
+def test_printing_is_reading() -> None:
+    value = Remote()
+    assert (repr(value), str(value), f"{value}") == ("PerReplica(0: 1, 1: 2)",) * 3
+    assert value.fetches == 1
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        float,
+        int,
+        complex,
+        round,
+        abs,
+        operator.neg,
+        operator.pos,
+        "{:.3f}".format,
+        lambda x: 1 + x,
+        lambda x: x - 1,
+        lambda x: 2 * x,
+        lambda x: x / x,
+        lambda x: x // 2,
+        lambda x: x**2,
+        lambda x: 2 % x,
+        lambda x: sum([x, x]),
+        lambda x: x < 1,
+        lambda x: max(x, x),
+        lambda x: x @ x,
+        lambda x: torch.stack([x, x]),
+        lambda x: torch.ones(2) + x,
+        lambda x: torch.ones(2).add(x),
+        lambda x: np.float32(1) + x,
+        torch.mean,
+    ],
+)
+def test_per_replica_is_no_number(use: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"strategy\.reduce.*strategy\.local_results"):
+        use(PerReplica([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("name", ["item", "numpy", "detach", "backward"])
+def test_per_replica_has_no_methods_of_tensors(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'.*strategy\.reduce.*strategy\.local_results"):
+        getattr(PerReplica([1.0]), name)
+
+
+def test_an_attribute_error_of_a_step_comes_out_of_values() -> None:
+    class Failed(PerReplica):
+        def _fetch(self) -> tuple[int, ...]:
+            raise AttributeError("the step's own")
+
+    value = Failed([])
+    value._values = None
+    for read in (lambda: value.values, lambda: value.num_parts, lambda: repr(value)):
+        with pytest.raises(AttributeError, match="^the step's own$"):
+            read()
+
+
+def test_per_replica_can_be_compared_by_identity_and_be_a_key() -> None:
+    value = PerReplica([1])
+    assert value == value
+    assert value != PerReplica([1])
+    assert {value: 1}[value] == 1
+    assert copy.copy(value).values == (1,)
 
 
 def test_per_replica_without_values_or_a_way_to_them_is_a_bug() -> None:

@@ -15,6 +15,7 @@ from ray.data.dataset import MaterializedDataset
 from ray.exceptions import RayTaskError
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.foreign_errors import annotate
 from raydist.options import Timeouts
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
@@ -93,7 +94,7 @@ class _RayRows(Producer):
             batch = next(self._batches)
         except RayTaskError as error:  # of a user's function: the execution has ended
             self._batches = iter(())
-            error.add_note("In the execution of the dataset that was given to from_ray.")
+            annotate(error, "In the execution of the dataset that was given to from_ray.")
             return [ElementError(error)]
         first = self._num_rows
         self._num_rows += batch.num_rows

@@ -13,9 +13,11 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydist.actors.portable_errors import pack_error
+from raydist.actors.reservation_guard import guard_reservation
 from raydist.actors.supervision import RemoteFailure, done_before_failure, kill_actors, wait_for_all
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.cluster import release
+from raydist.ray_session import RaySession
 
 __all__ = ["ReplicaActors", "ReplicaHost"]
 
@@ -82,46 +84,72 @@ class ReplicaActors:
         self, group: PlacementGroup, resources: Sequence[Mapping[str, float]], *, name: str, env: Mapping[str, str]
     ) -> None:
         self._group = group
+        self._session = RaySession()
+        self._name = name
+        self._guard = guard_reservation(group)
         self._handles = [_launch(group, rank, wanted, name, dict(env)) for rank, wanted in enumerate(resources)]
         self.names = tuple(f"replica {rank} of {name}" for rank in range(len(resources)))
 
+    @property
+    def reachable(self) -> bool:
+        """Whether there is still the Ray that they are of."""
+        return self._session.is_open
+
+    def _handle(self, rank: int) -> Any:
+        self._session.require(f"The strategy {self._name}")
+        return self._handles[rank]
+
     def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
-        return self._handles[rank].start.remote(make_runner, *args)
+        return self._handle(rank).start.remote(make_runner, *args)
 
     def steps(self, rank: int, group: Any, objects: Sequence[Any]) -> Any:
-        return self._handles[rank].steps.remote(group, *objects)
+        return self._handle(rank).steps.remote(group, *objects)
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
-        return self._handles[rank].call.remote(method, *args)
+        return self._handle(rank).call.remote(method, *args)
 
     def control_all(self, method: str, *args: Any) -> None:
         """Call beside the running steps, without waiting for an answer."""
-        for handle in self._handles:
+        for handle in self._handles if self.reachable else ():
             handle.control.remote(method, *args)
 
     def wait(self, refs: Sequence[Any], names: Sequence[str], **limits: Any) -> list[Any]:
         """See `supervision.wait_for_all`."""
+        self._session.require(f"The strategy {self._name}")
         return wait_for_all(refs, names, **limits)
 
     def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
         """See `supervision.done_before_failure`."""
-        return [done_before_failure(ref) for ref in refs]
+        return [done_before_failure(ref) if self.reachable else None for ref in refs]
 
     def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
         """Whether all of `refs` are there, with values or errors; waits up to `within_s`."""
+        if not self.reachable:
+            return True  # as errors
         return len(ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[0]) == len(refs)
+
+    def silent(self, within_s: float) -> list[str]:
+        """Names of those whose process does not even answer beside its steps; waits up to `within_s`."""
+        if not self.reachable:
+            return []
+        asked = {handle.control.remote("ping"): name for handle, name in zip(self._handles, self.names, strict=True)}
+        return [asked[ref] for ref in ray.wait(list(asked), num_returns=len(asked), timeout=within_s)[1]]
 
     def discard(self, refs: Sequence[Any]) -> None:
         """Drop results unread; an error among those that are there is not logged as unhandled."""
+        if not self.reachable:
+            return
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_DISCARD_S)[0]:
             with contextlib.suppress(Exception):
                 ray.get(ref, timeout=0)
 
     def kill(self) -> None:
         """Kill the actors and give their reservation back. May be called twice."""
-        kill_actors(self._handles)
-        self._handles = []
-        release(self._group)
+        handles, self._handles = self._handles, []
+        if self.reachable:
+            kill_actors(handles)
+            release(self._group)
+            kill_actors([] if self._guard is None else [self._guard])
 
 
 def _launch(group: PlacementGroup, rank: int, wanted: Mapping[str, float], name: str, env: dict[str, str]) -> Any:

@@ -5,6 +5,7 @@ A wait for one result can also stop when nobody wants it any more.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -181,11 +182,12 @@ def _rank_of(error: Exception) -> int:
 
 
 def kill_actors(actors: Sequence[Any]) -> None:
-    """Kill at once, whatever they do."""
+    """Kill at once, whatever they do. Nothing where they are gone, with the Ray that they were of."""
     if not ray.is_initialized():
         return
     for actor in actors:
-        ray.kill(actor, no_restart=True)
+        with contextlib.suppress(Exception):  # of another Ray, by now: they went with theirs
+            ray.kill(actor, no_restart=True)
 
 
 def first_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -32,6 +32,7 @@ class Membership:
         world_size: Number of members.
         store_host: Host of the rendezvous store (a torch TCPStore) of this generation, empty where none is needed.
         store_port: Its port.
+        secret: What entries of the store are signed with; only members know it.
     """
 
     group: str
@@ -40,6 +41,7 @@ class Membership:
     world_size: int
     store_host: str = ""
     store_port: int = 0
+    secret: bytes = field(default=b"", repr=False)
 
     def check_successor(self, later: Membership) -> None:
         """Raise FailedPreconditionError where `later` does not come after this one in the same group.
@@ -102,6 +104,9 @@ class Communicator(ABC):
         Where it is True nothing need be agreed on before a call: name, op, dtype, shape, root and order are compared.
         """
         return False
+
+    def announce(self, what: str) -> None:  # noqa: B027  # nothing to be done by those that show nothing
+        """Say what the next collective is for, where messages would show its own arguments."""
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         """Flat, uninitialised tensors on which `all_reduce` is as cheap as this group can make it.

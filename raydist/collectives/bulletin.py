@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from torch._C._distributed_c10d import Store
-
 from raydist.collectives.base import Membership
+from raydist.collectives.signed_store import SignedStore
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
 __all__ = ["Bulletin"]
@@ -29,7 +28,7 @@ _POLL_S = 0.005
 class Bulletin:
     """One member's view of its generation's keys in the store."""
 
-    def __init__(self, store: Store, membership: Membership) -> None:
+    def __init__(self, store: SignedStore, membership: Membership) -> None:
         self._store = store
         self._membership = membership
 
@@ -44,21 +43,23 @@ class Bulletin:
         return self._await_all("arrived", timeout_s, check=check, enough=self._membership.world_size)
 
     def post(self, failure: RaydistError) -> None:
-        """Tell everybody why the group failed; the first post stays. A store that is gone is passed over."""
+        """Tell everybody why the group failed; an earlier post stays. A store that is gone is passed over."""
         kind = type(failure).__name__ if type(failure).__name__ in _KINDS else UnavailableError.__name__
         with contextlib.suppress(RuntimeError):
-            self._store.compare_set(_FAILURE, "", f"{kind}\n{failure.message}")
+            if self._store.peek(_FAILURE) is None:
+                self._store.set(_FAILURE, f"{kind}\n{failure.message}")
 
     def failure(self) -> RaydistError | None:
         """What was posted. UnavailableError as well where the store itself is gone: its owner ends the group."""
         try:
-            if not self._store.check([_FAILURE]):
-                return None
-            kind, _, message = self._store.get(_FAILURE).decode().partition("\n")
+            posted = self._store.peek(_FAILURE)
         except RuntimeError:
             owner = f"{self._membership.store_host}:{self._membership.store_port}"
             return UnavailableError(f"The rendezvous store at {owner} is gone: the owner of the group has ended.")
-        return _KINDS[kind](message)
+        if posted is None:
+            return None
+        kind, _, message = posted.decode().partition("\n")
+        return _KINDS.get(kind, UnavailableError)(message)
 
     def roll_call(self, limit_s: float) -> tuple[int, ...]:
         """After a failure: report this rank, give the others `limit_s` seconds to do so, and return who did not.

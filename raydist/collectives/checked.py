@@ -76,6 +76,7 @@ def exchange(
     """
     mine = call.encode().to(device)
     rows = [torch.empty_like(mine) for _ in range(communicator.world_size)]
+    communicator.announce(f"{call.name} of {call.dtype} {call.shape}")
     communicator.all_gather(rows, mine).wait()
     calls = [Call.decode(row.cpu()) for row in rows]
     if len({_essence(other, ragged_axis) for other in calls}) > 1:
@@ -117,6 +118,9 @@ class CheckedCommunicator(Communicator):
     @property
     def checks_itself(self) -> bool:
         return True
+
+    def announce(self, what: str) -> None:
+        self._inner.announce(what)
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         return self._inner.allocate(sizes)

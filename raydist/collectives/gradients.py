@@ -3,6 +3,11 @@
 While a step is open, every synchronised backward pass of its thread goes like this: what `.grad` held is set aside,
 hooks hand each new gradient to a `BucketExchange` as it appears, and at the true end of the pass the reduced gradients
 are added to what was set aside. So only new gradients are weighted and sent, however often a step calls `backward()`.
+
+Hooks that the program has on parameters must see global gradients, so they are held back meanwhile. Then a second,
+short pass of the autograd engine hands each hooked parameter its global gradient: torch itself calls the hooks, adds to
+`.grad` and looks at what they return. (So a parameter that several segments of a reentrant checkpoint use has its hooks
+called once, with the sum; without replicas torch calls them once a segment.)
 """
 
 from __future__ import annotations
@@ -18,8 +23,9 @@ from raydist.collectives.backward_pass import BackwardPass
 from raydist.collectives.base import Communicator
 from raydist.collectives.buckets.exchange import StepWeight
 from raydist.collectives.buckets.exchanges import Exchanges
-from raydist.collectives.buckets.tail import PassStamp
+from raydist.collectives.buckets.tail import PassStamp, Updates
 from raydist.collectives.interception import intercept_backward
+from raydist.collectives.parameter_hooks import HeldBack
 from raydist.collectives.trained_parameters import TrainedParameters
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
@@ -39,6 +45,7 @@ class GradientReducer:
         communicator: A group of its own: user-level collectives inside a backward pass must travel on another one.
         bucket_bytes: Gradients that travel together.
         first_bucket_bytes: Those that travel first.
+        updates: What this rank has done with earlier gradients: must be the same on all.
 
     One backward pass costs one all-reduce per bucket. What `.grad` holds afterwards is the memory that was reduced.
     """
@@ -49,7 +56,9 @@ class GradientReducer:
         *,
         bucket_bytes: int = 25 * _MEGABYTE,
         first_bucket_bytes: int = _MEGABYTE,
+        updates: Callable[[], Updates] = Updates,
     ) -> None:
+        self._updates = updates
         self._communicator = communicator
         self._exchanges = Exchanges(communicator, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes)
         self._parameters = TrainedParameters(self._stray)
@@ -62,6 +71,7 @@ class GradientReducer:
         self._twice_differentiable = False
         self._local = False
         self._inside = False
+        self._in_hooks = False
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Take charge of these parameters, and of no others any more.
@@ -116,7 +126,7 @@ class GradientReducer:
         """Keep the gradients of `backward()` inside the block local; the next synchronised one sends them as well.
 
         Each is weighted with the weight of the step it happens in. Until then `.grad` holds this replica's own, and may
-        only be zeroed or dropped.
+        only be zeroed or dropped. Hooks on parameters wait, too: they get the sum, once it is global.
         """
         before, self._local = self._local, True
         try:
@@ -129,6 +139,11 @@ class GradientReducer:
         self._parameters.close()
 
     def _backward(self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._in_hooks:
+            raise FailedPreconditionError(
+                "A hook on a parameter must not call backward(): its gradients would stay local. Call it after the "
+                "backward() that runs the hook, or use torch.autograd.grad in the hook."
+            )
         if self._inside or not self._parameters.all:
             # A segment of a reentrant checkpoint is part of the pass that is under way.
             original(*args, **kwargs)
@@ -140,6 +155,7 @@ class GradientReducer:
             for index, gradient in zip(self._parameters.indices, before, strict=True)
             if gradient is not None
         }
+        hooks = HeldBack(self._parameters.hooked())
         self._inside = True
         try:
             for index in earlier:
@@ -148,13 +164,14 @@ class GradientReducer:
                 original(*args, **kwargs)
                 self._keep_local(earlier)
             else:
-                self._synchronise(earlier, original, args, kwargs)
+                self._synchronise(earlier, original, args, kwargs, hooks)
         except BaseException:
             for parameter, gradient in zip(self._parameters.trained, before, strict=True):
                 parameter.grad = gradient
             raise
         finally:
-            self._inside = False
+            hooks.give_back()
+            self._inside = self._in_hooks = False
             self._parameters.receiver = None
 
     def _synchronise(
@@ -163,6 +180,7 @@ class GradientReducer:
         original: Callable[..., None],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        hooks: HeldBack,
     ) -> None:
         weight = self._open_step()
         create_graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph", False))
@@ -173,7 +191,7 @@ class GradientReducer:
         exchange = self._exchanges.open(
             trained,
             self._parameters.all,
-            PassStamp(self._num_steps, self._num_passes, adds_up=self._adds_up),
+            PassStamp(self._num_steps, self._num_passes, adds_up=self._adds_up, updates=self._updates()),
             weight,
             kept=list(earlier.values()),
             held=trained if self._twice_differentiable else self._appears_twice,
@@ -185,11 +203,19 @@ class GradientReducer:
         self._parameters.receiver = self._exchanges.receiver
         original(*args, **kwargs)
         self._parameters.receiver = None
-        self._show({index: base for index, (base, _) in parts.items()}, present.finish())
+        new = present.finish()
+        for_hooks = {index: new.pop(index) for index in tuple(new) if index in hooks.indices} if hooks.indices else {}
+        self._show({index: base for index, (base, _) in parts.items()}, new)
         self._accumulation.forget(trained)
         self._appears_twice.update(exchange.late)
         self._twice_differentiable |= create_graph
         self._exchanges.done()
+        if for_hooks:
+            hooks.give_back()
+            self._in_hooks = True
+            # Torch brings each its gradient, in the same order on every rank, and calls the hooks on the way.
+            parameters = tuple(self._parameters.all[index] for index in for_hooks)
+            original(parameters, tuple(for_hooks.values()), create_graph=create_graph)
 
     def _show(self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor]) -> None:
         """Let `.grad` hold what was global before, and what is new."""

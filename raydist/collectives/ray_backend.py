@@ -188,12 +188,12 @@ class _Group(BaseGroup):
     def _rendezvous(self, timeout_s: float) -> Membership:
         if self.rank == 0:
             self._store = RendezvousStore(ray.util.get_node_ip_address()).start()
-            address = f"{self._store.port} {self._store.host}"
+            address = f"{self._store.port} {self._store.host} {self._store.secret.hex()}"
             internal_kv._internal_kv_put(self._key(), address.encode(), overwrite=True)
         else:
             address = self._await_address(timeout_s)
-        port, host = address.split(" ")
-        return Membership(self.group_name, 0, self.rank, self.world_size, host, int(port))
+        port, host, secret = address.split(" ")
+        return Membership(self.group_name, 0, self.rank, self.world_size, host, int(port), bytes.fromhex(secret))
 
     def _await_address(self, timeout_s: float) -> str:
         deadline = time.monotonic() + timeout_s

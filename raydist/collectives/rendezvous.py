@@ -1,25 +1,28 @@
 """Where the members of a group find each other: a small key-value server that somebody who outlives them keeps.
 
 The owner (a strategy on the driver, or rank 0) opens a :class:`RendezvousStore` and hands out memberships; each member
-connects with :func:`connect`. Keys carry the group's name and the generation, so a late message of an old generation is
-never read by a new one.
+connects with :func:`connect_store`. Keys carry the group's name and the generation, so a late message of an old
+generation is never read by a new one; values are signed with the store's secret, which memberships carry.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import secrets
 import socket
 import time
 from datetime import timedelta
 from types import TracebackType
 from typing import final
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from raydist.collectives.base import Membership
+from raydist.collectives.signed_store import SignedStore
 from raydist.collectives.translation import describe_operation, translate_torch_error
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.owning_process import never_free, note_inherited
 
 __all__ = ["RendezvousStore", "connect_store", "local_address"]
 
@@ -31,6 +34,9 @@ class RendezvousStore:
     Args:
         host: Address to listen on and to be reached at: the loopback address where all members are on this machine.
 
+    Attributes:
+        secret: What members sign their entries with.
+
     >>> with RendezvousStore("127.0.0.1") as store:
     ...     store.membership("g", generation=0, rank=1, world_size=2).store_host
     '127.0.0.1'
@@ -38,7 +44,13 @@ class RendezvousStore:
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.host = host
+        self.secret = secrets.token_bytes(32)
         self._server: TCPStore | None = None
+        note_inherited(self)
+
+    def became_a_copy(self) -> None:
+        """This is a forked child, which has nobody listen."""
+        never_free(self._server)
 
     def start(self) -> RendezvousStore:
         """Listen on a free port. May be called twice."""
@@ -60,7 +72,7 @@ class RendezvousStore:
 
     def membership(self, group: str, *, generation: int, rank: int, world_size: int) -> Membership:
         """The place of one member, with this store's address."""
-        return Membership(group, generation, rank, world_size, self.host, self.port)
+        return Membership(group, generation, rank, world_size, self.host, self.port, self.secret)
 
     def close(self) -> None:
         """Stop listening. Groups that are formed keep working until a member fails. May be called twice."""
@@ -75,7 +87,7 @@ class RendezvousStore:
         self.close()
 
 
-def connect_store(membership: Membership, timeout_s: float) -> Store:
+def connect_store(membership: Membership, timeout_s: float) -> SignedStore:
     """The client half: the keys of one generation of one group.
 
     Blocking: until the server accepts, at most `timeout_s` seconds.
@@ -94,7 +106,7 @@ def connect_store(membership: Membership, timeout_s: float) -> Store:
         )
     except RuntimeError as error:
         raise translate_torch_error(error, membership, "rendezvous") from error
-    return PrefixStore(f"{membership.group}/{membership.generation}", store)
+    return SignedStore(store, f"{membership.group}/{membership.generation}", membership.secret)
 
 
 def _await_listener(membership: Membership, timeout_s: float) -> None:

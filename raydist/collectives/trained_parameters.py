@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import final
 
 import torch
+
+from raydist.collectives.parameter_hooks import OwnHook, has_hooks
 
 __all__ = ["TrainedParameters"]
 
@@ -71,9 +72,17 @@ class TrainedParameters:
             self.trained = tuple(self.all[index] for index in self.indices)
             for index in self.indices:
                 if index not in self._handles:
-                    hook = functools.partial(self._door.gradient, index)
+                    hook = OwnHook(self._door.gradient, index)
                     self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
         return self.indices
+
+    def hooked(self) -> dict[int, torch.nn.Parameter]:
+        """Those of the trained that the program has registered hooks on."""
+        return {
+            index: parameter
+            for index, parameter in zip(self.indices, self.trained, strict=True)
+            if has_hooks(parameter)
+        }
 
     @property
     def receiver(self) -> _Receiver | None:

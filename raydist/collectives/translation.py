@@ -6,7 +6,8 @@ gloo, NCCL and the TCPStore raise bare RuntimeErrors whose text is all they tell
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
 from raydist.collectives.base import Membership
 from raydist.errors import (
@@ -18,7 +19,14 @@ from raydist.errors import (
     UnavailableError,
 )
 
-__all__ = ["describe_operation", "describe_ranks", "is_slice_over", "mismatch_error", "translate_torch_error"]
+__all__ = [
+    "describe_odd_ones",
+    "describe_operation",
+    "describe_ranks",
+    "is_slice_over",
+    "mismatch_error",
+    "translate_torch_error",
+]
 
 # In order: the first pattern that occurs decides. "timeout caused pair closure" is gloo's echo of an earlier time-out.
 _PATTERNS: tuple[tuple[re.Pattern[str], type[RaydistError]], ...] = (
@@ -48,9 +56,23 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
+def describe_odd_ones(kinds: Mapping[int, Hashable]) -> str:
+    """A sentence on the ranks that differ from most others, to be added to another; nothing where there is no majority.
+
+    >>> describe_odd_ones({0: "a", 1: "a", 2: "b"}), describe_odd_ones({0: "a", 1: "b"})
+    ('; rank 2 differs from the others', '')
+    """
+    kind, count = Counter(kinds.values()).most_common(1)[0]
+    odd = sorted(rank for rank, other in kinds.items() if other != kind)
+    if not odd or 2 * count <= len(kinds):
+        return ""
+    return f"; {describe_ranks(odd)} differ{'s' if len(odd) == 1 else ''} from the others"
+
+
 def mismatch_error(calls: Sequence[str]) -> CollectiveMismatchError:
     """The error of ranks that call different things; each rank's call in rank order."""
     said = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+    said += describe_odd_ones(dict(enumerate(calls)))
     return CollectiveMismatchError(
         f"All replicas must call the same collectives with equal shapes and dtypes, got {said}. "
         "Look for a branch that only some replicas take."

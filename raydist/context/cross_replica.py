@@ -26,13 +26,14 @@ def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num
 
 def _reduce_leaf(op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
     tensors = [_as_tensor(part) for part in _parts(op, leaf, num_replicas)]
+    weights = leaf.weights if isinstance(leaf, PerReplica) and op is ReduceOp.MEAN else None
     if not tensors:
         raise InvalidArgumentError(
             "Nothing to reduce: no replica had rows, so that all results are absent. Skip empty batches, or run with "
             'RunOptions(empty_batch="zero_rows").'
         )
     if axis is None:
-        return _reduce_elementwise(op, tensors)
+        return _reduce_elementwise(op, tensors, weights)
     return _reduce_axes(op, tensors, (axis,) if isinstance(axis, int) else tuple(axis))
 
 
@@ -57,15 +58,25 @@ def _as_tensor(part: Any) -> torch.Tensor:
         ) from None
 
 
-def _reduce_elementwise(op: ReduceOp, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _reduce_elementwise(op: ReduceOp, tensors: Sequence[torch.Tensor], weights: Sequence[int] | None) -> torch.Tensor:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len(set(shapes)) > 1:
         raise InvalidArgumentError(
             f"axis=None adds element by element, so all replicas must have one shape, got {shapes}. "
             "Give axis=0 to reduce over rows, or reduce inside the step."
         )
-    total = torch.stack([_accumulable(tensor) for tensor in tensors]).sum(0)
+    addends = [_accumulable(tensor) for tensor in tensors]
+    if weights is not None and len(set(weights)) > 1:
+        return _weighted_mean(addends, weights)
+    total = torch.stack(addends).sum(0)
     return total / len(tensors) if op is ReduceOp.MEAN else total
+
+
+def _weighted_mean(tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
+    """sum(w * t) / sum(w). What weighs nothing is left out: a mean over no rows is NaN."""
+    total = sum(weights)
+    counted = [(tensor, weight) for tensor, weight in zip(tensors, weights, strict=True) if weight]
+    return torch.stack([tensor * (weight / total) for tensor, weight in counted]).sum(0)
 
 
 def _reduce_axes(op: ReduceOp, tensors: Sequence[torch.Tensor], axes: tuple[int, ...]) -> torch.Tensor:

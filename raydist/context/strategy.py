@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.context.current import enter_cross_replica
+from raydist.context.extended import StrategyExtended
 from raydist.context.strategy_input import StrategyInput
 from raydist.context.strategy_values import StrategyValues
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import RunOptions
+from raydist.owning_process import OwningProcess
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Strategy(StrategyInput, StrategyValues):
 
     def __init__(self) -> None:
         self._closed = False
+        self._process = OwningProcess(f"This {type(self).__name__}")
 
     @property
     @abstractmethod
@@ -74,6 +77,18 @@ class Strategy(StrategyInput, StrategyValues):
         >>> rd.OneDeviceStrategy("cpu").worker_devices
         ('CPU:0',)
         """
+
+    @final
+    @property
+    def extended(self) -> StrategyExtended:
+        """tf.distribute's further methods: `reduce_to`, `update`, `call_for_each_replica`, ...
+
+        Source: tf.distribute.Strategy.extended.
+
+        >>> rd.OneDeviceStrategy("cpu").extended.parameter_devices
+        ('CPU:0',)
+        """
+        return StrategyExtended(self)
 
     @final
     @contextlib.contextmanager
@@ -204,7 +219,15 @@ class Strategy(StrategyInput, StrategyValues):
             return getattr(self, _ALIASES[name])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise FailedPreconditionError(
+            f"A strategy must stay in the process that made it, but this {type(self).__name__} was to be pickled or "
+            "copied: its replicas, variables and results belong to that process. Make a strategy where it is used; in "
+            "a step rd.get_strategy() gives it, in a function of map leave it out."
+        )
+
     def _require_open(self, what: str) -> None:
+        self._process.require("used")
         if self._closed:
             raise FailedPreconditionError(f"This {type(self).__name__} is closed and can't {what}. Make a new one.")
 

@@ -80,9 +80,11 @@ class StrategyValues(ABC):
         Args:
             reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
             value: A nest of PerReplica, tensors and numbers. Results of replicas without rows are passed over.
-            axis: None adds element by element (shapes must agree). An axis, or several, reduces over that dimension as
-                well; MEAN then divides by the true number of entries: rows [0, 1, 2, 3] and [4, 5] give sum 15, mean
-                2.5.
+            axis: None adds element by element (shapes must agree); MEAN weighs what a step returned by the rows that
+                each replica had (its batch argument's, or all that it drew from an iterator), so that a mean loss is
+                the global batch's, and any other value the same on all. An axis, or several, reduces over that
+                dimension as well; MEAN then divides by the true number of entries: rows [0, 1, 2, 3] and [4, 5] give
+                sum 15, mean 2.5.
 
         Returns:
             The nest with a tensor on the CPU for each leaf.

@@ -22,7 +22,8 @@ __all__ = ["Dataset", "DatasetIterator", "Optional"]
 class Dataset(Sources, FileSources, Combining, Elementwise, Batching, Ordering, Storing, Exporting):
     """A pipeline of elements: an immutable, picklable graph that runs when it is iterated (tf.data.Dataset).
 
-    Elements are nests (tuple, dict, namedtuple, dataclass) of numbers, arrays, torch tensors, bytes and str. Iterating
+    Elements are nests (tuple, dict, namedtuple, dataclass) of numbers, arrays, torch tensors, bytes and str, in which
+    None may stand for a part that is absent. Iterating
     gives torch tensors; every `iter()` is a new epoch of this object, counted from 0. An element's error is raised at
     its place, and iteration goes on after it.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import cloudpickle
 
@@ -14,7 +16,21 @@ from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.run.chain_length import require_short_chain
 
-__all__ = ["DatasetBase", "graphs"]
+__all__ = ["DatasetBase", "graphs", "named"]
+
+
+# What tf.data has or had, and its programs may ask for.
+_INSTEAD = MappingProxyType(
+    {
+        "ragged_batch": "Elements of one batch have one shape: use padded_batch, or bucket_by_sequence_length.",
+        "sparse_batch": "Make sparse tensors in the step: batch their indices and values by padded_batch.",
+        "make_one_shot_iterator": "Use iter(dataset).",
+        "make_initializable_iterator": "Use iter(dataset).",
+        "output_types": "Use element_spec.",
+        "output_shapes": "Use element_spec.",
+        "output_classes": "Use element_spec.",
+    }
+)
 
 
 class DatasetBase:
@@ -46,6 +62,14 @@ class DatasetBase:
     def __bool__(self) -> bool:
         return True
 
+    if not TYPE_CHECKING:  # type checkers report a name that is none by themselves
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f" {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self
+            )
+
     def __repr__(self) -> str:
         return f"<Dataset {self._op.label}, cardinality {self._op.cardinality()}>"
 
@@ -63,6 +87,19 @@ def graphs(datasets: Sequence[DatasetBase], caller: str) -> tuple[DatasetOp, ...
     if not datasets:
         raise InvalidArgumentError(f"{caller} needs at least one dataset, got none.")
     return tuple(dataset._op for dataset in datasets)
+
+
+def named(op: DatasetOp, name: str | None) -> DatasetOp:
+    """`op`, which the user calls `name`.
+
+    Raises:
+        TypeError: The name is no text.
+    """
+    if name is None:
+        return op
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str or None, got {name!r:.100}.")
+    return dataclasses.replace(op, given_name=name)
 
 
 def _unpickle(kind: type[DatasetBase], op: bytes, seed: int | None = None) -> DatasetBase:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from raydist.dataset.base import DatasetBase
-from raydist.pipelines.elements.arguments import whole_number
+from raydist.dataset.base import DatasetBase, named
+from raydist.pipelines.elements.arguments import require_choice, whole_number
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.bucket import Buckets, bucket_op
 from raydist.pipelines.ops.group_by_window import GroupByWindowOp
 from raydist.pipelines.ops.keyed_windows import KeyedWindowsOp
+from raydist.pipelines.ops.map import parse_parallelism
 from raydist.pipelines.ops.padded_batch import PaddedBatchOp
 from raydist.pipelines.ops.padding import Padding
 from raydist.pipelines.ops.rebatch import RebatchOp
@@ -23,7 +24,14 @@ __all__ = ["Batching"]
 class Batching(DatasetBase):
     """Elements in groups."""
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Self:
         """Stack consecutive elements along a new first dimension: (...) -> (batch_size, ...).
 
         The last batch is short unless `drop_remainder`. A batch with a bad element is lost whole: the error is raised
@@ -32,9 +40,15 @@ class Batching(DatasetBase):
         Args:
             batch_size: Elements per batch, >= 1; of the global batch where a strategy distributes the dataset.
             drop_remainder: Leave out a short last batch; the first dimension is then static.
+            num_parallel_calls: Changes nothing: what the stages before made at a time comes as blocks, of which batches
+                are slices. They work as much in parallel as they are told.
+            deterministic: Changes nothing: a batch waits for its own elements alone. Their order is that of the stages
+                before, see :meth:`map`.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
-            InvalidArgumentError: `batch_size` < 1.
+            InvalidArgumentError: `batch_size` < 1; `num_parallel_calls` is 0 or below AUTOTUNE.
+            TypeError: `deterministic` is no bool.
             SpecError: The elements of one batch differ in shape or dtype (at iteration).
 
         Source: tf.data.Dataset.batch.
@@ -42,12 +56,17 @@ class Batching(DatasetBase):
         >>> [b.tolist() for b in rd.Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
         """
-        return type(self)(BatchOp(self._op, whole_number("batch_size", batch_size), drop_remainder))
+        parse_parallelism(num_parallel_calls)
+        require_choice(deterministic)
+        return type(self)(named(BatchOp(self._op, whole_number("batch_size", batch_size), drop_remainder), name))
 
-    def unbatch(self) -> Self:
+    def unbatch(self, name: str | None = None) -> Self:
         """The entries of the first dimension of every element, one by one: (n, ...) -> n times (...).
 
         Cardinality is unknown. Undoes `batch`, and takes apart what a function returned as arrays.
+
+        Args:
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A leaf has no first dimension, or the leaves of an element do not share it (at
@@ -58,7 +77,7 @@ class Batching(DatasetBase):
         >>> [int(x) for x in rd.Dataset.range(4).batch(3).unbatch()]
         [0, 1, 2, 3]
         """
-        return type(self)(UnbatchOp(self._op))
+        return type(self)(named(UnbatchOp(self._op), name))
 
     def padded_batch(
         self,
@@ -66,6 +85,7 @@ class Batching(DatasetBase):
         padded_shapes: Any = None,
         padding_values: Any = None,
         drop_remainder: bool = False,
+        name: str | None = None,
     ) -> Self:
         """Batches of elements whose leaves differ in shape (not in rank), filled up at their ends.
 
@@ -77,6 +97,7 @@ class Batching(DatasetBase):
                 all of them: as long as the longest of each batch.
             padding_values: Nest like the element with one scalar for each leaf; None: 0, or empty text.
             drop_remainder: Leave out a short last batch.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `batch_size` < 1; shapes or values that do not fit the element (at iteration).
@@ -91,15 +112,18 @@ class Batching(DatasetBase):
         [[[1, 0], [2, 2]], [[3, 3, 3]]]
         """
         padding = Padding(padded_shapes, padding_values)
-        return type(self)(PaddedBatchOp(self._op, whole_number("batch_size", batch_size), padding, drop_remainder))
+        return type(self)(
+            named(PaddedBatchOp(self._op, whole_number("batch_size", batch_size), padding, drop_remainder), name)
+        )
 
-    def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Self:
+    def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False, name: str | None = None) -> Self:
         """The rows of batches in batches of other sizes, across the borders of the batches that come in.
 
         Args:
             batch_size: Rows per batch, or a list of sizes to be used in turn, again and again; a 0 in the list gives
                 an empty batch.
             drop_remainder: Leave out a short last batch.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A size < 0, or no size > 0. Rows that do not share a first dimension (at iteration).
@@ -111,10 +135,22 @@ class Batching(DatasetBase):
         """
         sizes = batch_size if isinstance(batch_size, Sequence) else (batch_size,)
         return type(self)(
-            RebatchOp(UnbatchOp(self._op), tuple(whole_number("batch_size", size) for size in sizes), drop_remainder)
+            named(
+                RebatchOp(
+                    UnbatchOp(self._op), tuple(whole_number("batch_size", size) for size in sizes), drop_remainder
+                ),
+                name,
+            )
         )
 
-    def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Self:
         """Datasets of `size` elements that lie `stride` apart, one beginning every `shift` elements.
 
         Every leaf of an element becomes a dataset of that leaf: windows of (x, y) are pairs of datasets. Use them in
@@ -128,6 +164,7 @@ class Batching(DatasetBase):
             shift: Elements from the beginning of one window to that of the next, >= 1; None for `size`.
             stride: Distance of a window's elements, >= 1.
             drop_remainder: Leave out windows with fewer than `size` elements.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A number is below 1.
@@ -141,7 +178,7 @@ class Batching(DatasetBase):
         """
         size, stride = whole_number("size", size), whole_number("stride", stride)
         shift = size if shift is None else whole_number("shift", shift)
-        return type(self)(WindowOp(self._op, size, shift, stride, drop_remainder, type(self)))
+        return type(self)(named(WindowOp(self._op, size, shift, stride, drop_remainder, type(self)), name))
 
     def group_by_window(
         self,
@@ -149,6 +186,7 @@ class Batching(DatasetBase):
         reduce_func: Callable[[Any, Any], Any],
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
+        name: str | None = None,
     ) -> Self:
         """What `reduce_func` makes of windows: consecutive elements of one key, up to a number.
 
@@ -161,6 +199,7 @@ class Batching(DatasetBase):
             reduce_func: Gets the key and a dataset of the window's elements; returns a Dataset.
             window_size: Elements of a window, >= 1.
             window_size_func: In its place: the size for a key, as one int64.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: Both or neither of the sizes; a size below 1 (of a function: in the element's place).
@@ -174,7 +213,7 @@ class Batching(DatasetBase):
         """
         size = None if window_size is None else whole_number("window_size", window_size)
         windows = KeyedWindowsOp(self._op, key_func, size, window_size_func, type(self))
-        return type(self)(GroupByWindowOp(windows, reduce_func))
+        return type(self)(named(GroupByWindowOp(windows, reduce_func), name))
 
     def bucket_by_sequence_length(
         self,
@@ -186,6 +225,7 @@ class Batching(DatasetBase):
         pad_to_bucket_boundary: bool = False,
         no_padding: bool = False,
         drop_remainder: bool = False,
+        name: str | None = None,
     ) -> Self:
         """Padded batches of elements of similar length.
 
@@ -204,6 +244,7 @@ class Batching(DatasetBase):
                 `output_spec=` of a map). An element as long as the last boundary is then an error in its place.
             no_padding: Batch without padding: elements of a bucket must have one shape.
             drop_remainder: Leave out batches that are not full.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: Not one batch size more than boundaries; boundaries that do not ascend; a size < 1;
@@ -221,4 +262,6 @@ class Batching(DatasetBase):
         sizes = tuple(whole_number("Each of bucket_batch_sizes", number) for number in bucket_batch_sizes)
         padding = None if no_padding else Padding(padded_shapes, padding_values)
         buckets = Buckets(boundaries, sizes, pad_to_bucket_boundary)
-        return type(self)(bucket_op(self._op, element_length_func, buckets, padding, drop_remainder, type(self)))
+        return type(self)(
+            named(bucket_op(self._op, element_length_func, buckets, padding, drop_remainder, type(self)), name)
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from raydist.dataset.base import DatasetBase, graphs
+from raydist.dataset.base import DatasetBase, graphs, named
 from raydist.nest import flatten
 from raydist.pipelines.ops.choose import ChooseOp
 from raydist.pipelines.ops.concatenate import ConcatenateOp
@@ -19,7 +19,7 @@ class Combining(DatasetBase):
     """Several datasets as one."""
 
     @classmethod
-    def zip(cls, *datasets: Any) -> Self:
+    def zip(cls, *datasets: Any, name: str | None = None) -> Self:
         """Element k of every dataset, in one nest. Ends with the shortest dataset.
 
         Cardinality is the smallest, unknown if one is. An error of one dataset takes the place of the whole element.
@@ -27,6 +27,7 @@ class Combining(DatasetBase):
         Args:
             datasets: Datasets, whose elements come as tuples; or one nest of datasets, `zip((a, {"b": b}))`, whose
                 elements come as nests of that structure.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             TypeError: An argument is not a dataset or a nest of them.
@@ -43,7 +44,7 @@ class Combining(DatasetBase):
                 f"zip takes datasets, or one nest of them, got {wrong[0] if wrong else datasets!r:.100}. Write "
                 "zip(a, b), zip((a, b)) or zip({'a': a, 'b': b}); a list is no nest."
             )
-        return cls(ZipOp(tuple(leaf._op for leaf in leaves), structure))
+        return cls(named(ZipOp(tuple(leaf._op for leaf in leaves), structure), name))
 
     @classmethod
     def sample_from_datasets(
@@ -110,11 +111,12 @@ class Combining(DatasetBase):
         (choices,) = graphs([choice_dataset], "choose_from_datasets")
         return cls(ChooseOp(ops, choices, stop_on_empty_dataset, "choose_from_datasets"))
 
-    def concatenate(self, dataset: DatasetBase) -> Self:
+    def concatenate(self, dataset: DatasetBase, name: str | None = None) -> Self:
         """These elements, then those of `dataset`. Shapes may differ: `element_spec` has None where they do.
 
         Args:
             dataset: Its elements have the structure and dtypes of these.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             TypeError: `dataset` is no dataset.
@@ -127,4 +129,4 @@ class Combining(DatasetBase):
         """
         if not isinstance(dataset, DatasetBase):
             raise TypeError(f"concatenate takes a Dataset, got {dataset!r:.100}.")
-        return type(self)(ConcatenateOp(self._op, dataset._op))
+        return type(self)(named(ConcatenateOp(self._op, dataset._op), name))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Self
 
+from raydist.dataset.base import named
 from raydist.dataset.running import Running
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.elements.arguments import require_choice
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.fold import fold
@@ -31,11 +35,13 @@ class Elementwise(Running):
         deterministic: bool | None = None,
         seed: int | None = None,
         output_spec: Any = None,
+        name: str | None = None,
     ) -> Self:
         """`map_func` of every element, in their order. An error of the function takes the place of its element.
 
         Args:
-            map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. May return
+            map_func: Gets numpy arrays, numpy scalars, bytes and str; a tuple is unpacked into arguments. A
+                `torch.nn.Module`, and a function wrapped in `rd.with_tensors`, gets torch tensors instead. May return
                 numpy, torch or Python values, and take, transform and return datasets, alone or in a nest: their random
                 choices depend on what those of `rng` do. A keyword-only parameter `rng` receives a
                 `numpy.random.Generator` that depends on (seed, operation, epoch, index of the element) alone.
@@ -48,6 +54,7 @@ class Elementwise(Running):
             seed: Seed of `rng`; None for that of the iteration.
             output_spec: Nest of `rd.TensorSpec` that every result must match. Without it `element_spec` is found by
                 calls on up to three first elements, and later ones may differ.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `map_func` is no function, or `num_parallel_calls` is 0 or below AUTOTUNE.
@@ -61,17 +68,17 @@ class Elementwise(Running):
         [1, 2, 3]
         """
         declared = DeclaredOutput.parse(output_spec)
-        if deterministic is not None and not isinstance(deterministic, bool):
-            raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
-        return type(self)(MapOp(self._op, map_func, num_parallel_calls, seed, declared, deterministic))
+        require_choice(deterministic)
+        return type(self)(named(MapOp(self._op, map_func, num_parallel_calls, seed, declared, deterministic), name))
 
-    def filter(self, predicate: Callable[..., Any]) -> Self:
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
         """The elements for which `predicate` returns True, in their order. Cardinality is unknown.
 
         An element for which the predicate fails is an error in its place.
 
         Args:
             predicate: Gets what a map function gets, and returns one bool.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `predicate` is no function.
@@ -82,7 +89,7 @@ class Elementwise(Running):
         >>> [int(x) for x in rd.Dataset.range(5).filter(lambda x: x % 2 == 0)]
         [0, 2, 4]
         """
-        return type(self)(FilterOp(self._op, predicate))
+        return type(self)(named(FilterOp(self._op, predicate), name))
 
     def map_batches(self, fn: Callable[..., Any], batch_size: int, num_parallel_calls: int | None = None) -> Self:
         """The rows of `fn(batch)`, for batches of up to `batch_size` consecutive elements.
@@ -108,7 +115,7 @@ class Elementwise(Running):
         """
         return type(self)(UnbatchOp(MapOp(BatchOp(self._op, batch_size), fn, num_parallel_calls)))
 
-    def flat_map(self, map_func: Callable[..., Any]) -> Self:
+    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Self:
         """The elements of the datasets that `map_func` makes of the elements, one dataset after the other.
 
         Runs in the consumer's thread. The state of an iterator is that of the input and of the open dataset. An error
@@ -116,6 +123,7 @@ class Elementwise(Running):
 
         Args:
             map_func: Gets what a map function gets and returns a Dataset.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `map_func` is no function.
@@ -126,7 +134,7 @@ class Elementwise(Running):
         >>> [int(x) for x in rd.Dataset.range(4).flat_map(lambda n: rd.Dataset.range(n))]
         [0, 0, 1, 0, 1, 2]
         """
-        return type(self)(InterleaveOp.flat_map(self._op, map_func))
+        return type(self)(named(InterleaveOp.flat_map(self._op, map_func), name))
 
     def interleave(
         self,
@@ -135,6 +143,7 @@ class Elementwise(Running):
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        name: str | None = None,
     ) -> Self:
         """The elements of the datasets that `map_func` makes of the elements, several of these read in turn.
 
@@ -150,6 +159,7 @@ class Elementwise(Running):
                 reading waits or a trial was faster. None: every dataset is read in the consumer's thread.
             deterministic: False takes what is there of the datasets that are read ahead, so that a slow one holds back
                 no other (None: `Options.deterministic` decides). The rest is as for `map`.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A length below 1, `num_parallel_calls` above `cycle_length`, or no function.
@@ -162,13 +172,14 @@ class Elementwise(Running):
         >>> [int(x) for x in ds]
         [1, 2, 1, 2, 1, 2, 3, 3, 3]
         """
-        if deterministic is not None and not isinstance(deterministic, bool):
-            raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
+        require_choice(deterministic)
         return type(self)(
-            InterleaveOp.of(self._op, map_func, cycle_length, block_length, num_parallel_calls, deterministic)
+            named(
+                InterleaveOp.of(self._op, map_func, cycle_length, block_length, num_parallel_calls, deterministic), name
+            )
         )
 
-    def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Self:
+    def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Self:
         """The outputs of `scan_func(state, element)`, which returns the next state and an output.
 
         Runs in order in the consumer's thread. An element on which the function fails is an error in its place and
@@ -178,6 +189,7 @@ class Elementwise(Running):
         Args:
             initial_state: Nest of tensors; every next state must have its structure and dtypes.
             scan_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `scan_func` is no function.
@@ -188,14 +200,15 @@ class Elementwise(Running):
         >>> [int(x) for x in rd.Dataset.range(5).scan(0, lambda total, x: (total + x, total + x))]
         [0, 1, 3, 6, 10]
         """
-        return type(self)(ScanOp(self._op, initial_state, scan_func))
+        return type(self)(named(ScanOp(self._op, initial_state, scan_func), name))
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any]) -> Any:
+    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
         """The last state: `reduce_func(state, element)` gives the next one. Reads an epoch, and blocks until its end.
 
         Args:
             initial_state: Nest of tensors; every next state must have its structure and dtypes.
             reduce_func: Gets the state and the element (a tuple as one argument), both as a map function gets them.
+            name: What you call the operation, for its errors.
 
         Returns:
             The nest with torch tensors (scalar bytes and str as Python objects), like an element.
@@ -211,16 +224,46 @@ class Elementwise(Running):
         """
         from torch import from_numpy  # as in __iter__: where the first tensors are handed out
 
-        last = fold(reduce_func, initial_state, self.as_numpy_iterator(), "reduce")
+        last = fold(reduce_func, initial_state, self.as_numpy_iterator(), "reduce" if name is None else name)
         return torch_rows(block_of_rows([last]), from_numpy)[0]
 
-    def take_while(self, predicate: Callable[..., Any]) -> Self:
+    def get_single_element(self, name: str | None = None) -> Any:
+        """The only element. Begins an epoch, and blocks until it is there and the end behind it.
+
+        Args:
+            name: What you call the operation, for its errors.
+
+        Returns:
+            The nest with torch tensors (scalar bytes and str as Python objects), as iterating gives it.
+
+        Raises:
+            InvalidArgumentError: There is none, or more than one.
+            Exception: The error of the element.
+
+        Source: tf.data.Dataset.get_single_element.
+
+        >>> rd.Dataset.range(3).batch(3).get_single_element()
+        tensor([0, 1, 2])
+        """
+        what = "get_single_element" if name is None else name
+        with contextlib.closing(iter(self)) as iterator:
+            first = iterator.get_next_as_optional()
+            if not first.has_value():
+                raise InvalidArgumentError(f"{what} needs a dataset of one element, got one without any: {self!r}.")
+            if iterator.get_next_as_optional().has_value():
+                raise InvalidArgumentError(
+                    f"{what} needs a dataset of one element, got more: {self!r}. Take one, or batch all of them."
+                )
+        return first.get_value()
+
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
         """The elements before the first for which `predicate` returns False. Cardinality is unknown.
 
         An element for which the predicate fails is an error in its place, and what follows is still asked about.
 
         Args:
             predicate: Gets what a map function gets, and returns one bool.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `predicate` is no function.
@@ -231,7 +274,7 @@ class Elementwise(Running):
         >>> [int(x) for x in rd.Dataset.range(9).take_while(lambda x: x < 3)]
         [0, 1, 2]
         """
-        return type(self)(TakeWhileOp(self._op, predicate))
+        return type(self)(named(TakeWhileOp(self._op, predicate), name))
 
     def apply(self, transformation: Callable[[Self], Self]) -> Self:
         """`transformation(self)`: a function of datasets in a chain of methods.

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from raydist.dataset.base import DatasetBase
+from raydist.dataset.base import DatasetBase, named
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.elements.arguments import whole_number
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.nested import graph_of
 from raydist.pipelines.ops.shuffle import ShuffleOp
+from raydist.pipelines.ops.split_label import split_label
 from raydist.pipelines.sources.csv_files import csv_op
 from raydist.pipelines.sources.json_files import json_op
 from raydist.pipelines.sources.list_files import list_files_op
@@ -22,13 +27,14 @@ class FileSources(DatasetBase):
     """Elements that come from files, local or remote."""
 
     @classmethod
-    def list_files(cls, pattern: Any, shuffle: bool = True, seed: int | None = None) -> Self:
+    def list_files(cls, pattern: Any, shuffle: bool = True, seed: int | None = None, name: str | None = None) -> Self:
         """The names (str) of the files that match a pattern when this is called.
 
         Args:
             pattern: A path or URI with `*`, `?` and `[...]`, none of which matches a slash, or a list of them.
             shuffle: Another order every epoch; False gives sorted names.
             seed: Seed of the order, as for :meth:`shuffle`.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             NotFoundError: No file matches.
@@ -45,25 +51,29 @@ class FileSources(DatasetBase):
         ['a.txt', 'b.txt']
         """
         names = list_files_op(pattern)
-        return cls(ShuffleOp(names, names.cardinality(), seed) if shuffle else names)
+        return cls(named(ShuffleOp(names, names.cardinality(), seed) if shuffle else names, name))
 
     @classmethod
-    def from_numpy(cls, source: Any) -> Self:
+    def from_numpy(cls, source: Any, verify: bool = True, *, max_array_bytes: int | None = None) -> Self:
         """The rows of a .npy or .npz file, or of arrays in memory.
 
         A .npy file gives its rows, a .npz file a dict with one row of each of its arrays. Files are mapped into memory:
         only what is read is loaded, and every process maps the file itself. The arrays of a compressed .npz (made by
-        `np.savez_compressed`) are loaded whole, once in every process that reads them; 8 GiB each at most.
+        `np.savez_compressed`) are loaded whole, once in every process that reads them.
 
         Args:
             source: A local path that ends in .npy or .npz, or a nest of arrays with equal first dimensions.
+            verify: Whether every process that reads a .npz compares its checksums before it hands out a row, for which
+                it reads the whole file (1 s per GB). Compressed arrays are always compared; a .npy has no checksum.
+            max_array_bytes: What a compressed array may take in memory, whatever the file says. None: 256 MiB, or 64
+                times what it takes in the file where that is more.
 
         Raises:
             NotFoundError: There is no such file.
-            DataLossError: The file is truncated or damaged. (Numpy's uncompressed formats have no checksum that could
-                be tested without reading all of the file.)
+            DataLossError: The file is truncated or damaged; with the first row: a checksum does not match.
             SpecError: The file holds Python objects (pickles are never loaded) or records with fields.
-            InvalidArgumentError: The first dimensions differ, an array has none, or the path is no local .npy or .npz.
+            InvalidArgumentError: The first dimensions differ, an array has none, the path is no local .npy or .npz, or
+                a compressed array has more than `max_array_bytes`.
 
         Source: numpy.load(mmap_mode="r").
 
@@ -71,7 +81,7 @@ class FileSources(DatasetBase):
         >>> [row.tolist() for row in rd.Dataset.from_numpy(np.arange(4).reshape(2, 2))]
         [[0, 1], [2, 3]]
         """
-        return cls(numpy_op(source))
+        return cls(numpy_op(source, verify, max_array_bytes))
 
     @classmethod
     def from_parquet(cls, paths: Any, columns: Sequence[str] | None = None, filters: Any = None) -> Self:
@@ -117,15 +127,19 @@ class FileSources(DatasetBase):
     def from_csv(
         cls,
         paths: Any,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str | int] | None = None,
         *,
         column_types: Mapping[str, Any] | None = None,
-        column_defaults: Mapping[str, Any] | None = None,
+        column_defaults: Mapping[str, Any] | Sequence[Any] | None = None,
         column_names: Sequence[str] | None = None,
         delimiter: str = ",",
         compression_type: str | None = None,
+        batch_size: int | None = None,
+        label_name: str | None = None,
+        select_columns: Sequence[str | int] | None = None,
+        max_line_bytes: int | None = None,
     ) -> Self:
-        """The rows of CSV files: dicts of their columns.
+        """The rows of CSV files: dicts of their columns; once, and in order (`shuffle` and `repeat` change that).
 
         One line is one row; blank lines are passed over. Fields may be quoted with `"`, but must end on their line.
         Types that are not given are learned from the first 1000 lines of the first file: int64, float64, bool or str. A
@@ -133,15 +147,22 @@ class FileSources(DatasetBase):
 
         Args:
             paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
-            columns: Columns to keep, None for all; the others are not converted.
+            columns: Columns to keep, by name or number, None for all; the others are not converted.
             column_types: dtypes of columns (numpy, torch or text; `bytes` and `str` too).
-            column_defaults: Values for empty fields. An empty field of another column of numbers is an error.
+            column_defaults: Values for empty fields. An empty field of another column of numbers is an error. A dict,
+                or a list with one for each of the columns, which then have their types. A dtype (of numpy or torch) in
+                the place of a value: a column of that type, without a default.
             column_names: Names of all columns, for files without a header line.
             delimiter: What stands between fields.
             compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+            batch_size: Rows of one element, as for :meth:`batch`; None: each row is one.
+            label_name: A column: elements are (dict of the other columns, this column).
+            select_columns: Another word for `columns`.
+            max_line_bytes: See :meth:`from_json`.
 
         Raises:
-            InvalidArgumentError: A directory, an unknown column, a default that does not fit, no columns.
+            InvalidArgumentError: A directory, an unknown column, a default that does not fit, no columns; both words
+                for `columns`.
             NotFoundError: A file does not exist (the first one at once, others at iteration).
             DataLossError: The first lines cannot be parsed; at iteration, in its place: a wrong line (has `path` and
                 `offset`).
@@ -156,12 +177,28 @@ class FileSources(DatasetBase):
         >>> ds = rd.Dataset.from_csv(path, columns=["id", "score"], column_defaults={"score": 0.0})
         >>> list(ds.as_numpy_iterator())[1]
         {'id': np.int64(2), 'score': np.float64(0.0)}
+        >>> for features, names in rd.Dataset.from_csv(path, ["id", "name"], batch_size=2, label_name="name"):
+        ...     print(features["id"].tolist(), names.tolist())
+        [1, 2] ['Ann', 'Bob']
         """
-        return cls(csv_op(paths, columns, column_types, column_defaults, column_names, delimiter, compression_type))
+        if select_columns is not None and columns is not None:
+            raise InvalidArgumentError(
+                f"Give columns or select_columns, got {columns!r:.200} and {select_columns!r:.200}."
+            )
+        kept = columns if select_columns is None else select_columns
+        settings = (column_types, column_defaults, column_names, delimiter, compression_type, max_line_bytes)
+        op: DatasetOp = csv_op(paths, kept, *settings)
+        op = op if batch_size is None else BatchOp(op, whole_number("batch_size", batch_size))
+        return cls(op if label_name is None else split_label(op, label_name))
 
     @classmethod
     def from_json(
-        cls, paths: Any, columns: Sequence[str] | None = None, *, compression_type: str | None = None
+        cls,
+        paths: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        compression_type: str | None = None,
+        max_line_bytes: int | None = None,
     ) -> Self:
         """The objects of files of JSON lines: dicts, with a dict inside for every object.
 
@@ -173,6 +210,8 @@ class FileSources(DatasetBase):
             paths: A path or several, local or URIs that fsspec or pyarrow.fs can open.
             columns: Fields to keep, further ones are allowed; None for all, a further one is an error.
             compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
+            max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
+                file where that is more. Lists and objects may be nested 100 deep.
 
         Raises:
             InvalidArgumentError: A directory, an unknown field, an empty first file.
@@ -190,7 +229,7 @@ class FileSources(DatasetBase):
         >>> list(rd.Dataset.from_json(path).as_numpy_iterator())
         [{'id': np.int64(1), 'tags': array(['a', 'b'], dtype=object)}]
         """
-        return cls(json_op(paths, columns, compression_type))
+        return cls(json_op(paths, columns, compression_type, max_line_bytes))
 
     @classmethod
     def load(
@@ -198,6 +237,8 @@ class FileSources(DatasetBase):
         path: Any,
         compression: str | None = None,
         reader_func: Callable[[Self], Self] | None = None,
+        *,
+        max_chunk_bytes: int | None = None,
     ) -> Self:
         """The elements that :meth:`save` wrote, in their order; of several shards one after the other.
 
@@ -209,10 +250,13 @@ class FileSources(DatasetBase):
             compression: What it was saved with; None: what its manifest says.
             reader_func: Gets a dataset of datasets, one for each shard, and returns the dataset of elements, such as
                 `lambda shards: shards.interleave(lambda shard: shard)`.
+            max_chunk_bytes: What a compressed chunk (some elements, or a large one) may have in memory, whatever the
+                manifest says. None: 32 MiB, or 64 times what it has in its file.
 
         Raises:
             NotFoundError: There is no saved dataset.
             DataLossError: Its manifest is damaged, or it has another compression; at iteration: its data is damaged.
+            InvalidArgumentError: A file of it is a link that leads out of the directory.
             SpecError: `reader_func` returns no dataset.
 
         Source: tf.data.Dataset.load.
@@ -227,5 +271,5 @@ class FileSources(DatasetBase):
         """
         manifest = checked_manifest(path, compression)
         if reader_func is None:
-            return cls(saved_op(path, manifest, manifest.parts))
-        return cls(graph_of(reader_func(cls(shards_op(path, manifest, cls))), "load"))
+            return cls(saved_op(path, manifest, manifest.parts, max_chunk_bytes))
+        return cls(graph_of(reader_func(cls(shards_op(path, manifest, cls, max_chunk_bytes))), "load"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from raydist.dataset.base import DatasetBase
+from raydist.dataset.base import DatasetBase, named
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
@@ -28,7 +28,9 @@ __all__ = ["Ordering"]
 class Ordering(DatasetBase):
     """Order and number of elements."""
 
-    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Self:
+    def shuffle(
+        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True, name: str | None = None
+    ) -> Self:
         """Random order: each output is drawn from a buffer of `buffer_size` elements, refilled from the input.
 
         The state of an iterator holds the position alone; restoring it reads the input again up to there.
@@ -38,6 +40,7 @@ class Ordering(DatasetBase):
             seed: With a seed, every epoch's order is the same in every process. None: that of the iteration
                 (`Options.seed`, else one drawn for this object).
             reshuffle_each_iteration: A new order every epoch; False keeps one order, even without a seed.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `buffer_size` is out of range.
@@ -48,7 +51,9 @@ class Ordering(DatasetBase):
         >>> sorted(int(x) for x in ds) == list(range(10))
         True
         """
-        return type(self)(ShuffleOp(self._op, whole_number("buffer_size", buffer_size), seed, reshuffle_each_iteration))
+        return type(self)(
+            named(ShuffleOp(self._op, whole_number("buffer_size", buffer_size), seed, reshuffle_each_iteration), name)
+        )
 
     def global_shuffle(self, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Self:
         """All elements in random order, without a buffer: every element is read by its index, where it lies.
@@ -79,7 +84,7 @@ class Ordering(DatasetBase):
             )
         return type(self)(picked)
 
-    def repeat(self, count: int | None = None) -> Self:
+    def repeat(self, count: int | None = None, name: str | None = None) -> Self:
         """`count` passes over the elements, each an epoch of what is before: a shuffle there draws a new order.
 
         Passes do not mix: an operation behind sees the end of one, then the next. A pass without any element ends an
@@ -87,6 +92,7 @@ class Ordering(DatasetBase):
 
         Args:
             count: Number of passes; 0 for none; None or a negative count: without an end.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `count` is no whole number.
@@ -96,13 +102,14 @@ class Ordering(DatasetBase):
         >>> [int(x) for x in rd.Dataset.range(2).repeat(2)]
         [0, 1, 0, 1]
         """
-        return type(self)(RepeatOp(self._op, None if count is None else whole_number("count", count)))
+        return type(self)(named(RepeatOp(self._op, None if count is None else whole_number("count", count)), name))
 
-    def take(self, count: int) -> Self:
+    def take(self, count: int, name: str | None = None) -> Self:
         """The first `count` elements. Nothing is read behind them. Errors on the way are raised, and not counted.
 
         Args:
             count: Number of elements; negative: all.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `count` is no whole number.
@@ -112,15 +119,16 @@ class Ordering(DatasetBase):
         >>> [int(x) for x in rd.Dataset.range(5).take(2)]
         [0, 1]
         """
-        return type(self)(TakeOp(self._op, whole_number("count", count)))
+        return type(self)(named(TakeOp(self._op, whole_number("count", count)), name))
 
-    def skip(self, count: int) -> Self:
+    def skip(self, count: int, name: str | None = None) -> Self:
         """All but the first `count` elements. Errors among these are raised, and not counted.
 
         The elements left out are read and made, unless the source can be read by index.
 
         Args:
             count: Number of elements; negative: leaves out all.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `count` is no whole number.
@@ -130,9 +138,9 @@ class Ordering(DatasetBase):
         >>> [int(x) for x in rd.Dataset.range(5).skip(3)]
         [3, 4]
         """
-        return type(self)(SkipOp(self._op, whole_number("count", count)))
+        return type(self)(named(SkipOp(self._op, whole_number("count", count)), name))
 
-    def shard(self, num_shards: int, index: int) -> Self:
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Self:
         """Every element whose number leaves the remainder `index` when divided by `num_shards`.
 
         The shards 0 .. num_shards - 1 of a dataset hold each of its elements once, errors included. A map before it is
@@ -141,6 +149,7 @@ class Ordering(DatasetBase):
         Args:
             num_shards: Number of shards, >= 1. With more shards than elements some are empty.
             index: Which of them this is, from 0.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `num_shards` < 1, or `index` is not in 0 .. num_shards - 1.
@@ -150,13 +159,16 @@ class Ordering(DatasetBase):
         >>> [int(x) for x in rd.Dataset.range(8).shard(3, 1)]
         [1, 4, 7]
         """
-        return type(self)(ShardOp(self._op, whole_number("num_shards", num_shards), whole_number("index", index)))
+        return type(self)(
+            named(ShardOp(self._op, whole_number("num_shards", num_shards), whole_number("index", index)), name)
+        )
 
-    def enumerate(self, start: int = 0) -> Self:
+    def enumerate(self, start: int = 0, name: str | None = None) -> Self:
         """(number, element) pairs, numbers being int64 scalars. An error takes a number too.
 
         Args:
             start: The first number.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `start` is no whole number.
@@ -166,12 +178,15 @@ class Ordering(DatasetBase):
         >>> [(int(number), text) for number, text in rd.Dataset.from_tensor_slices(["a", "b"]).enumerate(start=5)]
         [(5, 'a'), (6, 'b')]
         """
-        return type(self)(EnumerateOp(self._op, whole_number("start", start)))
+        return type(self)(named(EnumerateOp(self._op, whole_number("start", start)), name))
 
-    def unique(self) -> Self:
+    def unique(self, name: str | None = None) -> Self:
         """Every value once, at its first place. Elements are single integers, bools, bytes or str.
 
         Remembers every value. The state of an iterator is a count: resuming reads the input again from the beginning.
+
+        Args:
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             SpecError: Elements of another kind, in the place of each.
@@ -181,9 +196,9 @@ class Ordering(DatasetBase):
         >>> [int(x) for x in rd.Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique()]
         [1, 37, 2]
         """
-        return type(self)(UniqueOp(self._op))
+        return type(self)(named(UniqueOp(self._op), name))
 
-    def ignore_errors(self, log_warning: bool = False) -> Self:
+    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Self:
         """The elements without the errors among them. Cardinality is unknown.
 
         Put it before a `batch`: of a batch with a bad element nothing is left. Errors of what runs the pipeline (a dead
@@ -191,13 +206,14 @@ class Ordering(DatasetBase):
 
         Args:
             log_warning: Log each error that is left out, by Python's `logging`.
+            name: What you call the operation, for `explain` and `stats`.
 
         Source: tf.data.Dataset.ignore_errors.
 
         >>> [float(x) for x in rd.Dataset.range(3).map(lambda x: 4.0 / int(x - 1)).ignore_errors()]
         [-4.0, 4.0]
         """
-        return type(self)(IgnoreErrorsOp(self._op, log_warning))
+        return type(self)(named(IgnoreErrorsOp(self._op, log_warning), name))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
         """Say how many elements there are, where raydist cannot know; checked while they are read.
@@ -220,7 +236,12 @@ class Ordering(DatasetBase):
         return type(self)(AssertCardinalityOp(self._op, whole_number("expected_cardinality", expected_cardinality)))
 
     def rejection_resample(
-        self, class_func: Callable[..., Any], target_dist: Any, initial_dist: Any = None, seed: int | None = None
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Any,
+        initial_dist: Any = None,
+        seed: int | None = None,
+        name: str | None = None,
     ) -> Self:
         """Pairs (class, element), elements left out at random so that classes come as often as in `target_dist`.
 
@@ -233,6 +254,7 @@ class Ordering(DatasetBase):
             target_dist: One weight for each class.
             initial_dist: The same for the input, > 0 where the target is; None to estimate it while reading.
             seed: With a seed, every epoch's choice is the same in every process. None: as for :meth:`shuffle`.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: A distribution is none, or their lengths differ; a class is out of range (at
@@ -249,4 +271,4 @@ class Ordering(DatasetBase):
         (100, True)
         """
         balance = ClassBalance.of(target_dist, initial_dist)
-        return type(self)(RejectionResampleOp(self._op, class_func, balance, seed))
+        return type(self)(named(RejectionResampleOp(self._op, class_func, balance, seed), name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raydist.dataset import Dataset
+from raydist.dataset.base import named
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES
 from raydist.pipelines.sources.record_files import RecordFilesOp
@@ -18,13 +19,17 @@ def TFRecordDataset(
     compression_type: str | None = None,
     num_parallel_reads: int | None = None,
     *,
-    max_record_bytes: int = MAX_RECORD_BYTES,
+    max_record_bytes: int | None = None,
+    name: str | None = None,
 ) -> Dataset:
     """The records of TFRecord files, as bytes.
 
     Checksums are always compared. A damaged record is an error in its place: where only its data is damaged, reading
-    goes on with the next record, else (as after a file that cannot be opened) with the next file. A file that was cut
-    off between two records looks whole: the format says nowhere how many there are.
+    goes on with the next record, else (as after a file that cannot be opened) with the next file.
+
+    A plain file that was cut off exactly between two records looks whole, and so does one whose whole records were
+    doubled or swapped: the format says nowhere how many there are. Where you know the number, `assert_cardinality`
+    notices; a "GZIP" or "ZLIB" file that was cut off is noticed unless nothing is left of it.
 
     The state of an iterator is a file number and an offset for each file in turn. Resuming opens these files there; a
     compressed one is decompressed up to there.
@@ -35,7 +40,9 @@ def TFRecordDataset(
         num_parallel_reads: None reads one file after the other, when records are asked for. k > 1 takes records in turn
             from k files, as `interleave` with a block length of 1 does; a thread for each of them reads up to about
             3 MiB ahead. AUTOTUNE reads ahead too, in the order of None.
-        max_record_bytes: A longer record is taken for damage.
+        max_record_bytes: A longer record is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the
+            file where that is more.
+        name: What you call the operation, for `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: An unknown compression, `num_parallel_reads` < 1, an empty list; at iteration: a
@@ -56,12 +63,19 @@ def TFRecordDataset(
     >>> list(rd.TFRecordDataset(path))
     [b'first', b'second']
     """
-    record_format = TFRecordFormat(check_compression(compression_type), max_record_bytes)
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    given = max_record_bytes is not None
+    limit = MAX_RECORD_BYTES if max_record_bytes is None else max_record_bytes
+    record_format = TFRecordFormat(check_compression(compression_type), limit, given)
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def TextLineDataset(
-    filenames: Any, compression_type: str | None = None, num_parallel_reads: int | None = None
+    filenames: Any,
+    compression_type: str | None = None,
+    num_parallel_reads: int | None = None,
+    name: str | None = None,
+    *,
+    max_line_bytes: int | None = None,
 ) -> Dataset:
     """The lines of text files, as bytes without their line ends (\\n or \\r\\n).
 
@@ -72,13 +86,16 @@ def TextLineDataset(
         filenames: A path, a list of paths, or a dataset of str. Local, or URIs that fsspec or pyarrow.fs can open.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes lines in turn from k files at a time.
+        name: What you call the operation, for `explain` and `stats`.
+        max_line_bytes: A longer line is taken for damage. None: 1 GiB; of a compressed file 32 MiB, or 4 times the file
+            where that is more.
 
     Raises:
         InvalidArgumentError: As for :func:`TFRecordDataset`.
         SpecError: A file name that is no path.
         NotFoundError: A file does not exist (at iteration, in its place).
         DataLossError: Compressed data is damaged or cut off; the file is compressed otherwise; a line is longer than
-            1 GiB (at iteration; has `path` and `offset`).
+            `max_line_bytes` (at iteration; has `path` and `offset`).
         FailedPreconditionError: A file may not be read (at iteration).
 
     Source: tf.data.TextLineDataset.
@@ -90,8 +107,8 @@ def TextLineDataset(
     >>> list(rd.TextLineDataset(path))
     [b'first', b'', b'third']
     """
-    record_format = TextLineFormat(check_compression(compression_type))
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    record_format = TextLineFormat(check_compression(compression_type), max_line_bytes)
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def FixedLengthRecordDataset(
@@ -101,6 +118,7 @@ def FixedLengthRecordDataset(
     footer_bytes: int | None = None,
     compression_type: str | None = None,
     num_parallel_reads: int | None = None,
+    name: str | None = None,
 ) -> Dataset:
     """The records of `record_bytes` bytes each that follow one another in files, between a header and a footer.
 
@@ -114,6 +132,7 @@ def FixedLengthRecordDataset(
         footer_bytes: Bytes behind the last record; None for 0.
         compression_type: None (or ""), "GZIP" or "ZLIB"; of all files. Sizes count decompressed bytes.
         num_parallel_reads: As for :func:`TFRecordDataset`: k > 1 takes records in turn from k files at a time.
+        name: What you call the operation, for `explain` and `stats`.
 
     Raises:
         InvalidArgumentError: A size out of its range; else as for :func:`TFRecordDataset`.
@@ -133,7 +152,7 @@ def FixedLengthRecordDataset(
     """
     sizes = (record_bytes, header_bytes or 0, footer_bytes or 0)
     record_format = FixedLengthFormat(check_compression(compression_type), *sizes)
-    return Dataset(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads))
+    return Dataset(named(RecordFilesOp.of(_names(filenames), record_format, num_parallel_reads), name))
 
 
 def _names(filenames: Any) -> Any:

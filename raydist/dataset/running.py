@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from raydist.dataset.base import DatasetBase
+from raydist.dataset.base import DatasetBase, named
 from raydist.options import Options
 from raydist.pipelines.elements.arrow import arrow_batches
 from raydist.pipelines.elements.blocks import Block
@@ -31,11 +31,12 @@ __all__ = ["Running"]
 class Running(DatasetBase):
     """Properties of a dataset, and iterating over it."""
 
-    def with_options(self, options: Options) -> Self:
+    def with_options(self, options: Options, name: str | None = None) -> Self:
         """Set options for the whole pipeline; what is set explicitly wins over what was set before.
 
         Args:
             options: Copied: later changes to the object do nothing.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             TypeError: It is no `rd.Options`.
@@ -47,7 +48,7 @@ class Running(DatasetBase):
         """
         if not isinstance(options, Options):
             raise TypeError(f"with_options takes rd.Options, got {options!r:.100}. Write rd.Options(seed=7), say.")
-        return type(self)(WithOptionsOp(self._op, options.frozen()))
+        return type(self)(named(WithOptionsOp(self._op, options.frozen()), name))
 
     def options(self) -> Options:
         """The options of the pipeline, merged over all inputs; they cannot be changed.

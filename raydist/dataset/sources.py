@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from raydist.dataset.base import DatasetBase
+from raydist.dataset.base import DatasetBase, named
 from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.spec import as_dtype
@@ -28,12 +28,13 @@ class Sources(DatasetBase):
     """Elements that come from memory, functions and other libraries."""
 
     @classmethod
-    def range(cls, *args: int, output_type: Any = np.int64) -> Self:
+    def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Self:
         """The numbers of `range([start,] stop[, step])`, as scalars.
 
         Args:
             args: `stop`, or `start` and `stop`, or `start`, `stop` and `step`: whole numbers, as for Python's `range`.
             output_type: dtype of the numbers (numpy, torch or text).
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: No or more than three arguments, one that is no whole number, or a step of 0.
@@ -44,16 +45,17 @@ class Sources(DatasetBase):
         [1, 3, 5]
         """
         numbers = tuple(whole_number("Each of start, stop and step", arg) for arg in args)
-        return cls(RangeOp.of(numbers, as_dtype(output_type)))
+        return cls(named(RangeOp.of(numbers, as_dtype(output_type)), name))
 
     @classmethod
-    def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64) -> Self:
+    def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Self:
         """`start`, `start + step`, ... without an end, as scalars.
 
         Args:
             start: The first number.
             step: What is added each time; may be negative.
             dtype: dtype of the numbers (numpy, torch or text).
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `start` or `step` is no whole number.
@@ -63,31 +65,35 @@ class Sources(DatasetBase):
         >>> [int(x) for x in rd.Dataset.counter(start=2, step=3).take(3)]
         [2, 5, 8]
         """
-        return cls(CounterOp(whole_number("start", start), whole_number("step", step), as_dtype(dtype)))
+        return cls(named(CounterOp(whole_number("start", start), whole_number("step", step), as_dtype(dtype)), name))
 
     @classmethod
-    def random(cls, seed: int | None = None, rerandomize_each_iteration: bool = False) -> Self:
+    def random(cls, seed: int | None = None, rerandomize_each_iteration: bool = False, name: str | None = None) -> Self:
         """Random int64 numbers in [0, 2^32) without an end.
 
         Args:
             seed: With a seed, the same numbers in every process. None: that of the iteration (`Options.seed`).
             rerandomize_each_iteration: Other numbers in every epoch; False keeps those of the first.
+            name: What you call the operation, for `explain` and `stats`.
 
         Source: tf.data.Dataset.random.
 
         >>> len({int(x) for x in rd.Dataset.random(seed=4).take(10)})
         10
         """
-        return cls(RandomOp(seed, rerandomize_each_iteration))
+        return cls(named(RandomOp(seed, rerandomize_each_iteration), name))
 
     @classmethod
-    def from_tensor_slices(cls, tensors: Any) -> Self:
+    def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Self:
         """One element per entry of the first dimension of every leaf: (n, ...) -> n times (...).
 
-        Arrays and tensors are not copied: changes to them show in later epochs. A pickled dataset holds their values.
+        Arrays and tensors are not copied, so that large ones need no second memory: what is written into them, or into
+        the array that they are a slice of, shows in later elements. Give a copy (`x.copy()`) if they change and the
+        dataset must not. A pickled dataset holds their values.
 
         Args:
             tensors: Nest of arrays, torch tensors or lists, which share their first dimension. A list is one leaf.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: There is no leaf, a leaf is a scalar, or first dimensions differ.
@@ -97,14 +103,15 @@ class Sources(DatasetBase):
         >>> list(rd.Dataset.from_tensor_slices({"x": [1, 2], "y": [b"a", b"b"]}).as_numpy_iterator())[1]
         {'x': np.int64(2), 'y': b'b'}
         """
-        return cls(MemoryOp.of_slices(tensors))
+        return cls(named(MemoryOp.of_slices(tensors), name))
 
     @classmethod
-    def from_tensors(cls, tensors: Any) -> Self:
+    def from_tensors(cls, tensors: Any, name: str | None = None) -> Self:
         """One element: `tensors`, copied.
 
         Args:
             tensors: Nest of numbers, arrays, torch tensors, lists, bytes and str.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             SpecError: A leaf is something else.
@@ -114,10 +121,18 @@ class Sources(DatasetBase):
         >>> [x.tolist() for x in rd.Dataset.from_tensors([1, 2])]
         [[1, 2]]
         """
-        return cls(MemoryOp.of_tensors(tensors))
+        return cls(named(MemoryOp.of_tensors(tensors), name))
 
     @classmethod
-    def from_generator(cls, generator: Callable[..., Any], output_signature: Any = None, args: Any = ()) -> Self:
+    def from_generator(
+        cls,
+        generator: Callable[..., Any],
+        output_signature: Any = None,
+        args: Any = (),
+        output_types: Any = None,
+        output_shapes: Any = None,
+        name: str | None = None,
+    ) -> Self:
         """The values that `generator(*args)` yields. Called afresh for every iteration and every pass of a repeat.
 
         An exception in the generator comes out with its type, after the values before it, and ends the iteration.
@@ -131,10 +146,14 @@ class Sources(DatasetBase):
                 converted to its dtypes where nothing is lost (integers that fit, any number to a float).
             args: Arguments for `generator`, handed over as numpy arrays and scalars, bytes and str. Bind other objects
                 with `functools.partial`.
+            output_types: In the place of a signature: a nest of dtypes (numpy, torch or text).
+            output_shapes: With it: a nest of shapes like it; None in it, or for all of it: unknown.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             SpecError: No signature, or nothing that can be called; a value of another structure, dtype or shape (at
                 iteration, in the place of that value).
+            InvalidArgumentError: A signature and types; shapes that are none, or not like the types.
 
         Source: tf.data.Dataset.from_generator.
 
@@ -142,10 +161,10 @@ class Sources(DatasetBase):
         >>> [int(x) for x in ds]
         [0, 1, 2]
         """
-        return cls(GeneratorOp.of(generator, output_signature, args))
+        return cls(named(GeneratorOp.of(generator, output_signature, args, output_types, output_shapes), name))
 
     @classmethod
-    def from_arrow(cls, source: Any) -> Self:
+    def from_arrow(cls, source: Any, *, max_batch_bytes: int | None = None) -> Self:
         """The rows of an Arrow table: dicts of its columns, with a dict inside for every struct.
 
         Numbers keep their types, strings are str and binary values bytes. `fixed_shape_tensor` and fixed-size lists are
@@ -159,6 +178,8 @@ class Sources(DatasetBase):
         Args:
             source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library that has
                 Arrow's C stream interface; or a path or a list of paths, local or URIs.
+            max_batch_bytes: What a compressed record batch of a file may have in memory, whatever the file says. None:
+                64 MiB, or 64 times what it has in the file.
 
         Raises:
             InvalidArgumentError: There are nulls, or a path is that of a directory.
@@ -173,7 +194,7 @@ class Sources(DatasetBase):
         >>> list(rd.Dataset.from_arrow(pa.table({"x": [1, 2], "y": ["a", "b"]})).as_numpy_iterator())[1]
         {'x': np.int64(2), 'y': 'b'}
         """
-        return cls(arrow_files_op(source) if is_paths(source) else ArrowTableOp.of(source))
+        return cls(arrow_files_op(source, max_batch_bytes) if is_paths(source) else ArrowTableOp.of(source))
 
     @classmethod
     def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
+from raydist.dataset.base import named
 from raydist.dataset.running import Running
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import path_text
@@ -21,7 +22,7 @@ __all__ = ["Storing"]
 class Storing(Running):
     """Elements kept: in memory, in files, for a moment."""
 
-    def cache(self, filename: Any = None) -> Self:
+    def cache(self, filename: Any = None, name: str | None = None) -> Self:
         """Keep the elements of a first whole pass; later passes and epochs read them there.
 
         What is random before the cache is the same in every epoch. A pass that is left early, or has an error in it, is
@@ -38,6 +39,7 @@ class Storing(Running):
         Args:
             filename: A path for a directory that raydist makes, local or a URI that fsspec knows (there nothing
                 locks: of several writers the first to finish wins). None keeps the elements in memory.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             FailedPreconditionError: Another iterator is filling the file, or there is something else (at iteration).
@@ -54,7 +56,9 @@ class Storing(Running):
         >>> [[int(x) for x in rd.Dataset.range(n).cache(path)] for n in (3, 99)]
         [[0, 1, 2], [0, 1, 2]]
         """
-        return type(self)(CacheOp(self._op) if filename is None else FileCacheOp(self._op, path_text(filename)))
+        return type(self)(
+            named(CacheOp(self._op) if filename is None else FileCacheOp(self._op, path_text(filename)), name)
+        )
 
     def snapshot(
         self,
@@ -62,6 +66,7 @@ class Storing(Running):
         compression: str | None = "AUTO",
         reader_func: Callable[[Any], Any] | None = None,
         shard_func: Callable[..., Any] | None = None,
+        name: str | None = None,
     ) -> Self:
         """A cache in files that is made anew when what is before it changes.
 
@@ -82,6 +87,7 @@ class Storing(Running):
                 Called in every epoch. None: one shard after the other.
             shard_func: Gets what a map function gets and returns the shard of an element, a whole number >= 0. None:
                 one shard, in the order of the elements.
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: Another compression; shards of a dataset without an end. Elements of named tuples or
@@ -99,13 +105,15 @@ class Storing(Running):
         >>> [int(x) for x in rd.Dataset.range(3).snapshot(path)], len(os.listdir(path))
         ([0, 1, 2], 2)
         """
-        for name, function in (("reader_func", reader_func), ("shard_func", shard_func)):
+        for argument, function in (("reader_func", reader_func), ("shard_func", shard_func)):
             if function is not None and not callable(function):
-                raise InvalidArgumentError(f"{name} must be a function or None, got {function!r:.100}.")
+                raise InvalidArgumentError(f"{argument} must be a function or None, got {function!r:.100}.")
         container = SnapshotOp.compression(compression)
-        return type(self)(SnapshotOp(self._op, path_text(path), container, type(self), reader_func, shard_func))
+        return type(self)(
+            named(SnapshotOp(self._op, path_text(path), container, type(self), reader_func, shard_func), name)
+        )
 
-    def prefetch(self, buffer_size: int | None = None) -> Self:
+    def prefetch(self, buffer_size: int | None = None, name: str | None = None) -> Self:
         """Let a background thread make up to `buffer_size` elements ahead.
 
         The thread starts with the first element asked for, and ends with the iterator. One that adapts starts only
@@ -119,6 +127,7 @@ class Storing(Running):
         Args:
             buffer_size: Elements (batches, behind a `batch`); 0 does nothing; None or AUTOTUNE adapts. (With
                 `Options.autotune.enabled` False there is always a thread, and a buffer of 2.)
+            name: What you call the operation, for `explain` and `stats`.
 
         Raises:
             InvalidArgumentError: `buffer_size` is below AUTOTUNE.
@@ -128,7 +137,7 @@ class Storing(Running):
         >>> [int(x) for x in rd.Dataset.range(3).prefetch(2)]
         [0, 1, 2]
         """
-        return type(self)(PrefetchOp(self._op, buffer_size))
+        return type(self)(named(PrefetchOp(self._op, buffer_size), name))
 
     def save(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 
 from raydist.image.arrays import Image
 
-__all__ = ["affine", "saturate_cast"]
+__all__ = ["affine"]
 
 _LINE = 1 << 13  # numbers in one inner loop: numpy needs 40 us for 150,000 of them, and 60 us by rows of 672
 
@@ -48,12 +48,3 @@ def _repeated(numbers: bytes, channels: int, times: int) -> Image:
     line = np.tile(np.broadcast_to(np.frombuffer(numbers, np.float32), channels), times)
     line.flags.writeable = False
     return line
-
-
-def saturate_cast(image: Image, dtype: np.dtype[Any]) -> Image:
-    """A float32 image as `dtype`: for uint8 rounded, and cut off at 0 and 255 (tf.saturate_cast rounds down)."""
-    if dtype != np.uint8:
-        return image
-    np.rint(image, out=image)
-    np.clip(image, 0, 255, out=image)
-    return image.astype(np.uint8)

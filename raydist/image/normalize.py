@@ -10,7 +10,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.image.affine import affine
 from raydist.image.arrays import Image, require_colours, require_image
 
-__all__ = ["channels_first", "normalize"]
+__all__ = ["channels_first", "normalize", "per_image_standardization"]
 
 
 def normalize(image: Image, mean: Any, std: Any) -> Image:
@@ -56,6 +56,28 @@ def _each(image: Image, scale: Image, offset: Image) -> Image:
     for index, one in enumerate(image):  # an image fits into the processor's cache, a batch does not
         result[index] = affine(one, scale, offset)
     return result
+
+
+def per_image_standardization(image: Image) -> Image:
+    """(image - its mean) / its deviation, which counts as 1 / sqrt(numbers in the image) at least; as float32.
+
+    Args:
+        image: An image or a batch, of numbers; each image of a batch by itself.
+
+    Raises:
+        SpecError: The image has another shape.
+
+    Source: tf.image.per_image_standardization.
+
+    >>> rd.image.per_image_standardization(np.array([[[1], [3]]], np.uint8)).tolist()
+    [[[-1.0], [1.0]]]
+    """
+    image = require_image(image, "per_image_standardization")
+    if image.ndim == 4:
+        return np.stack([per_image_standardization(one) for one in image]) if len(image) else image.astype(np.float32)
+    mean = image.mean(dtype=np.float64)
+    deviation = max(image.std(dtype=np.float64), 1 / np.sqrt(image.size))
+    return affine(image, 1 / deviation, -mean / deviation)
 
 
 def channels_first(image: Image) -> Image:

@@ -17,6 +17,7 @@ __all__ = ["PNG_SIGNATURE", "decode_png", "png_shape"]
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
+_HEADER_BYTES = 13
 _CHANNELS_OF_COLOUR_TYPE = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _DECODING_ERRORS = (
@@ -33,6 +34,7 @@ def png_shape(data: bytes) -> tuple[int, int, int]:
     """(height, width, channels) from the header; a palette counts as RGB, and a transparent colour adds alpha."""
     if data[:8] != PNG_SIGNATURE or data[12:16] != b"IHDR" or len(data) < 33:
         raise corrupt("PNG", data, "the header is not a PNG's")
+    _verify_chunk(data, len(PNG_SIGNATURE), _HEADER_BYTES)
     width, height = struct.unpack_from(">II", data, 16)
     channels = _CHANNELS_OF_COLOUR_TYPE.get(data[25])
     if channels is None or not width or not height:
@@ -57,12 +59,15 @@ def _chunks(data: bytes) -> list[tuple[int, int]]:
 
 
 def _verify(data: bytes) -> None:
-    view = memoryview(data)
     for start, length in _chunks(data):
-        end = start + 8 + length
-        (stored,) = struct.unpack_from(">I", data, end)
-        if zlib.crc32(view[start + 4 : end]) != stored:
-            raise corrupt("PNG", data, f"the checksum of chunk {data[start + 4 : start + 8]!r} is wrong", start)
+        _verify_chunk(data, start, length)
+
+
+def _verify_chunk(data: bytes, start: int, length: int) -> None:
+    end = start + 8 + length
+    (stored,) = struct.unpack_from(">I", data, end)
+    if zlib.crc32(memoryview(data)[start + 4 : end]) != stored:
+        raise corrupt("PNG", data, f"the checksum of chunk {data[start + 4 : start + 8]!r} is wrong", start)
 
 
 def decode_png(data: Any, channels: int = 0, *, max_pixels: int = MAX_PIXELS) -> Image:

@@ -1,4 +1,9 @@
-"""The driver half for control state: attributes read fresh from the first replica, changed ones sent to all."""
+"""The driver half for control state: attributes read fresh from the first replica, changed ones sent to all.
+
+Program order decides: before an attribute is used, what the dispatched steps did to it is fetched, so what the program
+does then comes after them. Only what it changes past the object (a list or a `param_group` that it has held since
+before the step, a generator) can be changed on both sides unseen.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from raydist.mirroring.kinds import (
     patch_object,
     witness_object,
 )
-from raydist.mirroring.shipment import ControlChanges, Writes
+from raydist.mirroring.shipment import Writes
 from raydist.pickling.attribute_table import (
     Attribute,
     AttributePath,
@@ -64,7 +69,7 @@ class ControlState:
         self._digest = content_digest(table.handle_of)
         self._known: dict[int, AttributeTable] = {}
         self._witnesses: dict[int, Witness] = {}  # of the states in `_known`, where a quick look is enough
-        self._recent: dict[int, frozenset[AttributePath]] = {}
+        self._conflicts: dict[int, frozenset[AttributePath]] = {}
         self._touched: set[int] = set()
         self._always: set[int] = set()
         self._fresh = {True: True, False: True}
@@ -78,7 +83,7 @@ class ControlState:
 
     def forget(self, handle: int) -> None:
         """The program dropped an object."""
-        for held in (self._known, self._witnesses, self._recent):
+        for held in (self._known, self._witnesses, self._conflicts):
             held.pop(handle, None)
         self._touched.discard(handle)
         self._always.discard(handle)
@@ -86,12 +91,17 @@ class ControlState:
     def expire(self) -> None:
         """A step was dispatched: the replicas' state is the newer one."""
         self._fresh = {True: False, False: False}
-        self._recent.clear()
+        self._conflicts.clear()
 
     def touch(self, obj: Any, handle: int) -> None:
         """An attribute of `obj` is about to be used: fetch the state, and compare it before the next step."""
         self._touched.add(handle)
         self.refresh(modules=issubclass(type(obj), torch.nn.Module))
+
+    def overwrite(self, handle: int, name: str) -> None:
+        """An attribute is about to be set: that comes last, whatever happened to what it held."""
+        if handle in self._conflicts:
+            self._conflicts[handle] = frozenset(path for path in self._conflicts[handle] if path[0] != name)
 
     def refresh(self, *, modules: bool) -> None:
         """Fetch what changed, in modules (and `requires_grad`) or in everything else, after the dispatched steps."""
@@ -108,14 +118,15 @@ class ControlState:
         arrivals = [functools.partial(self._take_over, *change) for change in living if change[1] is not None]
         attempt_all([*arrivals, *(functools.partial(self._set_flag, *flag) for flag in flags.items())])
 
-    def _take_over(self, handle: int, obj: Any, change: ControlChanges) -> None:
-        """Replicas' changes, but for what the driver changed in the meantime."""
+    def _take_over(self, handle: int, obj: Any, change: Mapping[AttributePath, Any]) -> None:
+        """Replicas' changes, but for what the driver changed in the meantime, unseen."""
         known = self._known.get(handle, {})
         self._witnesses.pop(handle, None)
         mine = changed(known, self._capture(obj))
-        both = frozenset(path for path in change.values if path in mine)
-        self._recent[handle] = change.recent | both
-        patch_object(obj, {path: value for path, value in change.values.items() if path not in mine})
+        both = frozenset(path for path in change if path in mine and _can_conflict(obj, path))
+        if both:
+            self._conflicts[handle] = both | self._conflicts.get(handle, frozenset())
+        patch_object(obj, {path: value for path, value in change.items() if path not in mine})
         now = seal(self._capture(obj))
         for path in mine:
             if path in known:
@@ -151,19 +162,20 @@ class ControlState:
         return now, values
 
     def _refuse_conflict(self, handle: int, obj: Any, values: Mapping[AttributePath, Any]) -> None:
-        recent = self._recent.get(handle, frozenset())
-        both = sorted(attribute_name(path) for path in values if path in recent and _can_conflict(obj, path))
+        both = sorted(attribute_name(path) for path in self._conflicts.get(handle, ()) if path in values)
         if not both:
             return
-        self._recent.pop(handle)
-        if kind_of(obj) is GENERATORS:
-            raise FailedPreconditionError(_DRAWN_TWICE)
+        self._conflicts.pop(handle)
         kind = kind_of(obj)
+        if kind is GENERATORS:
+            if not is_just_seeded(obj):
+                raise FailedPreconditionError(_DRAWN_TWICE)
+            return
         raise FailedPreconditionError(
-            f"What steers training must be changed on one side between two steps. {both[0]} of the "
-            f"{kind.name if kind else 'object'} {type(obj).__name__} was changed by the last step on the replicas and "
-            f"then on the driver. Change it in the step only, or on the driver only; the next run would take the "
-            f"driver's value."
+            f"What steps change must be read from its owner before the driver changes it. {both[0]} of the "
+            f"{kind.name if kind else 'object'} {type(obj).__name__} was changed by a step on the replicas, and on the "
+            f"driver through a reference kept from before it, so nobody knows which came last. Get it anew after the "
+            f"run, and change it then; the next run would take the driver's value."
         )
 
     def mark_sent(self, states: Mapping[int, AttributeTable]) -> None:
@@ -217,6 +229,4 @@ def _is_worth_holding(path: AttributePath, attribute: Attribute) -> bool:
 
 def _can_conflict(obj: Any, path: AttributePath) -> bool:
     """Modes that either side sets outright follow the later setting; so does what modules keep for themselves."""
-    if kind_of(obj) is GENERATORS:
-        return not is_just_seeded(obj)
     return not (kind_of(obj) is MODULES and (path[0] == "training" or path[0] is Keys or str(path[0]).startswith("_")))

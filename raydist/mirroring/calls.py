@@ -57,11 +57,15 @@ class MirrorCalls(ABC):
 
     @abstractmethod
     def dump(self) -> tuple[bytes, frozenset[int]]:
-        """Everything this replica holds, and its handles: with `load` another one becomes bit-identical to it."""
+        """Everything this replica holds, and its handles, for the `load` of others."""
 
     @abstractmethod
     def load(self, state: bytes) -> None:
-        """Become what another replica was when it called `dump`. Earlier objects of this replica are dropped."""
+        """Become what another replica was when it called `dump`, but for what each gathers from its own rows.
+
+        Running statistics and states of metrics stay as they are here. Where this replica has none yet, those of
+        metrics are such that together with the other's they merge to the other's.
+        """
 
 
 class ReplicaLink(Protocol):

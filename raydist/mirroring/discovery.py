@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 from collections.abc import Iterator, Mapping
@@ -12,11 +11,15 @@ from typing import Any, final
 import torch
 from torch.nn.parameter import is_lazy
 
+from raydist.class_memory import remembered_by_class
+from raydist.collectives.parameter_hooks import ParameterHooks
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring.driver_hooks import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import kind_of, kind_of_class
 from raydist.mirroring.objects import is_mirrored_class
 from raydist.mirroring.scope import Scope
+from raydist.mirroring.shipment import Writes
 from raydist.mirroring.tensor import MirroredTensor, record_of
 from raydist.pickling.attribute_table import attributes
 from raydist.pickling.by_value import Reach
@@ -27,7 +30,7 @@ from raydist.values import PerReplica
 __all__ = ["Discovery"]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered_by_class
 def is_candidate_class(cls: Any) -> bool:
     """Whether objects of a class may travel as handles or placeholders."""
     return issubclass(cls, torch.Tensor | PerReplica) or kind_of_class(cls) is not None
@@ -61,22 +64,40 @@ class Discovery:
         with self._explaining(obj, what):
             return dumps(obj, self._identify, reach=Reach(self._is_shared))
 
+    def adopt_buffers(self, writes: Writes) -> None:
+        """Let tensors that the program has put in the places of mirrored modules' buffers (a cast does) be mirrored."""
+        for changes in writes.control.values():
+            for path, value in changes.items():
+                is_buffer = path[0] == "_buffers" and len(path) == 2 and type(value) is torch.Tensor
+                if is_buffer and self._table.handle_of(value) is None:
+                    self._handle(value)
+
     def is_elsewhere(self, obj: Any) -> bool:
         """Whether every replica has `obj`: it travels as a handle or under a name, whatever is in it."""
         return self._table.handle_of(obj) is not None or id(obj) in self._externals
 
     def bundle(self) -> bytes:
-        """Pickle of every new object, of those that they lead to, and of their gradients; empty if there are none."""
+        """Pickle of every new object, of those they lead to, of their hooks and gradients; empty if there are none."""
         if not self.new:
             return b""
         file = io.BytesIO()
         pickler = HandlePickler(file, self._identify_in_bundle, reach=Reach(self._is_shared), to_replica=True)
         with self._explaining([obj for _, obj in self.new], "what the step uses"):
             pickler.dump([obj for _, obj in self.new])
+            self._dump_hooks(pickler)
             pickler.dump(self.new)
             pickler.dump(self._gradients())
         self._check_origin()
         return file.getvalue()
+
+    def _dump_hooks(self, pickler: HandlePickler) -> None:
+        """Hooks on new parameters by handle, then None. They may lead to further parameters with hooks of their own."""
+        for handle, obj in self.new:
+            hooks = ParameterHooks.of(obj) if isinstance(obj, torch.nn.Parameter) else None
+            if hooks:
+                with self._explaining([*hooks.before.values(), *hooks.after.values()], f"the hooks on {_title(obj)}"):
+                    pickler.dump((handle, hooks.under(HOOKS_OF_DRIVER)))
+        pickler.dump(None)
 
     def _gradients(self) -> dict[int, torch.Tensor]:
         """What a backward pass or the program left on new parameters: their pickles do not hold it."""
@@ -206,6 +227,8 @@ class Discovery:
             )
 
     def _is_made_here(self, module: torch.nn.Module) -> bool:
+        if module in self._scope:  # its tensors may be others by now: a cast or a move exchanges buffers
+            return True
         tensors = [*module.parameters(), *module.buffers()]
         return not tensors or any(tensor in self._scope or self._table.handle_of(tensor) for tensor in tensors)
 

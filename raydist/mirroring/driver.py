@@ -99,6 +99,7 @@ class MirrorDriver:
             arguments = self._pickle_arguments(discovery, args, kwargs or {})
             writes = Writes()
             states = self._collect(writes)
+            discovery.adopt_buffers(writes)
             self._pending = Shipment(
                 released=self._table.released,
                 writes=discovery.pickle(writes, "what the driver changed") if writes else b"",
@@ -257,6 +258,10 @@ class MirrorDriver:
     def before_write(self, obj: Any, name: str) -> None:
         """An attribute of a mirrored object is about to be set or deleted."""
         self.before_read(obj, name)
+        handle = self._table.handle_of(obj)
+        if handle is not None:
+            with self._lock:
+                self._control.overwrite(handle, name)
 
     def _refresh_modules(self) -> None:
         with self._lock:

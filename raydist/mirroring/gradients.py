@@ -12,9 +12,10 @@ from typing import Any, final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from raydist.collectives.parameter_hooks import OwnHook
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.shipment import TensorImage, Writes
-from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of
+from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.pickling.attribute_table import attributes
 
 __all__ = ["Gradients"]
@@ -27,7 +28,7 @@ class Gradients:
     def __init__(self, link: ReplicaLink) -> None:
         self._link = link
         self._records: dict[int, TensorRecord] = {}
-        self._fetched: dict[int, tuple[torch.Tensor, int]] = {}
+        self._fetched: dict[int, tuple[torch.Tensor, _Mark]] = {}
         self._cleared: set[int] = set()
         self._touched: set[int] = set()  # set, or reached by a backward on the driver
         self._sent: dict[int, torch.Tensor] = {}
@@ -42,7 +43,7 @@ class Gradients:
         self._records[record.handle] = record
         with torch._C.DisableTorchFunctionSubclass():
             if tensor.grad is not None:
-                self._fetched[record.handle] = tensor.grad, tensor.grad._version
+                self._fetched[record.handle] = tensor.grad, _mark(tensor.grad)
         self.watch(record)
 
     def watch(self, record: TensorRecord) -> None:
@@ -56,9 +57,9 @@ class Gradients:
         with torch._C.DisableTorchFunctionSubclass():
             if tensor.requires_grad:
                 # It runs before autograd adds to `.grad`.
-                self._hooks[record.handle] = tensor.register_hook(lambda _: self._before_backward(record))
+                self._hooks[record.handle] = tensor.register_hook(OwnHook(self._before_backward, record))
 
-    def _before_backward(self, record: TensorRecord) -> None:
+    def _before_backward(self, record: TensorRecord, _: torch.Tensor) -> None:
         self._touched.add(record.handle)
         self.before_read(record)
 
@@ -104,14 +105,15 @@ class Gradients:
 
     def _is_known(self, handle: int, gradient: torch.Tensor) -> bool:
         known = self._fetched.get(handle)
-        return known is not None and known[0] is gradient and known[1] == gradient._version
+        return known is not None and known[0] is gradient and known[1] == _mark(gradient)
 
     def _store(self, handle: int, tensor: torch.Tensor, image: TensorImage | None) -> None:
-        tensor.grad = None if image is None else image.tensor().to(tensor.device)
-        if tensor.grad is None:
+        # In the middle of a cast of the module the parameter is of the new dtype already.
+        tensor.grad = None if image is None else image.tensor().to(tensor.device, tensor.dtype)
+        if tensor.grad is None or image is None or image.dtype != tensor.dtype:
             self._fetched.pop(handle, None)
         else:
-            self._fetched[handle] = tensor.grad, tensor.grad._version
+            self._fetched[handle] = tensor.grad, _mark(tensor.grad)
 
     def after_write(self, record: TensorRecord) -> None:
         """`p.grad = ...` or `del p.grad` was executed on the driver."""
@@ -148,8 +150,16 @@ class Gradients:
         """What `collect` found is on its way."""
         self._cleared.clear()
         self._touched.clear()
-        self._fetched |= {handle: (gradient, gradient._version) for handle, gradient in self._sent.items()}
+        self._fetched |= {handle: (gradient, _mark(gradient)) for handle, gradient in self._sent.items()}
         self._sent = {}
+
+
+_Mark = tuple[int, int, torch.dtype]
+
+
+def _mark(gradient: torch.Tensor) -> _Mark:
+    """Differs once the gradient was written to, or (`model.half()`) given other memory."""
+    return gradient._version, tensor_address(gradient), gradient.dtype
 
 
 def _parameters(obj: Any) -> Iterable[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import pickle
 from collections.abc import Callable, Hashable, Mapping
@@ -12,6 +11,7 @@ from typing import Any, final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from raydist.class_memory import remembered_by_class
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, Digest, Identity, attributes, capture, patch
 from raydist.pickling.parametrized import match_class
 from raydist.pickling.witness import Witness, witness_of
@@ -62,7 +62,7 @@ def kind_of(obj: Any) -> ObjectKind | None:
     return kind_of_class(cls)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered_by_class
 def kind_of_class(cls: Any) -> ObjectKind | None:
     """The kind of the objects of a class."""
     return next((kind for kind in KINDS if issubclass(cls, kind.type)), None)

@@ -2,7 +2,7 @@
 
 They are merged as torchmetrics merges ranks, by each state's `dist_reduce_fx`. What the driver writes must merge to the
 written value again: a sum or a list goes to the first replica, with the others at their defaults, and anything else
-(a maximum, a mean) to all.
+(a maximum, a mean) to all. Which of the two a function of the metric's author needs is tried out.
 """
 
 from __future__ import annotations
@@ -82,6 +82,17 @@ def divide_states(metric: Any) -> tuple[States, States]:
 
 
 def _others_share(metric: Any, name: str, value: Any) -> Any:
-    reduction = attributes(metric)["_reductions"].get(name)
-    adds_up = isinstance(value, list) or getattr(reduction, "__name__", "") in ("dim_zero_sum", "dim_zero_cat")
-    return _copy(attributes(metric)["_defaults"][name]) if adds_up or reduction is None else value
+    default = attributes(metric)["_defaults"][name]
+    return _copy(default if _adds_up(attributes(metric)["_reductions"].get(name), value, default) else value)
+
+
+def _adds_up(reduction: Callable[[Any], Any] | None, value: Any, default: Any) -> bool:
+    """Whether `value` on one replica and defaults on the others merge to `value`; else it must be on all of them."""
+    kind = getattr(reduction, "__name__", "")
+    if isinstance(value, list) or reduction is None or kind in ("dim_zero_sum", "dim_zero_cat"):
+        return True
+    if kind in ("dim_zero_mean", "dim_zero_max", "dim_zero_min"):
+        return False
+    # A function of the metric's author: what it does shows.
+    merged = reduction(torch.stack([value, _copy(default, value.device)]))
+    return isinstance(merged, torch.Tensor) and merged.shape == value.shape and bool(torch.equal(merged, value))

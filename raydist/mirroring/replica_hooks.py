@@ -41,8 +41,8 @@ def refuse_new_parameters(is_mirrored: Callable[[Any], bool]) -> Iterator[None]:
         yield
 
 
-def note_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Let `optimizer` note that it has stepped, as every scheduler arranges for on construction.
+def note_steps(optimizer: torch.optim.Optimizer, on_step: Callable[[], None]) -> None:
+    """Let `optimizer` call `on_step` when it steps, and note it as every scheduler arranges for on construction.
 
     A scheduler warns when it steps before its optimizer. Its constructor ran on the driver, the optimizer steps here;
     the note (`_opt_called`) travels back with the control state.
@@ -61,6 +61,7 @@ def note_steps(optimizer: torch.optim.Optimizer) -> None:
                 f"own. Keep the optimizer, not its method."
             )
         owner._opt_called = True  # type: ignore[attr-defined]
+        on_step()
         return original(owner, *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
 """What is created under `strategy.scope()`.
 
 PyTorch calls hooks when a module registers a parameter, a buffer or a submodule; inside the scope they note what was
-registered, and for a parameter that no module owns yet, its constructor does. Nothing else happens until a step reaches
-an object: the scope answers one question, *was this made here?*
+registered. For a parameter that no module owns yet its constructor does, and for a module that was copied or loaded,
+which registers nothing, `__setstate__`. Nothing else happens until a step reaches an object: the scope answers one
+question, *was this made here?*
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Scope:
             ):
                 stack.callback(register(self._registered).remove)
             stack.enter_context(self._constructed_parameters())
+            stack.enter_context(self._restored_modules())
             yield
 
     def _registered(self, module: torch.nn.Module, name: str, value: Any) -> None:
@@ -79,3 +81,19 @@ class Scope:
             yield
         finally:
             torch.nn.Parameter.__new__ = original  # type: ignore[method-assign]
+
+    @contextmanager
+    def _restored_modules(self) -> Iterator[None]:
+        """Note modules that `copy.deepcopy` and pickle make; torch has no hook for these either."""
+        original: Callable[[torch.nn.Module, Any], None] = torch.nn.Module.__setstate__
+
+        def restore(module: torch.nn.Module, state: Any) -> None:
+            original(module, state)
+            if self.is_active:
+                self.mark(module)
+
+        torch.nn.Module.__setstate__ = restore  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__setstate__ = original  # type: ignore[method-assign]

@@ -14,9 +14,19 @@ from typing import Any, Protocol, final
 import torch
 from torch._compile import _disable_dynamo
 
-__all__ = ["MirroredTensor", "TensorOwner", "TensorRecord", "mirror_tensor", "plain_tensor", "record_of"]
+__all__ = [
+    "UNKNOWN_VERSION",
+    "MirroredTensor",
+    "TensorOwner",
+    "TensorRecord",
+    "mirror_tensor",
+    "plain_tensor",
+    "record_of",
+    "tensor_address",
+]
 
 _RECORD = "_raydist_record"
+UNKNOWN_VERSION = -1
 
 
 class TensorOwner(Protocol):
@@ -34,8 +44,8 @@ class TensorOwner(Protocol):
     def before_gradient(self, record: TensorRecord) -> None:
         """`.grad` is about to be read."""
 
-    def before_hook(self, record: TensorRecord) -> None:
-        """A hook is about to be registered on the tensor."""
+    def after_hook(self, record: TensorRecord) -> None:
+        """A hook was registered on the tensor."""
 
     def after_gradient(self, record: TensorRecord) -> None:
         """`.grad` was set or deleted."""
@@ -95,6 +105,11 @@ class TensorRecord:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
 
+    def note_values(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
+        """Something that torch does not count as a write has used it; `before` are its values from before."""
+        if not _equal(before, tensor.detach()):
+            self.version = UNKNOWN_VERSION
+
     def merge(self, tensor: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         """`fresh`, but for the elements written here since then (through a numpy view, say)."""
         if self.synced is None or self.synced.shape != fresh.shape or self.synced.dtype != fresh.dtype:
@@ -109,11 +124,21 @@ def is_shared(tensor: torch.Tensor) -> bool:
     The storage is counted once by `tensor` and once by the handle that this very question makes.
     """
     with torch._C.DisableTorchFunctionSubclass():
+        if tensor.layout is not torch.strided:  # its memory is that of several others
+            return False
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
 
 
 def _address(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape
+    return tensor_address(tensor), tensor.dtype, tensor.shape
+
+
+def tensor_address(tensor: torch.Tensor) -> int:
+    """Of the values' memory."""
+    if tensor.layout is torch.strided:
+        return tensor.data_ptr()
+    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return values.data_ptr()
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -161,9 +186,17 @@ _ANNOUNCED: dict[Callable[..., Any], tuple[str, str]] = {
     _getter("grad"): ("before_gradient", "after_use"),
     _setter("grad"): ("before_nothing", "after_gradient"),
     _descriptor("grad").__delete__: ("before_nothing", "after_gradient"),
-    torch.Tensor.register_hook: ("before_hook", "after_use"),
-    torch.Tensor.register_post_accumulate_grad_hook: ("before_hook", "after_use"),
+    torch.Tensor.register_hook: ("before_flags", "after_hook"),
+    torch.Tensor.register_post_accumulate_grad_hook: ("before_flags", "after_hook"),
 }
+
+
+# They write running statistics, which torch does not count as a write.
+_STATISTICS_WRITERS: list[Any] = [
+    torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm,
+    torch.native_batch_norm, torch.batch_norm_update_stats,
+]  # fmt: skip
+_WRITE_UNCOUNTED: frozenset[Callable[..., Any]] = frozenset(_STATISTICS_WRITERS)
 
 
 class MirroredTensor(torch.Tensor):
@@ -182,7 +215,10 @@ class MirroredTensor(torch.Tensor):
         for record in records:
             getattr(record.owner, before)(record)
         with torch._C.DisableTorchFunctionSubclass():
+            earlier = _values_of(records) if func in _WRITE_UNCOUNTED else []
             result = func(*args, **kwargs)
+            for record, tensor, values in earlier:
+                record.note_values(tensor, values)
         for record in records:
             getattr(record.owner, after)(record)
         if func is torch.Tensor.detach and records and type(result) is torch.Tensor:
@@ -236,6 +272,11 @@ def _records(values: Iterable[Any]) -> Iterator[TensorRecord]:
             yield record_of(value)
         elif isinstance(value, list | tuple):
             yield from _records(value)
+
+
+def _values_of(records: Iterable[TensorRecord]) -> list[tuple[TensorRecord, torch.Tensor, torch.Tensor]]:
+    tensors = [(record, record.tensor) for record in records]
+    return [(record, tensor, tensor.detach().clone()) for record, tensor in tensors if tensor is not None]
 
 
 def mirror_tensor(tensor: torch.Tensor, handle: int, owner: TensorOwner) -> TensorRecord:

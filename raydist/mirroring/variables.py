@@ -9,14 +9,14 @@ from typing import final
 
 import torch
 
-from raydist.errors import FailedPreconditionError
 from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
+from raydist.mirroring.driver_hooks import DriverHooks
 from raydist.mirroring.gradients import Gradients
 from raydist.mirroring.report import is_averaged
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Writes, overwrite
-from raydist.mirroring.tensor import TensorRecord, mirror_tensor, plain_tensor
+from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
 
 __all__ = ["Variables", "average"]
 
@@ -36,6 +36,7 @@ class Variables:
         self._scope = scope
         self._refresh_flags = refresh_flags
         self.gradients = Gradients(link)
+        self.hooks = DriverHooks()
         self._records: dict[int, TensorRecord] = {}
         self._touched: set[int] = set()
         self._fresh = True
@@ -45,6 +46,7 @@ class Variables:
         """Make `tensor` mirrored; the replicas hold its present value."""
         self._records[handle] = record = mirror_tensor(tensor, handle, self)
         self.gradients.add(record)
+        self.hooks.add(record)
         if record.synced is not None:
             self._touched.add(handle)
 
@@ -53,6 +55,7 @@ class Variables:
         self._records.pop(handle, None)
         self._touched.discard(handle)
         self.gradients.forget(handle)
+        self.hooks.forget(handle)
 
     def abandon(self, handle: int) -> None:
         """Make one tensor plain again."""
@@ -77,12 +80,10 @@ class Variables:
     def before_gradient(self, record: TensorRecord) -> None:
         self.gradients.before_read(record)
 
-    def before_hook(self, record: TensorRecord) -> None:
+    def after_hook(self, record: TensorRecord) -> None:
         if record.handle in self._records:
-            raise FailedPreconditionError(
-                "A hook on the gradient of a mirrored parameter must be registered before the first step uses it, or "
-                "inside a step; this parameter is on the replicas already. Register it right after creating the module."
-            )
+            self.hooks.registered(record)
+            self.after_use(record)
 
     def after_gradient(self, record: TensorRecord) -> None:
         self.gradients.after_write(record)
@@ -131,7 +132,7 @@ class Variables:
             overwrite(tensor, merged)
             record.note_synced(tensor)
             if merged is not fresh:  # still unknown to the replicas
-                record.version = -1
+                record.version = UNKNOWN_VERSION
 
     def set_flag(self, handle: int, requires_grad: bool) -> None:
         """Take over `requires_grad` from the replicas."""
@@ -145,6 +146,7 @@ class Variables:
     def collect(self, writes: Writes) -> None:
         """Add what the driver wrote since the last step."""
         self.gradients.collect(writes)
+        self.hooks.collect(writes)
         for handle, (record, tensor) in self._live().items():
             if record.is_written(tensor):
                 self.refresh()
@@ -157,6 +159,7 @@ class Variables:
     def mark_sent(self) -> None:
         """What `collect` found is on its way: the replicas will hold these values."""
         self.gradients.mark_sent()
+        self.hooks.mark_sent()
         for handle, (record, tensor) in self._live().items():
             record.note_synced(tensor)
             if record.synced is None:

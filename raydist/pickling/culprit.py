@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -51,8 +52,15 @@ def _named_children(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", value) for key, value in obj.items())
     elif isinstance(obj, list | tuple | set | frozenset):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
-    elif not isinstance(obj, type | types.ModuleType) and hasattr(obj, "__dict__"):
-        yield from ((f"attribute {key!r} of {type(obj).__name__}", value) for key, value in attributes(obj).items())
+    elif not isinstance(obj, type | types.ModuleType):
+        yield from ((f"attribute {key!r} of {type(obj).__name__}", value) for key, value in _attributes(obj).items())
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    if hasattr(obj, "__dict__"):
+        return attributes(obj)
+    names = [field.name for field in dataclasses.fields(obj)] if dataclasses.is_dataclass(obj) else []
+    return {name: getattr(obj, name) for name in names if hasattr(obj, name)}
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -27,12 +27,13 @@ def reduce_parametrized(module: Any) -> tuple[Any, ...] | None:
 def match_class(module: torch.nn.Module) -> None:
     """Give a module the class that its `parametrizations` ask for, after they may have changed."""
     names = _names(module)
-    if not names and _is_injected(type(module)):
-        module.__class__ = type(module).__bases__[0]
-    if names and not _is_injected(type(module)):
+    # As torch sees it: the class of a mirrored module is a subclass that hides behind the one its author wrote.
+    if not names and _is_injected(module.__class__):
+        module.__class__ = module.__class__.__bases__[0]
+    if names and not _is_injected(module.__class__):
         parametrize._inject_new_class(module)
     for name in names:
-        if not isinstance(vars(type(module)).get(name), property):
+        if not isinstance(vars(module.__class__).get(name), property):
             parametrize._inject_property(module, name)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
 import torch
 
 __all__ = ["ReplicaDevice", "StorageBytes", "TensorReducer"]
-
-Hook = Callable[[torch.Tensor], torch.Tensor | None]
-"""What `Tensor.register_hook` takes."""
 
 
 @final
@@ -45,13 +41,8 @@ def _rebuild_tensor(values: torch.Tensor, device: str, requires_grad: bool) -> t
     return values.to(device).requires_grad_(requires_grad)
 
 
-def _rebuild_parameter(
-    values: torch.Tensor, device: str, requires_grad: bool, hooks: Sequence[Hook] = ()
-) -> torch.nn.Parameter:
-    parameter = torch.nn.Parameter(values.to(device), requires_grad)
-    for hook in hooks:
-        parameter.register_hook(hook)
-    return parameter
+def _rebuild_parameter(values: torch.Tensor, device: str, requires_grad: bool) -> torch.nn.Parameter:
+    return torch.nn.Parameter(values.to(device), requires_grad)
 
 
 @final
@@ -83,9 +74,7 @@ class TensorReducer:
             moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
             device = self._replica_device if moves else "cpu"
             arguments = (_Values(self, tensor.detach()), device, tensor.requires_grad)
-            if not is_parameter:
-                return _rebuild_tensor, arguments
-            return _rebuild_parameter, (*arguments, tuple((tensor._backward_hooks or {}).values()))
+            return _rebuild_parameter if is_parameter else _rebuild_tensor, arguments
 
     def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
         """The one `StorageBytes` of this pickling for the memory of `tensor`."""

@@ -17,6 +17,7 @@ from raydist.collectives.gradients import GradientReducer
 from raydist.context.peers import Peers
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import map_structure
+from raydist.replicas.in_sync import SyncCheck
 from raydist.values import PerReplica, ReduceOp
 
 __all__ = ["Connected"]
@@ -28,6 +29,9 @@ class Connected(Peers):
 
     During a run it follows the batch at hand: its rows weigh gradients and collectives, and once a batch is done that
     some replicas had no rows of, it brings their buffers in line.
+
+    Attributes:
+        num_rows_seen: Rows here of the run's batch argument, else of all batches that it drew; None without any.
     """
 
     def __init__(
@@ -35,6 +39,8 @@ class Connected(Peers):
     ) -> None:
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
         self.rows = None
+        self.num_rows_seen: int | None = None
+        self._argument_rows: tuple[int, ...] | None = None
         self._communicator = communicator
         self._reducer = reducer
         self._mirror = mirror
@@ -42,21 +48,35 @@ class Connected(Peers):
         self._stand_in = True
         self._open_step = contextlib.ExitStack()
         self._held_metrics: dict[int, dict[str, Any]] = {}
+        self._num_batches = 0
+        self._check_in_sync = 0
+        self._sync_check = SyncCheck(communicator, self._gather_objects, mirror.objects)
+        self._held_buffers: list[torch.Tensor] = []
 
     @contextlib.contextmanager
-    def run(self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool) -> Iterator[None]:
+    def run(
+        self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool, check_in_sync: int = 0
+    ) -> Iterator[None]:
         """Around one run of a step function; see `StepHeader` for the arguments."""
-        self._reduce_op, self._stand_in = reduce_op, stand_in
+        self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
+        self._argument_rows = rows
+        self.num_rows_seen = None if rows is None else rows[self.rank]
         self._reducer.attach(self._mirror.parameters())
         with contextlib.ExitStack() as self._open_step:
             self._begin_batch(rows)
-            yield
-            self._align_stand_ins()
+            try:
+                yield
+            except BaseException:
+                self._undo_stand_in()
+                raise
+            self._end_batch()
 
     def next_batch(self, rows: tuple[int, ...]) -> None:
         """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
-        self._align_stand_ins()
+        self._end_batch()
         self._open_step.close()
+        if self._argument_rows is None:
+            self.num_rows_seen = (self.num_rows_seen or 0) + rows[self.rank]
         self._begin_batch(rows)
 
     @property
@@ -71,6 +91,13 @@ class Connected(Peers):
         empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
         self._held_metrics = self._mirror.hold_metrics() if self.stands_in else {}
+        self._held_buffers = self._mirror.export_buffers() if self.stands_in else []
+
+    def _end_batch(self) -> None:
+        self._align_stand_ins()
+        self._num_batches += 1
+        if self._check_in_sync and self._num_batches % self._check_in_sync == 0:
+            self._sync_check.compare()
 
     def _align_stand_ins(self) -> None:
         """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
@@ -82,6 +109,12 @@ class Connected(Peers):
             self._communicator.broadcast(buffer, root).wait()
         if self.stands_in:
             self._mirror.import_buffers(buffers)
+            self._mirror.restore_metrics(self._held_metrics)
+
+    def _undo_stand_in(self) -> None:
+        """After an error nobody has buffers to give: what others' rows did here is as if it had not been."""
+        if self.stands_in:
+            self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
     def _present(self) -> tuple[bool, ...]:

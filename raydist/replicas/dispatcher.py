@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from raydist.errors import CancelledError
+from raydist.foreign_errors import what_was_raised
 from raydist.replicas.pace import Pace
 from raydist.replicas.results import StepResult
 from raydist.replicas.step_message import GroupResult, PlannedStep
@@ -71,6 +72,11 @@ class SentGroup:
         return max((answer.seconds for answer in self._answers or ()), default=0.0) / self.num_steps
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the program should be warned of."""
+        return tuple(remark for answer in self._answers or () for remark in answer.remarks)
+
+    @property
     def finished(self) -> bool:
         """Whether it is known how the steps ended."""
         return self._answers is not None
@@ -88,7 +94,7 @@ class SentGroup:
     def results_at(self, place: int) -> list[StepResult]:
         """Every replica's result of one step; raises its error."""
         if self.error is not None and place == self._failed_at:
-            raise self.error
+            raise what_was_raised(self.error)
         if self.error is not None and place > self._failed_at:
             raise CancelledError(
                 f"Step {self.first_step + place} was given up, because step {self.first_step + self._failed_at} failed."

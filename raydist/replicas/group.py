@@ -6,6 +6,7 @@ One group serves every strategy whose replicas run in lock step. It knows nothin
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, TypeVarTuple, final
@@ -14,9 +15,11 @@ from raydist.actors.replica import ReplicaActors
 from raydist.collectives.base import Membership
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import FailedPreconditionError, UnavailableError
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from raydist.foreign_errors import what_was_raised
 from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
+from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatcher import DispatchedStep, Dispatcher, SentGroup
 from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.pace import Pace
@@ -50,6 +53,8 @@ class ReplicaGroup:
         self._untold: Exception | None = None
         self._failed = False
         self._dead: UnavailableError | None = None
+        self._silent = False
+        self._process = OwningProcess("A strategy with its variables and results")
 
     @property
     def num_replicas(self) -> int:
@@ -121,11 +126,30 @@ class ReplicaGroup:
         while self._finish_oldest():
             self._tell()
 
+    def wait_to_close(self) -> None:
+        """As :meth:`wait`, but for replicas only whose processes still answer beside their steps.
+
+        Raises:
+            DeadlineExceededError: One does not within `close_s`; the steps are given up.
+        """
+        if not self._actors.reachable:
+            return  # Ray was shut down: there is nothing to wait for
+        silent = self._actors.silent(self._timeouts.close_s) if self._dispatcher.num_steps else []
+        if silent:
+            self._silent = True
+            raise DeadlineExceededError(
+                f"Dispatched steps must end before the strategy closes, but {' and '.join(silent)} did not even say "
+                f"that it works within {self._timeouts.close_s:g} s (Timeouts.close_s). Its process may be stopped, or "
+                "its machine unreachable; it is killed now."
+            )
+        self.wait()
+
     def _tell(self) -> None:
         """Raise the error of a step that nobody has been told about."""
+        self._process.require("used")
         error, self._untold = self._untold, None
         if error is not None:
-            raise error
+            raise what_was_raised(error)
 
     def _finish_oldest(self) -> bool:
         """Wait for the oldest group; False if there is none. An error is told later."""
@@ -149,6 +173,8 @@ class ReplicaGroup:
             group.fail(error, [answer or GroupResult(()) for answer in before])
         else:
             self._learn(group)
+        for remark in group.remarks:
+            warnings.warn(remark, stacklevel=2)
 
     def _wait_for(self, group: SentGroup, *, present: bool) -> list[GroupResult]:
         limit_s = self._timeouts.step_s * group.num_steps
@@ -161,6 +187,7 @@ class ReplicaGroup:
 
     def results_of(self, step: DispatchedStep) -> list[StepResult]:
         """The results of one step in rank order; raises its error, as often as it is asked for."""
+        self._process.require("used")
         group = self._group_of(step)
         while not group.finished and self._dispatcher.is_under_way(group):
             self._finish_oldest()
@@ -170,8 +197,9 @@ class ReplicaGroup:
             self._finish(group, present=False)
         try:
             return group.results_at(step.place)
-        except Exception as error:
-            if error is self._untold:  # what came of it is told here, and not again when the strategy closes
+        except BaseException as error:
+            # What came of it is told here, and not again when the strategy closes.
+            if self._untold is not None and error is what_was_raised(self._untold):
                 self._untold = None
             raise
 
@@ -188,10 +216,11 @@ class ReplicaGroup:
 
     def answers(self, within_s: float) -> bool:
         """Whether every replica has done what was dispatched and answers; waits up to `within_s`."""
-        if self._dead is not None:
+        if self._dead is not None or self._silent or not self._actors.reachable:
             return False
         refs = [self._ask(setup.rank, ReplicaRunner.ping) for setup in self._setups]
-        return self._actors.are_ready(refs, within_s)
+        self._silent = not self._actors.are_ready(refs, within_s)
+        return not self._silent
 
     def ask_mirror(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         """What one replica's mirrored variables answer, after all dispatched steps; raises an error of theirs."""
@@ -245,10 +274,12 @@ class ReplicaGroup:
 
     def close(self, *, gently: bool) -> None:
         """Stop the replicas; `gently` lets them leave their group first. Never raises because one is gone already."""
-        if gently and self._dead is None and not self._failed:
+        if not self._process.is_this:
+            return  # a forked child drops its copy
+        if gently and not self._failed and self.answers(self._timeouts.close_s / 2):
             refs = [self._ask(setup.rank, ReplicaRunner.close) for setup in self._setups]
             with contextlib.suppress(Exception):  # what does not stop gently is killed next
-                self._wait(refs, self._timeouts.close_s, "closing", "Timeouts.close_s")
+                self._wait(refs, self._timeouts.close_s / 2, "closing", "Timeouts.close_s")
         self._give_up_dispatched()
         self._actors.kill()
         self._dispatcher.close()

@@ -40,11 +40,19 @@ class _PackedTensor:
 @final
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one replica's step function returned, without graph and device."""
+    """What one replica's step function returned, without graph and device.
+
+    Attributes:
+        structure: Its nest.
+        leaves: The leaves of that.
+        absent: The replica had no rows and worked on others': nobody is to see this.
+        rows: Of how many rows it is; None where the step had no distributed batch.
+    """
 
     structure: Structure
     leaves: tuple[Any, ...]
     absent: bool = False
+    rows: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -62,15 +70,20 @@ def _num_bytes(leaf: Any) -> int:
     return size
 
 
-def pack_result(value: Any, *, absent: bool) -> StepResult:
+def pack_result(value: Any, *, absent: bool, rows: int | None = None) -> StepResult:
     """Make a step's result fit to travel. Tensors are detached and moved to the CPU (which waits for a GPU).
+
+    Args:
+        value: What the step function returned.
+        absent: See `StepResult`.
+        rows: See `StepResult`.
 
     Raises:
         SpecError: A leaf is neither a tensor nor a number and can't be pickled; says where it stands.
     """
     leaves, structure = flatten(value)
     packed = tuple(_pack_leaf(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True))
-    return StepResult(structure, packed, absent)
+    return StepResult(structure, packed, absent, rows)
 
 
 def _pack_leaf(leaf: Any, path: str) -> Any:
@@ -130,6 +143,11 @@ class StepValues:
                 )
         return self._results
 
+    def rows(self) -> tuple[int, ...] | None:
+        """Rows of each replica whose result counts; None where the step had no distributed batch."""
+        rows = [result.rows for result in self.results() if not result.absent]
+        return None if None in rows else tuple(count for count in rows if count is not None)
+
     def structure(self) -> Structure:
         """The nest that the replicas with rows returned."""
         results = self.results()
@@ -166,6 +184,10 @@ class ResultLeaf(PerReplica):
     def num_parts(self) -> int:
         return self.step.outcome.num_replicas
 
+    @property
+    def weights(self) -> tuple[int, ...] | None:
+        return self.step.rows()
+
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
         return self.step.outcome.part(rank, self.index)
 
@@ -177,6 +199,9 @@ class ResultLeaf(PerReplica):
                 "Return the same keys always, with None where there is nothing."
             )
         return tuple(result.leaf(self.index) for result in self.step.results() if not result.absent)
+
+    def _ranks(self) -> list[int]:
+        return [rank for rank, result in enumerate(self.step.results()) if not result.absent]
 
 
 @final

@@ -7,6 +7,7 @@ instead of waiting, and refuses every later step until the driver has built a ne
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,20 @@ import torch
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.buckets.tail import Updates
+from raydist.collectives.deadlock.detector import DeadlockDetector
+from raydist.collectives.deadlock.status import Progress
+from raydist.collectives.deadlock.watched import WatchedCommunicator
 from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.opening import open_communicator
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
-from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
+from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
+from raydist.owning_process import call_here
 from raydist.replicas.connected import Connected
 from raydist.replicas.kept_objects import KeptObjects
 from raydist.replicas.replica_view import ReplicaView
@@ -58,6 +65,8 @@ class ReplicaRunner:
         self._view = ReplicaView(setup.worker_devices)
         self._mirror = MirrorReplica(setup.rank, device=setup.device, externals={"strategy": self._view})
         self._communicators: dict[str, Communicator] = {}
+        self._progress = Progress()
+        self._detector: DeadlockDetector | None = None
         self._generation = -1
         self._aborting = threading.Lock()
         self._peers: Connected | None = None
@@ -72,20 +81,42 @@ class ReplicaRunner:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
         with self._aborting:  # an abort that was meant for the generation before must not meet this one
             self._generation = membership.generation
+        self._progress.restart()
         if not self._communicators:
             self._communicators = {purpose: self._open(membership, purpose) for purpose in _PURPOSES}
         else:
             for purpose, communicator in self._communicators.items():
                 communicator.reconfigure(_for_purpose(membership, purpose))
-        reducer = GradientReducer(self._communicators["gradients"], bucket_bytes=self._setup.bucket_bytes)
+        self._mirror.updates.restart()
+        reducer = GradientReducer(
+            self._communicators["gradients"], bucket_bytes=self._setup.bucket_bytes, updates=self._updates
+        )
+        self._watch(membership)
         self._peers = Connected(self._communicators["values"], reducer, self._device, self._mirror)
         self._failed_step = None
 
     def _open(self, membership: Membership, purpose: str) -> Communicator:
         timeout_s = self._setup.collective_timeout_s
-        return self._join_group(
+        group = self._join_group(
             _for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s, backend=self._setup.backend
         )
+        return WatchedCommunicator(group, purpose, self._progress, self._verdict)
+
+    def _watch(self, membership: Membership) -> None:
+        """Let a detector see to it that this generation does not wait for itself."""
+        if self._detector is not None:
+            self._detector.close()
+        self._detector = None
+        if membership.world_size > 1 and membership.store_host:
+            end = functools.partial(self.abort, membership.generation)
+            self._detector = DeadlockDetector(membership, self._progress, end).start()
+
+    def _updates(self) -> Updates:
+        log = self._mirror.updates
+        return Updates(log.count, log.rates())
+
+    def _verdict(self) -> CollectiveMismatchError | None:
+        return None if self._detector is None else self._detector.verdict()
 
     def steps(self, group: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
         """Run some steps; those behind one that fails are refused."""
@@ -97,14 +128,14 @@ class ReplicaRunner:
             objects = self._objects.receive(group.objects, objects)
         except FailedPreconditionError as failure:
             error, self._failed_step = failure, headers[0].step
-        for place, header in enumerate(headers):
+        for header in headers:
             try:
-                results.append(self._step(header, objects, inner=0 < place < len(headers) - 1))
+                results.append(self._step(header, objects))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
                 error = error or failure
-        return GroupResult(tuple(results), time.perf_counter() - began, error)
+        return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks())
 
-    def _step(self, header: StepHeader, objects: Sequence[Leaves], *, inner: bool) -> StepResult:
+    def _step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
         """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
         peers = self._peers
         if peers is None:
@@ -114,13 +145,16 @@ class ReplicaRunner:
             )
         if self._failed_step is not None or header.generation != self._generation:
             self._refuse(header)
+        self._progress.begin_step(header.step)
         try:
-            return self._run(header, objects, peers, inner=inner)
+            return self._run(header, objects, peers)
         except BaseException as error:
             self._failed_step = header.step
             self.abort(self._generation)
-            error.add_note(f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
+            annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
             raise
+        finally:
+            self._progress.end_step()
 
     def _refuse(self, header: StepHeader) -> NoReturn:
         # What the shipment brings is applied all the same: the driver will not send it again.
@@ -129,20 +163,25 @@ class ReplicaRunner:
             f"Step {header.step} was given up on replica {self._setup.rank}, because step {self._failed_step} failed."
         )
 
-    def _run(self, header: StepHeader, objects: Sequence[Leaves], peers: Connected, *, inner: bool) -> StepResult:
+    def _run(self, header: StepHeader, objects: Sequence[Leaves], peers: Connected) -> StepResult:
         self._reseed(header.seed)
         parts = [self._to_device(part) for part in resolve_parts(header.sources, objects)]
-        fn, args, kwargs = self._mirror.apply(header.shipment, parts, inner=inner)
+        fn, args, kwargs = self._mirror.apply(header.shipment, parts)
         with (
             self._bound_iterators((args, kwargs), header, peers),
-            peers.run(header.rows, header.gradient_reduce_op, stand_in=header.stand_in),
+            peers.run(
+                header.rows,
+                header.gradient_reduce_op,
+                stand_in=header.stand_in,
+                check_in_sync=header.check_in_sync,
+            ),
             enter_replica(ReplicaContext(self._view, peers)),
             self._mirror.guard(),
         ):
-            value = fn(*args, **kwargs)
+            value = call_here(fn, *args, **kwargs)
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
         absent = header.stand_in and header.rows is not None and header.rows[self._setup.rank] == 0
-        return pack_result(value, absent=absent)
+        return pack_result(value, absent=absent, rows=peers.num_rows_seen)
 
     @contextlib.contextmanager
     def _bound_iterators(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
@@ -187,6 +226,8 @@ class ReplicaRunner:
 
     def close(self) -> None:
         """Leave the group."""
+        if self._detector is not None:
+            self._detector.close()
         for communicator in self._communicators.values():
             communicator.close()
 

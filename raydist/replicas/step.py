@@ -72,6 +72,7 @@ class StepHeader:
         gradient_reduce_op: MEAN (by rows) or SUM.
         stand_in: Replicas without rows run on others' rows and nothing they produce counts; else on zero rows.
         seed: The driver's torch seed; a change reseeds the replica.
+        check_in_sync: After how many batches replicas compare what they trained; 0 for never.
     """
 
     step: int
@@ -82,6 +83,7 @@ class StepHeader:
     gradient_reduce_op: ReduceOp = ReduceOp.MEAN
     stand_in: bool = True
     seed: int = 0
+    check_in_sync: int = 0
 
     def addressed(self, sources: tuple[PartSource, ...]) -> StepHeader:
         """The same step for one replica, which finds its parts there."""

@@ -64,11 +64,13 @@ class GroupResult:
         results: In the order of the steps; those before the one that failed, where one did.
         seconds: What the steps took together.
         error: Why the others have no result.
+        remarks: What the program should be warned of.
     """
 
     results: tuple[StepResult, ...]
     seconds: float = 0.0
     error: BaseException | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def absent(self) -> bool:

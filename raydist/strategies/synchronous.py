@@ -6,6 +6,7 @@ A subclass decides only where the replicas run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 import weakref
 from abc import abstractmethod
@@ -72,9 +73,12 @@ class SynchronousStrategy(Strategy):
         """The replicas' processes, perhaps still starting: meanwhile the driver builds its model."""
         if self._launched is None:
             self._launched = launch(self._plan(), self._timeouts)
-            # A strategy that is dropped without `close` gives its processes and its reservation back as well.
-            self._finalizer = weakref.finalize(self, self._launched.close, gently=False)
+            self._close_when_dropped(functools.partial(self._launched.close, gently=False))
         return self._launched
+
+    def _close_when_dropped(self, close: Callable[[], None]) -> None:
+        """A strategy that is dropped without `close` gives its processes and its reservation back as well."""
+        weakref.finalize(self, close)
 
     @final
     def _replicas(self) -> ReplicaGroup:
@@ -126,6 +130,7 @@ class SynchronousStrategy(Strategy):
             rows=batch_rows(shipment.per_replica),
             gradient_reduce_op=options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN,
             stand_in=options.empty_batch == "stand_in",
+            check_in_sync=options.check_in_sync,
             seed=torch.initial_seed(),
         )
 
@@ -149,6 +154,7 @@ class SynchronousStrategy(Strategy):
             self._input_host = InputHost(
                 self._name, num_replicas=len(plan.setups), timeouts=self._timeouts, node_id=plan.node_id
             )
+            self._close_when_dropped(self._input_host.close)
         self._input_host.start()  # its process starts while the replicas' do
         return InputSide(self._input_host, len(plan.setups), self._timeouts, drain=self._drain)
 
@@ -178,17 +184,18 @@ class SynchronousStrategy(Strategy):
 
     @final
     def close(self) -> None:
+        self._process.require("closed")
         if self._closed:
             return
         try:
             if self._launched is not None and self._started:
-                self._launched.wait()
+                self._launched.wait_to_close()
         finally:
             self._abort(fetch=True)
 
     @final
     def _abort(self, *, fetch: bool) -> None:
-        if self._closed:
+        if self._closed or not self._process.is_this:
             return
         with contextlib.ExitStack() as stack:
             if self._launched is not None:
@@ -201,7 +208,7 @@ class SynchronousStrategy(Strategy):
 
     def _release_variables(self, *, fetch: bool) -> None:
         reachable = fetch and self._launched is not None and self._started
-        if reachable and self._launched is not None and self._launched.answers(self._timeouts.close_s):
+        if reachable and self._launched is not None and self._launched.answers(self._timeouts.close_s / 2):
             with contextlib.suppress(Exception):  # what happened before is on its way to the user
                 self._mirror.release()
         self._mirror.release(fetch=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from raydist.training.hooks import PredictHooks, TestHooks, TrainHooks
@@ -31,6 +31,10 @@ class TrainedModel(Protocol):
     def strategy(self) -> Strategy:
         """The strategy that trains it."""
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that trains it."""
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """The module's parameters."""
 
@@ -39,8 +43,8 @@ class TrainedModel(Protocol):
 
     def compile(
         self,
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer | str,
+        loss: Callable[[Any, Any], torch.Tensor] | str,
         metrics: Any = (),
         steps_per_execution: int = 1,
     ) -> None:
@@ -48,20 +52,44 @@ class TrainedModel(Protocol):
 
     def fit(
         self,
-        dataset: Any,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
         epochs: int = 1,
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
         callbacks: Sequence[Callback] = (),
         *,
         verbose: bool = True,
+        shuffle: bool = True,
+        initial_epoch: int = 0,
+        validation_freq: int | Container[int] = 1,
+        validation_steps: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
     ) -> History:
         """Train for some epochs."""
 
-    def evaluate(self, dataset: Any, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> dict[str, Any]:
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        steps: int | None = None,
+    ) -> dict[str, Any]:
         """Loss and metrics over a dataset."""
 
-    def predict(self, dataset: Any, callbacks: Sequence[Callback] = (), *, verbose: bool = True) -> Any:
+    def predict(
+        self,
+        x: Any = None,
+        batch_size: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        steps: int | None = None,
+    ) -> Any:
         """The module's outputs for a dataset."""
 
     def save(self, path: str | os.PathLike[str]) -> None:

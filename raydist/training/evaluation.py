@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any, final
 
 from raydist.training.elements import unpack
 from raydist.training.executions import executions
-from raydist.training.passes import in_evaluation_mode, num_batches, opened, require_finite, require_steps, run_pass
+from raydist.training.passes import (
+    in_evaluation_mode,
+    num_batches,
+    num_steps,
+    opened,
+    require_finite,
+    require_steps,
+    run_pass,
+    warn_out_of_data,
+)
 from raydist.training.steps import Trainee, evaluation_step
 
 if TYPE_CHECKING:
@@ -28,12 +37,15 @@ class Evaluation:
         self._callbacks = callbacks
         self._reporter = reporter
 
-    def run(self, data: DistributedDataset, label: str) -> dict[str, Any]:
-        """One pass over `data`, called `label` in the progress display. Waits for all of it."""
-        require_finite(data, label.lower())
+    def run(self, data: DistributedDataset, label: str, limit: int | None = None) -> dict[str, Any]:
+        """One pass over at most `limit` batches of `data`, called `label` in the progress display. Waits for all of it.
+
+        One warning where `data` has fewer.
+        """
+        require_finite(data, label.lower(), limit)
         unpack(data.element_spec)
         self._trackers.reset()
-        self._reporter.start(label, num_batches(data))
+        self._reporter.start(label, num_steps(data, limit))
         self._callbacks.call("on_test_begin", {})
         with in_evaluation_mode(self._trainee.module), opened(data) as iterator:
             steps = run_pass(
@@ -44,6 +56,7 @@ class Evaluation:
                     steps_per_execution=self._trainee.compiled.steps_per_execution,
                     num_batches=num_batches(data),
                 ),
+                limit=limit,
                 begin=lambda step: self._callbacks.call("on_test_batch_begin", step, {}),
                 end=self._after_execution,
             )
@@ -51,6 +64,8 @@ class Evaluation:
             rows, logs = self._trackers.rows_and_logs()
         self._reporter.stop(steps, rows)
         self._callbacks.call("on_test_end", logs)
+        if limit is not None and steps < limit:
+            warn_out_of_data("steps", limit, steps, f"for {label.lower()}.")
         return logs
 
     def _after_execution(self, done: int) -> None:

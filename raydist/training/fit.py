@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.options import RunOptions
+from raydist.training.class_weights import ClassWeights
 from raydist.training.elements import unpack
 from raydist.training.executions import Executions, executions
-from raydist.training.passes import num_batches, opened, require_finite, require_steps, run_pass
+from raydist.training.passes import (
+    num_batches,
+    opened,
+    require_at_least,
+    require_finite,
+    require_steps,
+    run_pass,
+    warn_out_of_data,
+)
 from raydist.training.steps import Trainee, training_step
 from raydist.values import ReduceOp
 
@@ -35,28 +43,45 @@ class FitPlan:
         epochs: Number of epochs, >= 1.
         steps_per_epoch: Batches of an epoch, >= 1; one iterator then goes on from epoch to epoch. None: an epoch is a
             pass over the data.
+        initial_epoch: Number of the first epoch, counted from 0: those before are done already.
+        validation_freq: Every so many epochs are validated, or the numbers of those that are, counted from 1.
+        class_weights: What rows of each class weigh; empty: rows weigh the same.
     """
 
     data: DistributedDataset
     epochs: int
     steps_per_epoch: int | None
+    initial_epoch: int = 0
+    validation_freq: int | Container[int] = 1
+    class_weights: ClassWeights = field(default_factory=ClassWeights)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps_per_epoch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgumentError(f"{name} must be >= 1, got {value!r}.")
-        if self.steps_per_epoch is None:
-            require_finite(self.data, "fit without steps_per_epoch")
+        require_at_least("epochs", self.epochs)
+        require_at_least("steps_per_epoch", self.steps_per_epoch)
+        require_at_least("initial_epoch", self.initial_epoch, 0)
+        if isinstance(self.validation_freq, int):
+            require_at_least("validation_freq", self.validation_freq)
+        require_finite(self.data, "fit without steps_per_epoch", self.steps_per_epoch)
 
     def total(self) -> int | None:
         """Batches of one epoch, if known."""
         return num_batches(self.data) if self.steps_per_epoch is None else self.steps_per_epoch
 
+    def validates(self, epoch: int) -> bool:
+        """Whether there is a validation after an epoch, counted from 0."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
     def options(self) -> RunOptions:
         """How gradients meet: the loss is a mean over rows, or has a global denominator if there are weights."""
         weighted = unpack(self.data.element_spec).sample_weight is not None
-        return RunOptions(gradient_reduce_op=ReduceOp.SUM if weighted else ReduceOp.MEAN)
+        if weighted and self.class_weights:
+            raise InvalidArgumentError(
+                "Rows are weighted once, by class_weight or by the sample_weight of the elements, got both. Multiply "
+                "the classes' weights into sample_weight with dataset.map."
+            )
+        return RunOptions(gradient_reduce_op=ReduceOp.SUM if weighted or self.class_weights else ReduceOp.MEAN)
 
 
 @final
@@ -82,7 +107,7 @@ class Fit:
         self._validate = validate
         self._total = plan.total()
         self._saw_data = False
-        self._step = training_step(trainee.module, trainee.compiled)
+        self._step = training_step(trainee.module, trainee.compiled, plan.class_weights)
         self._options = plan.options()
 
     def run(self) -> None:
@@ -92,7 +117,7 @@ class Fit:
         self._callbacks.call("on_train_begin", {})
         with contextlib.ExitStack() as whole_fit:
             shared = None if self._plan.steps_per_epoch is None else self._open(whole_fit)
-            for epoch in range(self._plan.epochs):
+            for epoch in range(self._plan.initial_epoch, self._plan.epochs):
                 with contextlib.ExitStack() as one_epoch:
                     logs = self._epoch(epoch, shared or self._open(one_epoch))
                 if self._model.stop_training:
@@ -116,7 +141,7 @@ class Fit:
         self._reporter.start(label, self._total)
         self._callbacks.call("on_epoch_begin", epoch, {})
         steps = self._steps(calls)
-        logs = self._logs(steps, label) if steps else {}
+        logs = self._logs(steps, label, validates=self._plan.validates(epoch)) if steps else {}
         self._callbacks.call("on_epoch_end", epoch, logs)
         if steps:
             self._reporter.result(logs)
@@ -144,24 +169,16 @@ class Fit:
             self._total = steps  # of the next epoch, most likely
         elif steps < wanted:
             self._model.stop_training = True
-            _warn_out_of_data(steps, wanted)
+            warn_out_of_data("steps_per_epoch", wanted, steps, "for this epoch. Training stops here.")
 
     def _after_execution(self, done: int) -> None:
         self._callbacks.batch_end("on_train_batch_end", done - 1, self._trackers.read)
         self._reporter.step(done, self._trackers.rows_and_logs)
 
-    def _logs(self, steps: int, label: str) -> dict[str, Any]:
+    def _logs(self, steps: int, label: str, *, validates: bool) -> dict[str, Any]:
         rows, logs = self._trackers.rows_and_logs()
         self._reporter.stop(steps, rows)
-        if self._validate is not None:
+        if self._validate is not None and validates:
             found = self._validate(f"{label} validation")
             logs.update((f"val_{name}", value) for name, value in found.items())
         return logs
-
-
-def _warn_out_of_data(steps: int, wanted: int) -> None:
-    warnings.warn(
-        f"The dataset ran out of batches: steps_per_epoch={wanted}, but only {steps} were left for this epoch. "
-        "Training stops here. Leave steps_per_epoch out to train on whole passes, or add .repeat() to the dataset.",
-        stacklevel=7,  # the caller of Model.fit
-    )

@@ -6,15 +6,19 @@ sum(w * loss) / sum(w) over them, whatever rows each replica holds.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
+from torch import nn
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.training.optimizers import class_by_name
 
-__all__ = ["LocalLoss", "mean_loss", "weighted_loss"]
+__all__ = ["LocalLoss", "adds_rows_up", "loss_by_name", "mean_loss", "sum_loss", "weighted_loss"]
 
 
 @final
@@ -47,6 +51,47 @@ def mean_loss(loss: Any, num_rows: int) -> LocalLoss:
     if value.ndim:
         _require_per_row(value, num_rows)
     return LocalLoss(value.mean(), num_rows)
+
+
+def sum_loss(loss: Any, num_rows: int, num_rows_everywhere: int) -> LocalLoss:
+    """For a loss that is the sum over local rows: what makes the mean over replicas, by rows, that of all rows.
+
+    >>> pieces = [sum_loss(torch.tensor(6.0), 3, 4), sum_loss(torch.tensor(1.0), 1, 4)]
+    >>> sum(piece.mean.item() * piece.weight / 4 for piece in pieces)
+    7.0
+    """
+    return LocalLoss(_as_tensor(loss).sum() * (num_rows_everywhere / num_rows), num_rows)
+
+
+def adds_rows_up(loss: Any) -> bool:
+    """Whether a loss says of itself that it is the sum over rows: a module of torch's, a partial of a function."""
+    keywords = loss.keywords if isinstance(loss, partial) else {}
+    said = keywords.get("reduction", getattr(loss, "reduction", None))
+    return isinstance(said, str) and said == "sum"
+
+
+def loss_by_name(name: str) -> tuple[nn.Module, nn.Module]:
+    """The loss module of torch's that a name means ("mse", "MSELoss", "cross_entropy"), and its form for single rows.
+
+    Raises:
+        InvalidArgumentError: There is none; shows those that there are.
+    """
+    losses = {kind.__name__: kind for kind in _public_modules() if _is_loss(kind)}
+    found = class_by_name(name, losses, "loss", suffix="Loss")
+    return found(), found(reduction="none")
+
+
+def _public_modules() -> list[type[nn.Module]]:
+    found = vars(nn.modules.loss).values()
+    kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    return [kind for kind in kinds if getattr(nn, kind.__name__, None) is kind]
+
+
+def _is_loss(kind: type[nn.Module]) -> bool:
+    """Whether it is a class of losses of (prediction, target) that needs no arguments."""
+    compares = list(inspect.signature(kind.forward).parameters)[1:] in (["input", "target"], ["log_input", "target"])
+    free = all(p.default is not p.empty for p in inspect.signature(kind).parameters.values())
+    return compares and free and kind is not nn.NLLLoss2d  # torch's own name of old for NLLLoss
 
 
 def weighted_loss(loss: Any, sample_weight: torch.Tensor) -> LocalLoss:

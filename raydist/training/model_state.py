@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
 from raydist.errors import InvalidArgumentError
+from raydist.training.architecture import architecture_of, build_module
 from raydist.training.saving import ModelManifest, digests, snapshot
 
-__all__ = ["pack", "rebuild", "restore_module", "restore_optimizer"]
+__all__ = ["make_module", "pack", "rebuild", "restore_module", "restore_optimizer"]
 
 MODULE_PREFIX = "module."
 OPTIMIZER_PREFIX = "optimizer."
@@ -34,6 +33,7 @@ def pack(
         extra=extra,
         optimizer=plain,
         sha256=digests(tensors),
+        architecture=architecture_of(module),
     )
     return tensors, manifest
 
@@ -61,11 +61,8 @@ def _plain_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def restore_module(module: nn.Module, tensors: Mapping[str, torch.Tensor], manifest: ModelManifest) -> None:
     """Load the module's state in place."""
-    state = {
-        name.removeprefix(MODULE_PREFIX): value for name, value in tensors.items() if name.startswith(MODULE_PREFIX)
-    }
     try:
-        module.load_state_dict({**state, **manifest.extra})
+        module.load_state_dict({**_of_module(tensors), **manifest.extra})
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"The saved state must fit the module, a {type(module).__name__}: {error} "
@@ -73,65 +70,69 @@ def restore_module(module: nn.Module, tensors: Mapping[str, torch.Tensor], manif
         ) from None
 
 
+def _of_module(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix(MODULE_PREFIX): value for name, value in tensors.items() if name.startswith(MODULE_PREFIX)
+    }
+
+
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], manifest: ModelManifest
 ) -> None:
     """Load the optimizer's state in place, settings such as the learning rate included."""
     saved = manifest.optimizer
-    if saved is None or saved["class"] != type(optimizer).__name__:
-        held = "none" if saved is None else f"that of {saved['class']}"
+    kind = None if saved is None else saved.get("class")
+    if saved is None or kind != type(optimizer).__name__:
+        held = "none" if saved is None else f"that of {kind}"
         raise InvalidArgumentError(
             f"The file must hold the state of the optimizer to be restored, {type(optimizer).__name__}; it holds "
             f"{held}. Leave `optimizer` out, or compile before saving."
         )
-    state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in saved["values"].items()}
-    for key, value in tensors.items():
-        if key.startswith(OPTIMIZER_PREFIX):
-            index, _, name = key.removeprefix(OPTIMIZER_PREFIX).partition(".")
-            state.setdefault(int(index), {})[name] = value
     try:
+        state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in saved["values"].items()}
+        for key, value in tensors.items():
+            if key.startswith(OPTIMIZER_PREFIX):
+                index, _, name = key.removeprefix(OPTIMIZER_PREFIX).partition(".")
+                state.setdefault(int(index), {})[name] = value
         optimizer.load_state_dict({"state": state, "param_groups": saved["groups"]})
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
             f"The saved state must fit the optimizer: {error}. Make it over the same parameters in the same groups."
         ) from None
 
 
-def rebuild(manifest: ModelManifest) -> nn.Module:
-    """A fresh module of the saved class: imported by its name and called with the saved config.
+def rebuild(manifest: ModelManifest, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A fresh module such as the file describes, of `torch.nn` alone: a file makes nobody import or call anything else.
 
-    Only a subclass of `torch.nn.Module` is ever called.
+    Raises:
+        InvalidArgumentError: It is of another class.
     """
-    kind = _find_class(manifest.module_class)
-    config = manifest.config
-    if config is None and not _callable_without_arguments(kind):
+    architecture = manifest.architecture or _by_config(manifest)
+    if architecture is None:
         raise InvalidArgumentError(
-            f"{manifest.module_class} needs constructor arguments, and the file holds none. Pass the module: "
-            "Model.load(path, module=...), or save from Model(module, config={...})."
+            f"Only modules of torch.nn, and its containers of them, are built from what a file says, and this one was "
+            f"saved from {manifest.module_class!r:.200}. Pass the module, or what makes it (called with the saved "
+            "config): Model.load(path, module=...)."
         )
-    module: nn.Module = kind(**(config or {}))
-    return module
+    return build_module(architecture, _of_module(tensors))
 
 
-def _find_class(name: str) -> type[nn.Module]:
-    place, _, qualified = name.partition(":")
-    try:
-        found: Any = import_module(place)
-        for part in qualified.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+def _by_config(manifest: ModelManifest) -> dict[str, Any] | None:
+    """Of files written before they had an architecture: one module of torch.nn."""
+    place, _, name = str(manifest.module_class).partition(":")
+    found = place.startswith("torch.nn.modules.") and manifest.config is not None
+    return {"class": name, "arguments": manifest.config} if found else None
+
+
+def make_module(maker: Any, manifest: ModelManifest) -> nn.Module:
+    """The module that a user gave, or what the class or function that was given makes of the saved config."""
+    if isinstance(maker, nn.Module):
+        return maker
+    if not callable(maker):
         raise InvalidArgumentError(
-            f"The module's class {name} must be importable: {error}. Pass the module: Model.load(path, module=...)."
-        ) from None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise InvalidArgumentError(
-            f"The file names {name} as the module's class, which is no torch.nn.Module. "
-            "Pass the module: Model.load(path, module=...)."
+            f"module must be a torch.nn.Module, or a class or function that makes one, got {maker!r:.200}."
         )
-    return found
-
-
-def _callable_without_arguments(kind: type[nn.Module]) -> bool:
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(p.default is not p.empty or p.kind in optional for p in parameters)
+    made = maker(**(manifest.config or {}))
+    if not isinstance(made, nn.Module):
+        raise InvalidArgumentError(f"module must make a torch.nn.Module, but {maker!r:.200} returned {made!r:.200}.")
+    return made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,18 @@ from raydist.values import INFINITE_CARDINALITY
 if TYPE_CHECKING:
     from raydist.context.strategy import Strategy
 
-__all__ = ["distributed", "in_evaluation_mode", "num_batches", "opened", "require_finite", "require_steps", "run_pass"]
+__all__ = [
+    "distributed",
+    "in_evaluation_mode",
+    "num_batches",
+    "num_steps",
+    "opened",
+    "require_at_least",
+    "require_finite",
+    "require_steps",
+    "run_pass",
+    "warn_out_of_data",
+]
 
 
 def run_pass(
@@ -60,7 +73,7 @@ def distributed(strategy: Strategy, dataset: Any) -> DistributedDataset:
         return view
     raise SpecError(
         f"Data must be a raydist.Dataset batched by the global batch size, got {type(dataset).__name__}. "
-        "Arrays: Dataset.from_tensor_slices((x, y)).batch(128). A torch Dataset or DataLoader: Dataset.from_generator."
+        "Arrays: Dataset.from_tensor_slices((x, y)).batch(32). A torch Dataset: Dataset.from_torch(dataset).batch(32)."
     )
 
 
@@ -80,9 +93,33 @@ def num_batches(data: DistributedDataset) -> int | None:
     return known if known >= 0 else None
 
 
-def require_finite(data: DistributedDataset, what: str) -> None:
-    """InvalidArgumentError for a dataset that never ends."""
-    if data.cardinality() == INFINITE_CARDINALITY:
+def num_steps(data: DistributedDataset, limit: int | None) -> int | None:
+    """How many steps a pass of at most `limit` batches has, where that is known."""
+    known = num_batches(data)
+    return known if limit is None or (known is not None and known < limit) else limit
+
+
+def warn_out_of_data(name: str, wanted: int, steps: int, then: str) -> None:
+    """One warning, at the user's line, of a pass that ended before the number of steps that was asked for by `name`."""
+    level = 1
+    while sys._getframe(level).f_globals.get("__name__", "").startswith("raydist."):
+        level += 1
+    warnings.warn(
+        f"The dataset ran out of batches: {name}={wanted}, but only {steps} were left {then} "
+        f"Leave {name} out for whole passes, or add .repeat() to the dataset.",
+        stacklevel=level + 1,
+    )
+
+
+def require_at_least(name: str, value: int | None, least: int = 1) -> None:
+    """InvalidArgumentError unless `value` is a number >= `least`, or None."""
+    if value is not None and value < least:
+        raise InvalidArgumentError(f"{name} must be >= {least}, got {value!r}.")
+
+
+def require_finite(data: DistributedDataset, what: str, steps: int | None = None) -> None:
+    """InvalidArgumentError for a dataset that never ends, unless a number of steps ends the pass."""
+    if steps is None and data.cardinality() == INFINITE_CARDINALITY:
         raise InvalidArgumentError(f"{what} needs a dataset that ends, got an infinite one. Add .take(num_batches).")
 
 

@@ -10,7 +10,15 @@ import torch
 from raydist.errors import SpecError
 from raydist.nest import flatten, map_structure, unflatten
 from raydist.training.executions import executions
-from raydist.training.passes import in_evaluation_mode, num_batches, opened, require_finite, require_steps, run_pass
+from raydist.training.passes import (
+    in_evaluation_mode,
+    num_steps,
+    opened,
+    require_finite,
+    require_steps,
+    run_pass,
+    warn_out_of_data,
+)
 from raydist.training.steps import prediction_step
 
 if TYPE_CHECKING:
@@ -40,10 +48,10 @@ class Prediction:
         self._outputs: list[Any] = []  # one nest of CPU tensors per batch
         self._rows = 0
 
-    def run(self, data: DistributedDataset) -> Any:
-        """The outputs for all of `data`. Waits for them."""
-        require_finite(data, "predict")
-        self._reporter.start("Predict", num_batches(data))
+    def run(self, data: DistributedDataset, limit: int | None = None) -> Any:
+        """The outputs for at most `limit` batches of `data`. Waits for them; one warning where there are fewer."""
+        require_finite(data, "predict", limit)
+        self._reporter.start("Predict", num_steps(data, limit))
         self._callbacks.call("on_predict_begin", {})
         with in_evaluation_mode(self._module), opened(data) as iterator:
             calls = executions(self._strategy, prediction_step(self._module), iterator)
@@ -52,13 +60,18 @@ class Prediction:
                 self._collect(calls.result, done)
 
             steps = run_pass(
-                calls, begin=lambda step: self._callbacks.call("on_predict_batch_begin", step, {}), end=after_execution
+                calls,
+                limit=limit,
+                begin=lambda step: self._callbacks.call("on_predict_batch_begin", step, {}),
+                end=after_execution,
             )
             self._read_until(0)
         require_steps(steps, "predict")
         self._reporter.stop(steps, self._rows)
         self._callbacks.call("on_predict_end", {})
         self._reporter.result({})
+        if limit is not None and steps < limit:
+            warn_out_of_data("steps", limit, steps, "for predict.")
         return joined(self._outputs)
 
     def _collect(self, result: Any, done: int) -> None:

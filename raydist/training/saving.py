@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
 
 __all__ = ["ModelManifest", "read_model_file", "snapshot", "write_model_file"]
 
@@ -40,6 +40,7 @@ class ModelManifest:
         optimizer: Groups and plain values of the optimizer's state; None without an optimizer.
         sha256: Digest of each tensor.
         version: Format of the file.
+        architecture: How to build the module, where that can be said without naming code; see `architecture.py`.
     """
 
     module_class: str
@@ -48,6 +49,7 @@ class ModelManifest:
     optimizer: dict[str, Any] | None
     sha256: dict[str, str]
     version: int = FORMAT_VERSION
+    architecture: dict[str, Any] | None = None
 
 
 def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,9 +144,21 @@ def _parse(header: Mapping[str, str], path: str) -> ModelManifest:
     text = header[MANIFEST_KEY]
     if header.get(DIGEST_KEY) != _digest(text):
         raise DataLossError(f"The manifest of {path!r} is damaged. Use a copy of the file.", path=path)
-    found = json.loads(text)
+    try:
+        return _manifest(json.loads(text), path)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, RaydistError):
+            raise
+        raise DataLossError(f"The manifest of {path!r} is none: {error!r:.300}. Use a copy.", path=path) from error
+
+
+def _manifest(found: Any, path: str) -> ModelManifest:
     if found["version"] == FORMAT_VERSION:
-        return ModelManifest(**{field.name: found[field.name] for field in fields(ModelManifest)})
+        values = {field.name: found[field.name] for field in fields(ModelManifest) if field.name in found}
+        manifest = ModelManifest(**values)
+        if not all(isinstance(part, dict) for part in (manifest.extra, manifest.sha256, manifest.config or {})):
+            raise TypeError("its parts must be objects")
+        return manifest
     raise InvalidArgumentError(
         f"{path!r} has format version {found['version']}, this raydist reads version {FORMAT_VERSION}. "
         "Load it with the version of raydist that wrote it."

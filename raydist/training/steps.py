@@ -17,9 +17,12 @@ from torch import nn
 from raydist.errors import SpecError
 from raydist.nest import flatten, map_structure
 from raydist.strategies.default import get_replica_context
+from raydist.training.class_weights import ClassWeights
+from raydist.training.counted_losses import divides_by_count, total_and_count
 from raydist.training.elements import Example, apply_module, inputs_of, unpack
-from raydist.training.losses import LocalLoss, mean_loss, weighted_loss
+from raydist.training.losses import LocalLoss, adds_rows_up, mean_loss, sum_loss, weighted_loss
 from raydist.training.trackers import Trackers
+from raydist.training.value_guesses import guessing, update_alike
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
@@ -35,10 +38,19 @@ _END = object()
 @final
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What `Model.compile` was given, and the counters made for it."""
+    """What `Model.compile` was given, and the counters made for it.
+
+    Attributes:
+        optimizer: It.
+        loss: What is to become small.
+        row_loss: The same for batches whose rows have weights: one value per row.
+        trackers: The counters.
+        steps_per_execution: Steps of one call to the replicas.
+    """
 
     optimizer: torch.optim.Optimizer
     loss: Callable[[Any, Any], torch.Tensor]
+    row_loss: Callable[[Any, Any], torch.Tensor]
     trackers: Trackers
     steps_per_execution: int
 
@@ -53,32 +65,33 @@ class Trainee:
     compiled: Compiled
 
 
-def training_step(module: nn.Module, compiled: Compiled) -> Step:
+def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWeights) -> Step:
     """Forward, backward and update on one batch."""
-    optimizer, loss_fn, trackers = compiled.optimizer, compiled.loss, compiled.trackers
+    optimizer = compiled.optimizer
+    loss_fn, track = _loss_function(compiled), _tracking(compiled.trackers)
 
     def train_step(batch: Any) -> None:
-        example = unpack(batch)
+        example = class_weights.weigh(unpack(batch))
         optimizer.zero_grad()
         prediction = apply_module(module, example.x)
-        loss = _local_loss(loss_fn, prediction, example)
+        loss = loss_fn(prediction, example)
         loss.mean.backward() if example.sample_weight is None else _global_objective(loss).backward()
         optimizer.step()
-        _track(trackers, loss, prediction, example)
+        track(loss, prediction, example)
 
     return train_step
 
 
 def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
     """Loss and metrics of one batch."""
-    loss_fn, trackers = compiled.loss, compiled.trackers
+    loss_fn, track = _loss_function(compiled), _tracking(compiled.trackers)
 
     def test_step(batch: Any) -> None:
         example = unpack(batch)
         with torch.no_grad():
             prediction = apply_module(module, example.x)
-            loss = _local_loss(loss_fn, prediction, example)
-            _track(trackers, loss, prediction, example)
+            loss = loss_fn(prediction, example)
+            track(loss, prediction, example)
 
     return test_step
 
@@ -113,11 +126,22 @@ def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
     return loop
 
 
-def _local_loss(loss_fn: Callable[[Any, Any], Any], prediction: Any, example: Example) -> LocalLoss:
-    value = loss_fn(prediction, example.y)
-    if example.sample_weight is None:
-        return mean_loss(value, _num_rows(example))
-    return weighted_loss(value, example.sample_weight)
+def _loss_function(compiled: Compiled) -> Callable[[Any, Example], LocalLoss]:
+    loss, row_loss, is_sum = compiled.loss, compiled.row_loss, adds_rows_up(compiled.loss)
+
+    def local_loss(prediction: Any, example: Example) -> LocalLoss:
+        if example.sample_weight is not None:
+            return weighted_loss(row_loss(prediction, example.y), example.sample_weight)
+        num_rows, context = _num_rows(example), get_replica_context()
+        everywhere = context.global_num_rows or num_rows
+        if is_sum:
+            return sum_loss(loss(prediction, example.y), num_rows, everywhere)
+        if context.num_replicas_in_sync > 1 and divides_by_count(loss, example.y):
+            total, count = total_and_count(loss, prediction, example.y)
+            return sum_loss(total / context.all_reduce(ReduceOp.SUM, count), num_rows, everywhere)
+        return mean_loss(loss(prediction, example.y), num_rows)
+
+    return local_loss
 
 
 def _global_objective(loss: LocalLoss) -> torch.Tensor:
@@ -130,9 +154,15 @@ def _global_objective(loss: LocalLoss) -> torch.Tensor:
     return loss.objective(sum_over_replicas)
 
 
-def _track(trackers: Trackers, loss: LocalLoss, prediction: Any, example: Example) -> None:
-    trackers.update(loss.mean.detach(), loss.weight, _num_rows(example))
-    trackers.update_metrics(map_structure(lambda leaf: leaf.detach(), _lists_as_tuples(prediction)), example.y)
+def _tracking(trackers: Trackers) -> Callable[[LocalLoss, Any, Example], None]:
+    metrics, guesses = trackers.metrics, guessing(trackers.metrics)
+
+    def track(loss: LocalLoss, prediction: Any, example: Example) -> None:
+        trackers.update(loss.mean.detach(), loss.weight, _num_rows(example))
+        detached = map_structure(lambda leaf: leaf.detach(), _lists_as_tuples(prediction))
+        update_alike(metrics, guesses, (detached, example.y), get_replica_context())
+
+    return track
 
 
 def _output(leaf: Any, num_rows: int) -> torch.Tensor:

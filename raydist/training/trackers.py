@@ -63,11 +63,6 @@ class Trackers:
         self.loss.update(loss, weight)
         self.rows.update(num_rows)
 
-    def update_metrics(self, prediction: Any, target: Any) -> None:
-        """Give the user's metrics one batch of one replica (in the step)."""
-        for metric in self.metrics.values():
-            metric.update(prediction, target)
-
     def reset(self) -> None:
         """Start a new pass (on the driver)."""
         for metric in self._all():

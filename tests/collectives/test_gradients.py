@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
+from raydist.collectives.buckets.tail import Updates
 from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.local import LocalGroup
+from raydist.collectives.parameter_hooks import OwnHook
 from raydist.errors import CollectiveMismatchError, FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 from tests.collectives.models import (
@@ -93,6 +96,37 @@ def descend(model: nn.Module) -> None:
                 parameter.add_(parameter.grad, alpha=-0.1)
 
 
+def hooked(model: nn.Module, backward: Callable[[], None]) -> None:
+    """A hook that is no linear function replaces each gradient; gradients are accumulated over two passes."""
+    if model.__dict__.setdefault("is_hooked", []):
+        model.zero_grad()
+    else:
+        model.__dict__["is_hooked"].append(True)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient: gradient * (1 + gradient.to_dense().abs().max().item()))
+    backward()
+    backward()
+    descend(model)
+
+
+def stepped_in_backward(model: nn.Module, backward: Callable[[], None]) -> None:
+    """Each parameter is stepped, and its gradient dropped, as soon as it has one."""
+    if not model.__dict__.setdefault("is_hooked", []):
+        model.__dict__["is_hooked"].append(True)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient: gradient * 2)
+                parameter.register_post_accumulate_grad_hook(step_one)
+    backward()
+
+
+def step_one(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.add_(parameter.grad, alpha=-0.1)  # gradient mode is off in hooks
+    parameter.grad = None
+
+
 STEPS: dict[str, Step] = {
     "plain": plain,
     "clipped": clipped,
@@ -100,6 +134,8 @@ STEPS: dict[str, Step] = {
     "zeroed in place": zeroed_in_place,
     "kept": kept,
     "now and then": now_and_then,
+    "hooked": hooked,
+    "stepped in backward": stepped_in_backward,
 }
 
 
@@ -112,9 +148,15 @@ def test_replicas_train_like_one_process(name: str, world_size: int) -> None:
     assert_equal_parameters(expected, train_together(start, batches, plain, world_size=world_size), start=start)
 
 
+# There torch calls hooks once for each segment that uses the parameter, here they are called once.
+ONCE_A_SEGMENT = [("reentrant-checkpoint", hooked), ("reentrant-checkpoint", stepped_in_backward)]
+
+
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("name", ["tied", "reentrant-checkpoint", "lookup"])
+@pytest.mark.parametrize("name", ["tied", "checkpoint", "reentrant-checkpoint", "lookup"])
 def test_ways_to_use_gradients(name: str, step: Step) -> None:
+    if (name, step) in ONCE_A_SEGMENT:
+        return
     start = build(name)
     batches = [rows(4, seed=1), rows(1, seed=2), rows(3, seed=3)]
     expected = train_alone(copy.deepcopy(start), batches, step)
@@ -130,6 +172,7 @@ def test_ways_to_use_gradients(name: str, step: Step) -> None:
     bucket_bytes=st.sampled_from([1, 64, 300, 1 << 20]),
 )
 def test_any_batches_and_buckets(name: str, step: str, world_size: int, sizes: list[int], bucket_bytes: int) -> None:
+    assume((name, STEPS[step]) not in ONCE_A_SEGMENT)
     start = build(name)
     batches = [rows(size, seed=number) for number, size in enumerate(sizes)]
     expected = train_alone(copy.deepcopy(start), batches, STEPS[step])
@@ -226,6 +269,121 @@ def test_no_sync_after_global_gradients_and_dropped_ones() -> None:
         loss_of(reference, batch).backward()
     for replica in on_two(start, body):
         torch.testing.assert_close(gradients_of(replica), gradients_of(reference), rtol=1e-12, atol=1e-15)
+
+
+def test_hooks_see_the_global_gradient_and_what_was_there_before() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        weight = next(model.parameters())
+        seen: list[tuple[str, float | None, float | None]] = []
+
+        def before(gradient: torch.Tensor) -> None:
+            earlier = weight.grad
+            seen.append(("before", gradient.sum().item(), None if earlier is None else earlier.sum().item()))
+
+        def after(parameter: torch.Tensor) -> None:
+            seen.append(("after", parameter.grad.sum().item() if parameter.grad is not None else None, None))
+
+        weight.register_hook(before)
+        weight.register_post_accumulate_grad_hook(after)
+        weight.register_hook(lambda gradient: gradient * 10)
+        with reducer.step(weight=0.5):
+            for _ in range(2):
+                model(torch.full((1, 2), float(rank))).sum().backward()
+        assert seen == [("before", 1.0, None), ("after", 10.0, None), ("before", 1.0, 10.0), ("after", 20.0, None)]
+
+    on_two(nn.Linear(2, 1), body)
+
+
+def test_hooks_run_in_the_same_order_everywhere_also_for_what_only_others_use() -> None:
+    def body(group: LocalGroup) -> list[int]:
+        model, order = copy.deepcopy(start), []
+        for number, parameter in enumerate(model.parameters()):
+            note = functools.partial(lambda n, _: order.append(n), number)
+            parameter.register_post_accumulate_grad_hook(note)
+        reducer = GradientReducer(group, bucket_bytes=8, first_bucket_bytes=8)
+        reducer.attach(model.parameters())
+        for _ in range(2):
+            with reducer.step(weight=0.5):
+                used = model[:3] if group.rank else nn.Sequential(model[2], model[0])
+                used(torch.ones(1, 2)).sum().backward()
+        return order
+
+    start = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(4)])
+    first, second = run_ranks(2, body)
+    assert first == second
+    assert sorted(first) == [0, 0, 1, 1, 2, 2]
+
+
+def test_hooks_of_several_parameters_and_those_that_remove_themselves() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        weight, bias = model.parameters()
+        seen: list[object] = []
+        register_multi_grad_hook(
+            (weight, bias), lambda both: seen.append([float(g.sum()) for g in both if g is not None])
+        )
+
+        def once(gradient: torch.Tensor) -> None:
+            seen.append(float(gradient.sum()))
+            handle.remove()
+
+        handle = weight.register_hook(once)
+        with reducer.step(weight=0.5):
+            for _ in range(2):
+                model(torch.full((1, 2), float(rank))).sum().backward()
+        assert sorted(map(str, seen)) == ["1.0", "[1.0, 1.0]", "[1.0, 1.0]"]
+
+    on_two(nn.Linear(2, 1), body)
+
+
+def test_hooks_under_no_sync_wait_for_the_global_sum() -> None:
+    start, batch = build("linear"), rows(4)
+
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        seen: list[torch.Tensor] = []
+
+        def triple(gradient: torch.Tensor) -> torch.Tensor:
+            seen.append(gradient.clone())
+            return gradient * 3
+
+        next(model.parameters()).register_hook(triple)
+        with reducer.step(weight=0.5):
+            with reducer.no_sync():
+                loss_of(model, half(batch, rank)).backward()
+            assert not seen
+            loss_of(model, half(batch, rank)).backward()
+        torch.testing.assert_close(seen, [2 * alone], rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(next(model.parameters()).grad, 6 * alone, rtol=1e-12, atol=1e-15)
+
+    reference = train_alone(copy.deepcopy(start), [batch], lambda _, backward: backward())
+    alone = torch.cat([gradient for gradient in gradients_of(reference)[:1] if gradient is not None])
+    on_two(start, body)
+
+
+def test_hooks_with_a_graph_and_their_errors() -> None:
+    def body(model: nn.Module, reducer: GradientReducer, rank: int) -> None:
+        weight = next(model.parameters())
+        modes: list[bool] = []
+
+        def double(gradient: torch.Tensor) -> torch.Tensor:
+            modes.append(torch.is_grad_enabled())
+            return gradient * 2
+
+        handle = weight.register_hook(double)
+        with reducer.step(weight=0.5):
+            (weight.sum() ** 2).backward(create_graph=True)
+            gradient = weight.grad
+            assert gradient is not None
+            weight.grad = None
+            gradient.sum().backward()
+            torch.testing.assert_close(weight.grad, torch.full_like(weight, 16.0))
+            handle.remove()
+            weight.register_hook(lambda gradient: weight.sum().backward())
+            with pytest.raises(FailedPreconditionError, match=r"must not call backward\(\)"):
+                weight.sum().backward()
+        assert modes == [True, False]
+
+    with pytest.warns(UserWarning, match="create_graph=True"):
+        on_two(nn.Linear(2, 1).double(), body)
 
 
 def test_changed_local_gradients_are_refused() -> None:
@@ -456,7 +614,7 @@ def test_the_last_layers_travel_while_the_first_are_computed() -> None:
         reducer.attach(model.parameters())
         for number, layer in enumerate(model.children()):
             note = functools.partial(lambda n, _: events.append((n, group.num_calls)), number)
-            layer.get_parameter("weight").register_hook(note)
+            layer.get_parameter("weight").register_hook(OwnHook(note))  # a program's would wait for global gradients
         for _ in range(2):
             with reducer.step(weight=0.5):
                 events.clear()
@@ -527,3 +685,22 @@ def test_a_model_that_was_dropped_travels_no_more() -> None:
         torch.testing.assert_close(gradients_of(models[0]), [2 * g for g in gradients_of(local) if g is not None])
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("others", [Updates(3, (0.1,)), Updates(2, (0.2,))])
+def test_replicas_that_updated_differently_are_told_at_the_next_backward(others: Updates) -> None:
+    def main(group: LocalGroup) -> str:
+        mine = [Updates(1, (0.1,)), Updates(1, (0.1,))]
+        reducer = GradientReducer(group, updates=lambda: mine.pop(0))
+        weight = nn.Parameter(torch.ones(2))
+        reducer.attach((weight,))
+        with reducer.step():
+            weight.sum().backward()
+        mine[0] = others if group.rank == 1 else Updates(2, (0.1,))
+        with reducer.step(), pytest.raises(CollectiveMismatchError, match="what came before step 1") as caught:
+            weight.sum().backward()
+        return str(caught.value)
+
+    first, second, third = run_ranks(3, main)
+    assert first == second == third
+    assert "rank 1 differs from the others" in first

@@ -73,7 +73,7 @@ class ThreadTeam(Team):
         self.world_size = world_size
         self.timeout_s = timeout_s
         self._make: Make = make or (lambda membership, timeout_s: LocalGroup(hub, membership, timeout_s))
-        self._address = ("", 0) if store is None else (store.host, store.port)
+        self._address = ("", 0, b"") if store is None else (store.host, store.port, store.secret)
         self._generation = 0
         self._groups: dict[int, Joining] = {rank: self._newcomer(rank) for rank in range(world_size)}
         self._join({rank: group.start for rank, group in self._groups.items()})

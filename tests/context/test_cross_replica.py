@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,47 @@ def test_several_axes_and_nests() -> None:
 def test_an_empty_replica_weighs_nothing() -> None:
     value = PerReplica([torch.tensor([2.0, 4.0]), torch.zeros(0)])
     assert reduce("MEAN", value, 0, 2).item() == 3.0
+
+
+class Weighted(PerReplica):
+    """A step's result: each replica's of so many rows."""
+
+    def __init__(self, values: list[Any], rows: tuple[int, ...]) -> None:
+        super().__init__(values)
+        self._rows = rows
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return self._rows
+
+
+def test_a_mean_weighs_replicas_by_their_rows() -> None:
+    means = Weighted([torch.tensor([1.0, 10.0]), torch.tensor([4.0, 40.0])], (2, 1))
+    assert reduce("MEAN", means, None, 2).tolist() == [2.0, 20.0]
+    assert reduce("SUM", means, None, 2).tolist() == [5.0, 50.0]
+    assert reduce("MEAN", means, 0, 2).item() == 55 / 4  # every entry counts once: rows have no say
+    assert reduce("MEAN", Weighted([1, 4], (3, 1)), None, 2).item() == 1.75
+
+
+def test_what_has_no_rows_weighs_nothing_and_may_be_nan() -> None:
+    assert reduce("MEAN", Weighted([3.0, math.nan], (2, 0)), None, 2).item() == 3.0
+    assert reduce("MEAN", Weighted([3.0, 5.0], (0, 0)), None, 2).item() == 4.0
+    assert math.isnan(reduce("MEAN", Weighted([3.0, math.nan], (2, 1)), None, 2).item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_a_weighted_mean_keeps_its_type_and_does_not_overflow(dtype: torch.dtype) -> None:
+    means = Weighted([torch.tensor(1024.0, dtype=dtype), torch.tensor(3072.0, dtype=dtype)], (30_000, 10_000))
+    mean = reduce("MEAN", means, None, 2)
+    assert mean.dtype is dtype
+    assert mean.real.item() == 1536.0
+
+
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_a_mean_of_means_is_that_of_all_rows(parts: list[list[float]]) -> None:
+    means = [torch.tensor(part, dtype=torch.float64).mean() for part in parts]
+    value = Weighted(means, tuple(map(len, parts)))
+    assert reduce("MEAN", value, None, len(parts)).item() == pytest.approx(np.concatenate(parts).mean(), abs=1e-12)
 
 
 @given(st.lists(st.lists(st.integers(-5, 5), max_size=4), min_size=1, max_size=4).filter(lambda parts: any(parts)))

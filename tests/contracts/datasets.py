@@ -36,6 +36,11 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "range with step": lambda: Dataset.range(9, -3, -2, output_type="int32"),
     "from_tensors": lambda: Dataset.from_tensors({"a": [1, 2], "b": "text"}),
     "from_tensor_slices": lambda: Dataset.from_tensor_slices((np.arange(12.0).reshape(4, 3), [b"a", b"b", b"c", b"d"])),
+    "from_tensor_slices with None": lambda: Dataset.from_tensor_slices(
+        {"x": [1, 2, 3], "y": None, "z": (None, ["a"] * 3)}
+    ),
+    "map with None": lambda: Dataset.range(9).map(lambda x: (x, None)).map(lambda x, none: {"x": x, "none": none}),
+    "batch with None": lambda: Dataset.range(9).map(lambda x: (None, (x, None))).shuffle(4).batch(2),
     "map": lambda: Dataset.range(9).map(lambda x: (x * 2, float(x))),
     "map of tuples": lambda: (
         Dataset.range(6).map(lambda x: (x, x + 1)).map(lambda a, b: {"sum": a + b, "text": str(a)})

@@ -13,6 +13,7 @@ from raydist.dataset import Dataset
 from raydist.nest import flatten
 from raydist.options import Options
 from raydist.pipelines.elements.convert import numpy_rows
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.small_floats import dtype_kind
 from raydist.pipelines.elements.spec import DatasetSpec, spec_of_value
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
@@ -143,11 +144,11 @@ def _check_random_access(dataset: Dataset, elements: list[Any]) -> None:
 def _check_spec(dataset: Dataset, elements: list[Any]) -> None:
     if not elements:
         return
-    specs, structure = flatten(dataset.element_spec)
+    specs, structure = flatten_element(dataset.element_spec)
     for element in elements:
         if is_error(element):
             continue
-        leaves, found = flatten(element)
+        leaves, found = flatten_element(element)
         assert found == structure
         for spec, leaf in zip(specs, leaves, strict=True):
             found_spec = DatasetSpec() if isinstance(leaf, Dataset) else spec_of_value(leaf)

@@ -6,9 +6,12 @@ given a function that makes a new one.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -214,6 +217,13 @@ def check_errors(strategy: rd.Strategy) -> None:
         strategy.gather(torch.tensor(1.0))
 
 
+def check_copies(strategy: rd.Strategy) -> None:
+    """A strategy says why it cannot be pickled or copied, also from within what is."""
+    for copied in (pickle.dumps, cloudpickle.dumps, copy.deepcopy, copy.copy):
+        with pytest.raises(rd.FailedPreconditionError, match="must stay in the process that made it"):
+            copied(strategy)
+
+
 CHECKS: tuple[Callable[[rd.Strategy], None], ...] = (
     check_numbers,
     check_values,
@@ -221,6 +231,7 @@ CHECKS: tuple[Callable[[rd.Strategy], None], ...] = (
     check_collectives,
     check_scope,
     check_gradient_reduction,
+    check_copies,
     check_state_dict,
     check_errors,
     check_training,

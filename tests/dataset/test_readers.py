@@ -73,3 +73,20 @@ def test_bad_arguments(arguments: tuple[Any, ...], kind: type[Exception], messag
 def test_bad_record_limit() -> None:
     with pytest.raises(rd.InvalidArgumentError, match="max_record_bytes must be >= 1, got 0"):
         rd.TFRecordDataset("x", max_record_bytes=0)
+
+
+def test_limits_are_settings(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": "' + "x" * 600_000 + '"}\n')
+    readers: list[Any] = [
+        lambda **options: rd.TextLineDataset(path, **options),
+        lambda **options: rd.Dataset.from_json(path, **options),
+        lambda **options: rd.Dataset.from_csv(path, column_names=["a"], **options),
+    ]
+    for read in readers[:2]:
+        assert len(list(read())) == 1
+    for read in readers:
+        with pytest.raises(rd.DataLossError, match="at most 1000 bytes.*Raise max_line_bytes"):
+            list(read(max_line_bytes=1000))
+        with pytest.raises(rd.InvalidArgumentError, match="max_line_bytes must be >= 1"):
+            read(max_line_bytes=0)

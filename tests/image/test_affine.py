@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.image import affine as affine_module
-from raydist.image.affine import affine, saturate_cast
+from raydist.image.affine import affine
 
 
 def test_each_channel_has_its_own_numbers() -> None:
@@ -34,9 +34,3 @@ def test_every_size_gives_what_numpy_gives(height: int, width: int, channels: in
     assert result.dtype == np.float32
     assert result.flags.writeable
     assert result.base is None, "a map takes it over as it is"
-
-
-def test_uint8_is_rounded_and_cut_off() -> None:
-    values = np.array([[[-3, 0.5, 1.5, 254.6, 300]]], np.float32)
-    assert saturate_cast(values.copy(), np.dtype(np.uint8)).tolist() == [[[0, 0, 2, 255, 255]]]
-    assert saturate_cast(values, np.dtype(np.float32)) is values

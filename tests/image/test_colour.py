@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,20 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from tests.image.samples import picture
+from tests.image.tensorflow_values import check_call, values_of
+
+
+@pytest.mark.parametrize(
+    "row", values_of("adjust_brightness", "adjust_contrast", "adjust_gamma"), ids=lambda row: str(row["call"])
+)
+def test_as_in_tensorflow(row: dict[str, Any]) -> None:
+    check_call(row)
+
+
+def test_gamma_is_not_negative() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="gamma must be >= 0, got -1"):
+        rd.image.adjust_gamma(picture(), -1)
+    assert np.array_equal(rd.image.adjust_gamma(picture()), picture())
 
 
 def nearest(value: float) -> int:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 import raydist as rd
 from tests.image.samples import picture
+from tests.image.tensorflow_values import check_call, values_of
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -59,3 +62,16 @@ def test_channels_go_first() -> None:
     assert np.array_equal(rd.image.channels_first(image), image.transpose(2, 0, 1))
     assert rd.image.channels_first(np.stack([image] * 2)).shape == (2, 3, 37, 53)
     assert rd.image.channels_first(image).flags.c_contiguous
+
+
+@pytest.mark.parametrize("row", values_of("per_image_standardization"), ids=lambda row: str(row["call"]))
+def test_standardization_is_tensorflows(row: dict[str, Any]) -> None:
+    check_call(row)
+
+
+def test_standardization_of_each_image_of_a_batch() -> None:
+    batch = np.stack([picture(4, 5), picture(4, 5)[::-1] // 2])
+    expected = np.stack([rd.image.per_image_standardization(image) for image in batch])
+    assert np.array_equal(rd.image.per_image_standardization(batch), expected)
+    assert np.array_equal(rd.image.per_image_standardization(np.full((2, 2, 1), 7)), np.zeros((2, 2, 1)))
+    assert rd.image.per_image_standardization(batch[:0]).shape == (0, 4, 5, 3)

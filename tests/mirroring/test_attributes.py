@@ -246,59 +246,82 @@ def test_forward_hook_of_the_driver() -> None:
     assert mirror.run(lambda: layer(torch.ones(2)).item()) == [3.0, 3.0]
 
 
-def changed_on_both_sides(mirror: Mirror, change: str) -> Any:
-    layer: Any
+def test_what_the_driver_sets_after_a_step_replaces_what_the_step_set() -> None:
+    mirror = Mirror()
+    model = counter(mirror)
+    for _ in range(3):
+        assert [mirror.run(model.record)[1] for _ in range(2)] == [1, 2]
+        assert model.history[-1] == 2
+        model.count = 0
+    del model.count
+    assert mirror.run(lambda: hasattr(model, "count")) == [False, False]
+
+
+def test_what_the_driver_does_to_what_it_reads_after_a_step_comes_after_it() -> None:
+    mirror = Mirror()
     layer, optimizer, scheduler = schedule(mirror)
-    layer.note = 0
+    model = counter(mirror)
 
-    def step() -> None:
-        train(layer, optimizer)
-        if change == "attribute":
-            layer.note += 1
-        elif change == "schedule":
-            scheduler.step()
-        else:
-            optimizer.param_groups[0]["lr"] = 0.7
-
-    mirror.run(step)
-    if change == "attribute":
-        layer.note = 9
-    elif change == "schedule":
+    def step() -> tuple[float, list[int], float]:
+        rate = train(layer, optimizer)
         scheduler.step()
-    else:
-        optimizer.param_groups[0]["lr"] = 0.3
-    return step
+        model.record()
+        model.limits["high"] += 1.0
+        return rate, model.history, model.limits["high"]
+
+    assert mirror.run(step)[1] == (1.0, [1], 2.0)
+    scheduler.step()
+    model.history.append(7)
+    model.limits["high"] *= 10
+    assert mirror.run(step)[1] == (0.25, [1, 7, 2], 21.0)
+    optimizer.param_groups[0]["lr"] = 3.0
+    assert mirror.run(step)[1] == (3.0, [1, 7, 2, 3], 22.0)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("attribute", "note of the module Linear"),
-        ("schedule", "of the (scheduler StepLR|optimizer SGD)"),
-        ("rate", r"param_groups\[0\]\['lr'\] of the optimizer SGD"),
-    ],
-)
-def test_changed_on_both_sides(change: str, message: str) -> None:
-    mirror = Mirror()
-    step = changed_on_both_sides(mirror, change)
-    with pytest.raises(FailedPreconditionError, match=message):
-        mirror.run(step)
-
-
-def test_the_drivers_value_counts_after_a_conflict() -> None:
-    mirror = Mirror()
-    layer: Any = linear(mirror)
-    layer.note = 0
+def held_and_changed_on_both_sides(mirror: Mirror, change: str) -> Any:
+    layer, optimizer, _ = schedule(mirror)
+    model = counter(mirror)
+    group, history = optimizer.param_groups[0], model.history
 
     def step() -> Any:
-        layer.note += 1
-        return layer.note
+        train(layer, optimizer)
+        if change == "list":
+            model.record()
+        else:
+            optimizer.param_groups[0]["lr"] /= 2
+        return list(model.history), optimizer.param_groups[0]["lr"]
 
     mirror.run(step)
-    layer.note = 9
-    with pytest.raises(FailedPreconditionError):
+    if change == "list":
+        history.append(9)
+    else:
+        group["lr"] = 0.5
+    return step, model, optimizer
+
+
+@pytest.mark.parametrize("seen_first", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message", "result"),
+    [
+        ("list", r"history of the module Counter was changed by a step", ([9, 2], 1.0)),
+        ("rate", r"param_groups\[0\]\['lr'\] of the optimizer SGD", ([], 0.25)),
+    ],
+)
+def test_held_and_changed_on_both_sides(change: str, message: str, result: Any, seen_first: bool) -> None:
+    mirror = Mirror()
+    step, model, optimizer = held_and_changed_on_both_sides(mirror, change)
+    if seen_first:
+        assert (model.history, optimizer.param_groups[0]["lr"]) == (([9], 1.0) if change == "list" else ([], 0.5))
+    with pytest.raises(FailedPreconditionError, match=message):
         mirror.run(step)
-    assert mirror.run(step) == [10, 10]
+    assert mirror.run(step) == [result] * 2  # the driver's value
+
+
+def test_set_anew_after_it_was_changed_on_both_sides() -> None:
+    mirror = Mirror()
+    step, model, _ = held_and_changed_on_both_sides(mirror, "list")
+    model.history = [5]
+    assert mirror.run(step) == [([5, 2], 1.0)] * 2
 
 
 def test_change_from_before_the_last_step_is_no_conflict() -> None:

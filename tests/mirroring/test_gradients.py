@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -88,16 +93,136 @@ def test_hook_from_before_the_first_step() -> None:
     assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
 
 
-def test_hook_after_the_first_step_is_refused(trained: Trained) -> None:
+def test_hook_after_the_first_step_and_its_removal(trained: Trained) -> None:
     mirror, layer, _ = trained
-    with pytest.raises(FailedPreconditionError, match="before the first step"):
-        layer.weight.register_hook(lambda gradient: gradient * 10)
+
+    def backward() -> None:
+        layer.zero_grad()
+        layer(torch.ones(2)).sum().backward()
+
+    handle = layer.weight.register_hook(lambda gradient: gradient * 10)
+    mirror.run(backward)
+    assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
+    mirror.run(backward)
+    assert mirror.bytes_of_last["writes"] == 0
+    handle.remove()
+    mirror.run(backward)
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
     mirror.driver.release()
     layer.weight.register_hook(lambda gradient: gradient * 10)
     layer.zero_grad()
     layer(torch.ones(2)).sum().backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.tolist() == [[10.0, 10.0]]
+
+
+def test_removal_of_a_hook_from_before_the_first_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    handle = layer.weight.register_hook(lambda gradient: gradient * 10)
+    mirror.run(lambda: layer.training)
+    handle.remove()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_optimizer_that_only_a_hook_reaches(after_a_step: bool) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    backward = lambda: layer(torch.ones(2)).sum().backward()  # noqa: E731
+    with mirror.scope():
+        optimizers: dict[Any, Any] = {p: torch.optim.SGD([p], lr=1.0) for p in layer.parameters()}
+    if after_a_step:
+        mirror.run(lambda: layer.training)
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in layer.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    mirror.run(backward)
+    assert layer.weight.tolist() == [[0.0, 1.0]]
+    optimizers[layer.weight].param_groups[0]["lr"] = 0.5
+    mirror.run(backward)
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[-0.5, 0.5]]] * 2
+    mirror.driver.reset()
+    mirror.run(backward)
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[-1.0, 0.0]]] * 2
+    assert gradients(mirror, layer) == [None, None]
+
+
+def test_hooks_that_a_step_registers_survive_a_reset() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.register_hook(lambda gradient: gradient * 10)
+    mirror.run(lambda: layer.weight.register_hook(lambda gradient: gradient + 1) and None)
+    mirror.driver.reset()
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[11.0, 11.0]]] * 2
+
+
+def test_hook_on_a_parameter_that_is_frozen_meanwhile() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.register_hook(lambda gradient: gradient * 10)
+    layer.weight.requires_grad_(False)
+    mirror.run(lambda: layer.training)
+    layer.weight.requires_grad_(True)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    assert gradients(mirror, layer) == [[[10.0, 10.0]]] * 2
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_hook_that_cannot_travel_is_an_error(after_a_step: bool) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    lock = threading.Lock()
+    if after_a_step:
+        mirror.run(lambda: layer.training)
+    layer.weight.register_hook(lambda gradient: gradient * lock.locked())
+    with pytest.raises(FailedPreconditionError, match="closure variable 'lock'.*: _thread.lock"):
+        mirror.run(lambda: layer.training)
+
+
+def test_hooks_keep_no_model_alive() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    layer.weight.register_hook(lambda gradient, layer=layer: gradient * layer.out_features)
+    mirror.run(lambda model: model.training, layer)
+    layer.weight.register_hook(lambda gradient, layer=layer: gradient * layer.out_features)
+    mirror.run(lambda model: model.training, layer)
+    reference = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_cast_on_the_driver_takes_gradients_along(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    layer.double()
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+    assert mirror.run(lambda: layer.weight.grad.dtype) == [torch.float64] * 2  # type: ignore[union-attr]
+    layer.half()
+    layer.double()
+    mirror.run(lambda: layer(torch.ones(2).double()).sum().backward())
+    assert gradients(mirror, layer) == [[[2.0, 2.0]]] * 2
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype is torch.float64
+
+
+def test_sparse_gradients_are_read_and_written() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        table = nn.Embedding(4, 2, sparse=True)
+    mirror.run(lambda: table(torch.tensor([1, 1])).sum().backward())
+    gradient = table.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert gradient.to_dense().tolist() == [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+    table.weight.grad = gradient * 3
+    assert mirror.run(lambda: table.weight.grad.to_dense().sum().item()) == [12.0, 12.0]  # type: ignore[union-attr]
 
 
 def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:

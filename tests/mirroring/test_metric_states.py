@@ -11,6 +11,7 @@ from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, Mult
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
 from raydist.mirroring.metric_states import state_names
+from raydist.mirroring.replica import MirrorReplica
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror
 
@@ -21,6 +22,46 @@ UNEVEN = [slice(0, 5), slice(5, 7)]
 
 def split(values: torch.Tensor) -> PerReplica:
     return PerReplica([values[part] for part in UNEVEN])
+
+
+class Everything(torchmetrics.Metric):
+    """A state of every kind."""
+
+    total: torch.Tensor
+    mean: torch.Tensor
+    top: torch.Tensor
+    low: torch.Tensor
+    seen: list[torch.Tensor]
+    apart: list[torch.Tensor]
+    added: torch.Tensor
+    largest: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
+        self.add_state("top", torch.tensor(-9.0), dist_reduce_fx="max")
+        self.add_state("low", torch.tensor(9.0), dist_reduce_fx="min")
+        self.add_state("seen", [], dist_reduce_fx="cat")
+        self.add_state("apart", [], dist_reduce_fx=None)
+        self.add_state("added", torch.zeros(2), dist_reduce_fx=lambda stacked: stacked.sum(0))
+        self.add_state("largest", torch.zeros(2), dist_reduce_fx=lambda stacked: stacked.amax(0))
+
+    def update(self, values: torch.Tensor) -> None:
+        self.total += values.sum()
+        self.mean += values.mean()
+        self.top = torch.maximum(self.top, values.max())
+        self.low = torch.minimum(self.low, values.min())
+        self.seen.append(values)
+        self.apart.append(values.sum())
+        self.added += values.sum()
+        self.largest = torch.maximum(self.largest, values.max())
+
+    def compute(self) -> dict[str, torch.Tensor]:
+        found = {name: getattr(self, name) for name in ("total", "mean", "top", "low", "added", "largest")}
+        return found | {
+            name: torch.cat([torch.atleast_1d(x) for x in getattr(self, name)]) for name in ("seen", "apart")
+        }
 
 
 def make(mirror: Mirror, kind: Any) -> Any:
@@ -120,6 +161,80 @@ def test_forward_in_the_step_returns_the_local_value() -> None:
     metric = make(mirror, torchmetrics.MeanMetric)
     assert mirror.run(lambda value: metric(value).item(), PerReplica([1.0, 3.0])) == [1.0, 3.0]
     assert metric.compute().item() == 2.0
+
+
+@pytest.mark.parametrize("source", [0, 1])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Everything,
+        torchmetrics.SumMetric,
+        torchmetrics.MeanMetric,
+        torchmetrics.MaxMetric,
+        torchmetrics.MinMetric,
+        torchmetrics.CatMetric,
+        lambda: torchmetrics.MetricCollection([torchmetrics.SumMetric(), torchmetrics.MeanMetric()]),
+    ],
+)
+def test_a_failed_step_loses_nothing_and_doubles_nothing(kind: Any, source: int) -> None:
+    failing, fine = Mirror(3), Mirror(3)
+    metrics = [make(failing, kind), make(fine, kind)]
+    scores = [torch.tensor([rank, 1.0, 2.0 * rank]) for rank in range(3)]
+
+    def update(metric: Any, values: torch.Tensor) -> None:
+        metric.update(values)
+
+    def fail(metric: Any, values: torch.Tensor) -> None:
+        if values[0] == source:
+            raise ZeroDivisionError
+
+    for _ in range(3):
+        failing.run(update, metrics[0], PerReplica(scores))
+        fine.run(update, metrics[1], PerReplica(scores))
+        with pytest.raises(ZeroDivisionError):
+            failing.run(fail, metrics[0], PerReplica(scores))
+        failing.driver.reset(source)
+        torch.testing.assert_close(metrics[0].compute(), metrics[1].compute())
+
+
+def test_what_replicas_counted_in_a_step_that_failed_on_another_stays_theirs() -> None:
+    mirror = Mirror(3)
+    metric = make(mirror, torchmetrics.SumMetric)
+
+    def step(value: float) -> None:
+        if value > 50:
+            raise ZeroDivisionError
+        metric.update(value)
+
+    mirror.run(step, PerReplica([1.0, 2.0, 3.0]))
+    with pytest.raises(ZeroDivisionError):
+        mirror.run(step, PerReplica([10.0, 99.0, 99.0]))
+    mirror.driver.reset()
+    assert metric.compute().item() == 16.0
+
+
+@pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric])
+def test_a_replica_that_has_counted_nothing_yet_adds_nothing(kind: Any) -> None:
+    mirror = Mirror(2)
+    metric, plain = make(mirror, kind), kind()
+    mirror.run(lambda values: metric.update(values), torch.tensor([1.0, 3.0]))
+    mirror.link.replicas[1] = MirrorReplica(1)
+    mirror.driver.reset()
+    plain.update(torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(metric.compute(), plain.compute())
+
+
+@pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MaxMetric])
+def test_what_the_driver_writes_is_read_again(kind: Any) -> None:
+    mirror = Mirror(3)
+    metric, plain = make(mirror, kind), kind()
+    mirror.run(lambda values: metric.update(values), torch.tensor([1.0]))
+    metric.reset()
+    for values in (torch.tensor([1.0, 3.0]), torch.tensor([2.0])):
+        metric.update(values)
+        plain.update(values)
+    mirror.run(lambda: metric.training)
+    torch.testing.assert_close(metric.compute(), plain.compute())
 
 
 def test_held_states_come_back() -> None:

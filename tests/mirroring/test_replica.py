@@ -12,7 +12,7 @@ from torch import nn
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.replica import MirrorReplica
-from raydist.mirroring.shipment import Shipment, Writes
+from raydist.mirroring.shipment import Shipment
 from raydist.pickling.pickler import loads
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
@@ -96,21 +96,6 @@ def test_dump_and_load_are_bit_identical() -> None:
     assert all(torch.equal(states[0][key]["exp_avg"], states[1][key]["exp_avg"]) for key in states[0])
 
 
-@pytest.mark.parametrize(
-    ("inner", "writes", "noted"), [(False, b"", 1), (True, b"", 0), (True, pickle.dumps(Writes()), 1)]
-)
-def test_a_step_amid_others_is_noted_only_where_the_driver_wrote_before_it(
-    inner: bool, writes: bytes, noted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror = Mirror()
-    trained(mirror)
-    known, notes = mirror.shipments[0], []
-    monkeypatch.setattr(mirror.replicas[0]._control, "note_step_start", lambda: notes.append(1))
-    shipment = Shipment(function=known.function, arguments=known.arguments, writes=writes)
-    mirror.replicas[0].apply(shipment, [0], inner=inner)
-    assert len(notes) == noted
-
-
 def test_reset_after_a_half_done_step() -> None:
     mirror = Mirror()
     model, optimizer, _ = trained(mirror)
@@ -129,6 +114,35 @@ def test_reset_after_a_half_done_step() -> None:
     assert values[0] == values[1] == model[0].weight.tolist()
     assert mirror.run(lambda: model.training) == [True, True]
     assert mirror.run(lambda: optimizer.param_groups[0]["lr"]) == [1e-3 / 16] * 2
+
+
+def test_reset_keeps_the_running_statistics_of_every_replica() -> None:
+    mirror = Mirror(3)
+    with mirror.scope():
+        norm = nn.BatchNorm1d(1, momentum=0.5)
+
+    def step(rank: int) -> None:
+        norm(torch.tensor([[0.0], [4.0]]) + 2 * rank)
+
+    def fail(rank: int) -> None:
+        if rank == 1:
+            raise ZeroDivisionError
+        norm.weight.data.add_(1)
+
+    assert norm.running_mean is not None
+    assert norm.num_batches_tracked is not None
+    mirror.run(step, rank_of(mirror))
+    assert norm.running_mean.item() == 2.0
+    with pytest.raises(ZeroDivisionError):
+        mirror.run(fail, rank_of(mirror))
+    mirror.driver.reset()
+    means = [replica.export_buffers()[0].item() for replica in mirror.replicas]
+    assert means == [1.0, 2.0, 3.0]
+    assert norm.running_mean.item() == 2.0
+    assert norm.weight.item() == 2.0
+    mirror.run(step, rank_of(mirror))
+    assert (norm.running_mean.item(), norm.num_batches_tracked.item()) == (3.0, 2)
+    assert [replica.parameters()[0].item() for replica in mirror.replicas] == [2.0, 2.0, 2.0]
 
 
 def test_reset_after_a_shipment_that_never_arrived() -> None:

@@ -62,8 +62,9 @@ def test_nothing_is_watched_after_the_step() -> None:
 def test_a_scheduler_made_elsewhere_does_not_warn() -> None:
     parameter = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    note_steps(optimizer)
-    note_steps(optimizer)
+    steps: list[int] = []
+    note_steps(optimizer, lambda: steps.append(1))
+    note_steps(optimizer, lambda: steps.append(2))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     parameter.grad = torch.ones(1)
     with warnings.catch_warnings():
@@ -72,11 +73,12 @@ def test_a_scheduler_made_elsewhere_does_not_warn() -> None:
         scheduler.step()
     assert parameter.item() == 0.0
     assert optimizer._opt_called is True  # type: ignore[attr-defined]
+    assert steps == [1]
 
 
 def test_optimizer_is_not_kept_alive() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    note_steps(optimizer)
+    note_steps(optimizer, lambda: None)
     ghost = weakref.ref(optimizer)
     del optimizer
     gc.collect()
@@ -85,5 +87,5 @@ def test_optimizer_is_not_kept_alive() -> None:
 
 def test_still_pickles() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
-    note_steps(optimizer)
+    note_steps(optimizer, lambda: None)
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["lr"] == 0.5

@@ -51,18 +51,18 @@ def collected(collector: ControlCollector, *, modules: bool = True) -> tuple[dic
     return found
 
 
-def test_control_changes_and_what_the_last_step_did() -> None:
+def test_control_changes_are_reported_once() -> None:
     layer: Any = nn.Linear(1, 1)
-    layer.first = layer.second = 0
+    layer.first = layer.second = layer.third = 0
     collector = ControlCollector(table_of(layer), lambda obj: None)
     collector.mark_known(0)
-    layer.first = 1
-    collector.note_step_start()
-    layer.second = 1
+    layer.first = layer.second = 1
     changes, _ = collected(collector)
-    assert changes[0].values == {("first",): 1, ("second",): 1}
-    assert changes[0].recent == {("second",)}
-    collector.note_step_start()
+    assert changes == {0: {("first",): 1, ("second",): 1}}
+    layer.second = 2
+    layer.third = 3
+    layer.third = 0
+    assert collected(collector) == ({0: {("second",): 2}}, {})
     assert collected(collector) == ({}, {})
 
 
@@ -79,4 +79,4 @@ def test_flags_and_families() -> None:
     optimizer.param_groups[0]["lr"] = 2.0
     assert collected(collector) == ({}, {0: False})
     changes, flags = collected(collector, modules=False)
-    assert (changes[1].values, flags) == ({("param_groups", 0, "lr"): 2.0}, {})
+    assert (changes[1], flags) == ({("param_groups", 0, "lr"): 2.0}, {})

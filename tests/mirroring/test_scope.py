@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.scope import Scope
 from tests.mirroring.in_process import Mirror, linear
+
+
+class Positions(nn.Module):
+    """A module with a buffer and no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.arange(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.get_buffer("positions")
+
+
+def loaded_positions() -> nn.Module:
+    file = io.BytesIO()
+    torch.save(Positions(), file)
+    file.seek(0)
+    module: nn.Module = torch.load(file, weights_only=False)
+    return module
 
 
 def test_registered_tensors_are_marked() -> None:
@@ -59,10 +81,11 @@ def test_other_threads_are_outside() -> None:
 
 def test_hooks_are_removed_after_an_error() -> None:
     scope = Scope()
-    constructor = nn.Parameter.__new__
+    constructor, restorer = nn.Parameter.__new__, nn.Module.__setstate__
     with pytest.raises(ZeroDivisionError), scope.enter():
         _ = 1 / 0
     assert nn.Parameter.__new__ is constructor
+    assert nn.Module.__setstate__ is restorer
     assert not scope.is_active
     assert nn.Linear(1, 1).weight not in scope
 
@@ -86,6 +109,44 @@ def test_buffers_only_module_made_outside() -> None:
     norm = nn.BatchNorm1d(1, affine=False)
     with pytest.raises(FailedPreconditionError, match="a BatchNorm1d was not"):
         Mirror().run(lambda: norm.training)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Positions().double(),
+        lambda: nn.Sequential(Positions()).double(),
+        lambda: copy.deepcopy(Positions()),
+        lambda: copy.deepcopy(Positions().double()),
+        loaded_positions,
+        lambda: parametrizations.spectral_norm(nn.Linear(2, 2)).double(),
+        lambda: copy.deepcopy(parametrizations.spectral_norm(nn.Linear(2, 2)).double()),
+    ],
+    ids=["cast", "cast in a container", "copied", "cast and copied", "loaded", "spectral", "spectral copied"],
+)
+def test_buffers_that_were_cast_copied_or_loaded_inside(make: Callable[[], nn.Module]) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        module = make()
+    kind = next(module.buffers()).dtype
+
+    def step() -> list[float]:
+        next(module.buffers()).add_(1)
+        result: list[float] = module(torch.ones(2, dtype=kind)).tolist()
+        return result
+
+    before = next(module.buffers()).clone()
+    first, second = mirror.run(step)
+    assert first == second
+    assert torch.equal(next(module.buffers()), before + 1) or isinstance(module, nn.Linear)
+
+
+def test_buffers_of_a_module_made_outside_and_cast_inside() -> None:
+    mirror, module = Mirror(), Positions()
+    with mirror.scope():
+        module.double()
+    with pytest.raises(FailedPreconditionError, match="a Positions was not"):
+        mirror.run(lambda: module(torch.ones(2)))
 
 
 def test_child_made_outside_is_named_with_its_way() -> None:

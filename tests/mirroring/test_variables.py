@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from raydist.mirroring.variables import average
+from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
 
 
@@ -256,6 +257,42 @@ def test_running_statistics_read_as_the_mean() -> None:
     assert norm.num_batches_tracked.item() == 1
     mirror.run(lambda: norm.training)
     assert mirror.bytes_of_last["writes"] == 0  # what was read as a mean is not written back
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_buffers(layout: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        graph: Any = nn.Linear(2, 2)
+        graph.register_buffer("edges", torch.eye(2).to_sparse(layout=layout))
+    assert mirror.run(lambda: (graph.edges @ torch.ones(2, 1)).sum().item()) == [2.0, 2.0]
+    assert (graph.edges.to_dense() + graph.state_dict()["edges"].to_dense()).sum().item() == 4.0
+    mirror.run(lambda: setattr(graph, "edges", (torch.ones(2, 2) * 3).to_sparse(layout=layout)))
+    assert graph.edges.layout is layout
+    assert graph.edges.to_dense().sum().item() == 12.0
+    graph.edges = (torch.ones(2, 2) * 2).to_sparse(layout=layout)
+    assert mirror.run(lambda: graph.edges.to_dense().sum().item()) == [8.0, 8.0]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_running_statistics_of_a_forward_on_the_driver(norm: Any, training: bool) -> None:
+    mirror = Mirror()
+    plain = norm(1, momentum=0.5, track_running_stats=True)
+    with mirror.scope():
+        layer = norm(1, momentum=0.5, track_running_stats=True)
+    rows = [torch.arange(4.0).reshape(2, 1, 2) + 2 * rank for rank in range(2)]
+    mirror.run(lambda x: layer(x).sum().item(), PerReplica(rows))
+    held = [replica.export_buffers()[0].item() for replica in mirror.replicas]
+    assert held[1] > held[0]
+    layer.train(training)
+    layer(rows[0])
+    means = mirror.run(lambda: layer.running_mean.item())
+    plain.running_mean.fill_(sum(held) / 2)
+    plain(rows[0])
+    expected = [plain.running_mean.item()] * 2 if training else held
+    assert means == pytest.approx(expected, rel=1e-6)
 
 
 def test_driver_write_to_a_buffer_reaches_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -31,6 +32,11 @@ class Holder:
         return None
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    lock: Any
+
+
 def closure() -> Callable[[], object]:
     lock = LOCK
     return lambda: lock
@@ -45,6 +51,7 @@ def closure() -> Callable[[], object]:
         (Holder(), "attribute 'inner' of Holder, ['lock']: _thread.lock"),
         (Holder().method, "self of Holder.method, attribute 'inner' of Holder, ['lock']: _thread.lock"),
         (functools.partial(len, [LOCK]), "arguments of a partial, [0], [0]: _thread.lock"),
+        ([Slotted(LOCK)], "[0], attribute 'lock' of Slotted: _thread.lock"),
         (LOCK, "the object itself: _thread.lock"),
     ],
 )

@@ -60,6 +60,23 @@ def test_ready_made(norm: Any) -> None:
     torch.testing.assert_close(results[1], layer(torch.ones(2)).detach())
 
 
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_read_after_a_step_changed_an_attribute_or_failed(norm: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model: Any = nn.Sequential(norm(nn.Linear(2, 2)), norm(nn.Linear(2, 2)))
+    mirror.run(lambda: model.eval() and None)
+    assert not model[0].training
+    mirror.driver.reset()
+    for layer in model:
+        assert type(layer).__name__ == "ParametrizedLinear"
+        assert layer.weight.shape == (2, 2)
+    values = mirror.run(lambda: model[1].weight.detach())
+    torch.testing.assert_close(values[1], model[1].weight.detach())
+    mirror.driver.release()
+    assert type(model[0]).__bases__ == (nn.Linear,)
+
+
 def test_reduction_and_class() -> None:
     layer: Any = nn.Linear(2, 1)
     assert reduce_parametrized(layer) is None

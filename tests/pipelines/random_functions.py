@@ -61,6 +61,10 @@ def jitter(x: Any, *, rng: np.random.Generator) -> Any:
     return x + rng.integers(0, 3)
 
 
+def beside_none(x: Any) -> Any:
+    return {"x": (x, None), "none": None}
+
+
 def no_thirds(x: Any) -> bool:
     return bool(x % 3 != 0)
 

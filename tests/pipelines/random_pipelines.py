@@ -189,9 +189,10 @@ def _map(draw: Draw, ds: Pipeline, *choices: tuple[Callable[..., Any], str]) -> 
 
 def _map_number(draw: Draw, ds: Pipeline) -> Pipeline:
     changes = ((fn.double, NUMBER), (fn.fail_some, NUMBER), (fn.jitter, NUMBER), (fn.remainder, NUMBER))
+    others = ((fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.small_of, SMALL), (fn.beside_none, OTHER))
     records = ((fn.record_of, RECORD), (fn.turned_record_of, RECORD))
     nested = ((fn.shuffled_range, NESTED), (fn.parts_of, OTHER))
-    return _map(draw, ds, *changes, (fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.small_of, SMALL), *records, *nested)
+    return _map(draw, ds, *changes, *others, *records, *nested)
 
 
 def _filter(draw: Draw, ds: Pipeline, *choices: Callable[..., bool]) -> Pipeline:

@@ -31,12 +31,17 @@ class Reducer:
 
 
 class Mirror:
-    """One buffer, which holds the rank, and no metrics."""
+    """One buffer and one metric, which hold the rank."""
 
     def __init__(self, rank: int) -> None:
         self.buffer = torch.tensor([float(rank)])
+        self.rank = rank
+        self.restored: list[dict[int, Any]] = []
 
     def parameters(self) -> list[Any]:
+        return []
+
+    def objects(self) -> list[Any]:
         return []
 
     def export_buffers(self) -> list[torch.Tensor]:
@@ -46,10 +51,10 @@ class Mirror:
         self.buffer = buffers[0]
 
     def hold_metrics(self) -> dict[int, Any]:
-        return {}
+        return {3: self.rank}
 
     def restore_metrics(self, held: dict[int, Any]) -> None:
-        """Nothing was held."""
+        self.restored.append(held)
 
 
 def on_replicas(world_size: int, body: Callable[[Connected, Reducer, Mirror], Any]) -> list[Any]:
@@ -81,6 +86,19 @@ def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
     ]
 
 
+def test_after_an_error_others_rows_have_left_no_trace() -> None:
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+        def step() -> None:
+            mirror.buffer = mirror.buffer + 10
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError), peers.run((0, 2), ReduceOp.MEAN, stand_in=True):
+            step()
+        return mirror.buffer.item(), mirror.restored
+
+    assert on_replicas(2, body) == [(0.0, [{3: 0}]), (11.0, [])]
+
+
 def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
     def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
         with peers.run((0, 2), ReduceOp.MEAN, stand_in=False):
@@ -109,3 +127,18 @@ def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
         return peers.merge_call(merge, (peers.rank + 1,), {"factor": 10})
 
     assert on_replicas(2, body) == [(10, 3), (20, 3)]
+
+
+def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+        with peers.run((3, 1), ReduceOp.MEAN, stand_in=True):
+            peers.next_batch((5, 5))  # an argument comes first
+            argument = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+            none = peers.num_rows_seen
+        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+            for rows in [(2, 2), (1, 0)]:
+                peers.next_batch(rows)
+        return argument, none, peers.num_rows_seen
+
+    assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ class Actors:
         self.broken = False
         self.ready = True
         self.interrupted = False  # while replica 1 is sent something
+        self.remarks: tuple[str, ...] = ()
 
     def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
         return "started"
@@ -55,7 +57,7 @@ class Actors:
             if error is None:
                 results.append(pack_result((header.step, rank), absent=False))
         self.messages.append((rank, [header.step for header in message.steps()]))
-        return GroupResult(tuple(results), 0.001 * len(results), error)
+        return GroupResult(tuple(results), 0.001 * len(results), error, () if rank else self.remarks)
 
     def wait(
         self, refs: Sequence[Any], names: Sequence[str], *, on_error: Callable[[], None], **limits: Any
@@ -105,6 +107,17 @@ def values(outcome: StepOutcome) -> list[Any]:
 def learn(group: ReplicaGroup) -> None:
     """Let the group know that steps are short."""
     values(group.dispatch(planned(0)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_remarks_of_replicas_are_warnings_of_the_program(group: ReplicaGroup, actors: Actors, fails: bool) -> None:
+    actors.remarks = ("mind the gap",)
+    actors.failing = (0, 1) if fails else None
+    with (
+        pytest.warns(UserWarning, match="mind the gap"),
+        pytest.raises(ValueError, match="step 0") if fails else nullcontext(),
+    ):
+        values(group.dispatch(planned(0)))
 
 
 def test_who_reads_every_result_pays_one_message_a_replica_and_asks_nothing_else(

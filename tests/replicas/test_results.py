@@ -73,11 +73,28 @@ def test_absent_results_are_passed_over() -> None:
     assert leaf.num_parts == 2
 
 
+def test_results_weigh_by_the_rows_of_the_replicas_that_count() -> None:
+    def weights(*results: StepResult) -> Any:
+        return values_of(*results).nest().weights
+
+    packed = [pack_result(1.0, absent=False, rows=3), pack_result(2.0, absent=False, rows=1)]
+    assert weights(*packed) == (3, 1)
+    assert weights(*packed, pack_result(3.0, absent=True, rows=0)) == (3, 1)
+    assert weights(pack_result(1.0, absent=False), pack_result(2.0, absent=False)) is None
+
+
 def test_none_everywhere_is_none() -> None:
     values = values_of(pack_result((1, None), absent=False), pack_result((2, None), absent=False))
     first, second = values.nest()
     assert first.values == (1, 2)
     assert second is None
+
+
+def test_results_print_as_their_values_with_the_replicas_that_had_rows() -> None:
+    values = values_of(pack_result(1, absent=True), pack_result(torch.ones(2), absent=False))
+    _, structure = flatten(0)
+    leaf = values.expected_nest(structure)
+    assert f"{leaf}" == "PerReplica(1: tensor([1., 1.]))"
 
 
 def test_replicas_must_return_one_structure() -> None:
@@ -90,7 +107,7 @@ def test_an_expected_nest_waits_for_nothing() -> None:
     _, structure = flatten({"loss": 0, "n": 0})
     nest = StepValues(Outcome(None)).expected_nest(structure)
     assert isinstance(nest["loss"], ResultLeaf)
-    assert repr(nest["loss"]) == "ResultLeaf(<not fetched>)"
+    assert nest["loss"]._values is None
 
 
 def test_another_structure_than_expected_is_an_error_when_read() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -16,6 +18,8 @@ import torch
 from torch import nn
 
 import raydist as rd
+from tests.forks import in_a_forked_child
+from tests.ray_head import ray_home
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
@@ -77,6 +81,163 @@ def test_a_stopped_replica_is_an_error_after_the_limit(strategy: rd.MirroredStra
         assert time.monotonic() - start < 30
     finally:
         os.kill(target, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: rd.MirroredStrategy, busy: bool) -> None:
+    def step() -> None:
+        rd.get_replica_context().all_reduce("SUM", 1.0)
+
+    with strategy.scope():
+        model = nn.Linear(1, 1)
+    strategy.run(lambda: model(torch.ones(1, 1)).sum())
+    target = pids(strategy)[1]
+    os.kill(target, signal.SIGSTOP)
+    start = time.monotonic()
+    try:
+        if busy:
+            strategy.run(step)
+            with pytest.raises(rd.DeadlineExceededError, match=r"replica 1 of mirrored-.* did not even say"):
+                strategy.close()
+        else:
+            strategy.close()
+    finally:
+        took = time.monotonic() - start
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(target, signal.SIGCONT)
+    assert took < 10  # close_s is 5 here; it took up to three times the limit, and collective_s
+    assert type(model) is nn.Linear
+
+
+def test_a_forked_child_is_told_at_once_and_harms_nobody(strategy: rd.MirroredStrategy) -> None:
+    with strategy.scope():
+        model = nn.Linear(1, 1)
+    dataset = strategy.distribute_dataset(rd.Dataset.range(12).batch(2))
+    iterator = iter(dataset)
+    batch = next(iterator)
+
+    def total(x: torch.Tensor) -> Any:
+        return model(x.float().view(-1, 1)).sum() * 0 + x.sum()
+
+    strategy.local_results(strategy.run(total, args=(batch,)))
+    result = strategy.run(total, args=(batch,))
+    workers = iter(rd.Dataset.range(9).map(lambda x: x).with_options(rd.Options(num_input_workers=1)))
+    threads = iter(rd.Dataset.range(9).prefetch(2))
+    plain = iter(rd.Dataset.range(9))
+    assert [int(next(each)) for each in (workers, threads, plain)] == [0, 0, 0]
+    uses: dict[str, Callable[[], object]] = {
+        "run": lambda: strategy.run(len, args=([],)),
+        "scope": lambda: strategy.scope().__enter__(),
+        "distribute": lambda: iter(strategy.distribute_dataset(rd.Dataset.range(2).batch(1))),
+        "close": strategy.close,
+        "value": lambda: result.values,
+        "batch": lambda: batch.values,
+        "variable": lambda: model.weight.sum(),
+        "next": lambda: next(iterator),
+        "another": lambda: next(iter(dataset)),
+        "state": iterator.state_dict,
+        "close iterator": iterator.close,
+        "workers": lambda: next(workers),
+        "threads": lambda: next(threads),
+        "plain": lambda: next(plain),
+        "plain state": plain.state_dict,
+        "close plain": plain.close,
+    }
+
+    def child() -> None:
+        for name, use in uses.items():
+            with pytest.raises(rd.FailedPreconditionError, match="forked child"):
+                pytest.fail(f"{name} gave {use()!r}")
+        gc.collect()
+
+    assert in_a_forked_child(child) == 0
+    assert [int(next(each)) for each in (workers, threads, plain)] == [1, 1, 1]
+    assert result.values == (0, 1)
+    assert strategy.run(lambda x: int(x.sum()), args=(next(iterator),)).values == (2, 3)
+    workers.close()
+    threads.close()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_child_that_a_step_leaves_behind_ends(strategy: rd.MirroredStrategy, raises: bool, tmp_path: Path) -> None:
+    def step() -> int:
+        pid = os.fork()
+        if pid == 0:
+            (tmp_path / str(os.getpid())).touch()
+            if raises:
+                raise KeyError("in the child")
+        return pid
+
+    children = strategy.run(step).values
+    assert all(children)
+    end = time.monotonic() + 20
+    while any(is_running(child) for child in children) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert [child for child in children if is_running(child)] == []
+    assert {path.name for path in tmp_path.iterdir()} == set(map(str, children))
+    assert strategy.run(lambda: 1).values == (1, 1)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+SHUTDOWN = """
+import time, ray, torch
+import raydist as rd
+
+def open_strategy():
+    strategy = rd.MirroredStrategy(1)
+    with strategy.scope():
+        model = torch.nn.Linear(1, 1)
+    iterator = iter(strategy.distribute_dataset(rd.Dataset.range(4).map(lambda x: x).batch(2)))
+    strategy.run(lambda x: model(x.float().view(-1, 1)).sum(), args=(next(iterator),)).sum().item()
+    workers = iter(rd.Dataset.range(9).map(lambda x: x).with_options(rd.Options(num_input_workers=1)))
+    next(workers)
+    return strategy, model, iterator, workers
+
+def told(use):
+    try:
+        use()
+    except rd.UnavailableError as error:
+        assert "shut down" in str(error), error
+    else:
+        raise AssertionError("not told")
+
+for again in (False, True):
+    strategy, model, iterator, workers = open_strategy()
+    ray.shutdown()
+    if again:
+        ray.init(include_dashboard=False, logging_level="ERROR")
+    began = time.monotonic()
+    told(lambda: strategy.run(len, args=([],)))
+    told(lambda: next(iterator))
+    told(lambda: [next(workers) for _ in range(9)])
+    iterator.close()
+    strategy.close()
+    strategy.close()
+    workers.close()
+    assert type(model) is torch.nn.Linear
+    assert ray.is_initialized() == again, "closing must not start Ray"
+    print("closed", time.monotonic() - began < 10, flush=True)
+"""
+
+
+def test_what_outlives_its_ray_says_so_and_closes() -> None:
+    with ray_home() as home:
+        done = subprocess.run(
+            [sys.executable, "-c", SHUTDOWN],
+            env=home.environment,
+            capture_output=True,
+            text=True,
+            timeout=140,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["closed", "True"] * 2
 
 
 PROGRAM = """

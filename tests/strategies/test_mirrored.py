@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -205,6 +207,37 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
         assert values[0] == values[1]
 
 
+class Departure(BaseException):
+    """No Exception, and does not end its process."""
+
+
+class Odd(Exception):
+    """Wants two arguments, has no message, and its notes are no list."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
+        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Odd, (1, 2))])
+def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
+    two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]
+) -> None:
+    def step(fails: bool) -> int:
+        if fails and rd.get_replica_context().replica_id_in_sync_group == 1:
+            raise kind(*args)
+        return 1
+
+    with pytest.raises(kind) as caught:
+        two.local_results(two.run(step, args=(True,)))
+    assert caught.value.args == args[:1]
+    assert re.search(r"In step \d+ on replica 1", "".join(caught.value.__notes__))
+    assert two.run(step, args=(False,)).values == (1, 1)
+
+
 def test_an_error_of_a_dispatched_step_comes_with_the_next_synchronising_call(two: rd.MirroredStrategy) -> None:
     def step(fail: bool) -> int:
         assert not fail, "asked to fail"
@@ -267,6 +300,32 @@ def test_a_loop_that_ends_without_rows_keeps_its_result(two: rd.MirroredStrategy
 
     totals = two.run(loop, args=(iter(two.distribute_dataset(rd.Dataset.range(9).batch(4))),))
     assert [total.item() for total in totals.values] == [0 + 1 + 4 + 5 + 8, 2 + 3 + 6 + 7]
+
+
+@pytest.mark.parametrize("num_rows", [50, 7, 4, 1])
+def test_the_mean_of_a_loss_is_the_global_batchs(num_rows: int, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(3)
+    x = np.random.default_rng(0).normal(size=num_rows)
+    (batch,) = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(x).batch(num_rows))
+    for empty in ("stand_in", "zero_rows"):
+        options = rd.RunOptions(empty_batch=empty)
+        loss = strategy.run(lambda rows: {"mean": rows.mean(), "size": len(rows)}, args=(batch,), options=options)
+        assert strategy.reduce("MEAN", loss)["mean"].item() == pytest.approx(x.mean(), rel=1e-12)
+        assert strategy.reduce("SUM", loss)["size"].item() == num_rows
+
+
+def test_the_mean_of_what_a_loop_gives_weighs_all_that_it_drew(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(3)
+
+    def loop(iterator: Any) -> torch.Tensor:
+        context = rd.get_replica_context()
+        return torch.cat([rows for rows in iterator if context.num_rows]).mean()
+
+    data = rd.Dataset.range(17).batch(5).map(lambda rows: rows * 1.0)  # 2 + 2 + 1 three times, then 1 + 1 + 0
+    mean = strategy.reduce("MEAN", strategy.run(loop, args=(iter(strategy.distribute_dataset(data)),)))
+    assert mean.item() == pytest.approx(8.0)
+    equal = strategy.run(lambda: rd.get_replica_context().replica_id_in_sync_group)
+    assert strategy.reduce("MEAN", equal).item() == 1.0
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3])
@@ -474,3 +533,59 @@ def test_more_replicas_than_fit(ray_cluster: None) -> None:
 def test_only_datasets_can_be_distributed(two: rd.MirroredStrategy) -> None:
     with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
         two.distribute_dataset([1, 2, 3])  # type: ignore[arg-type]
+
+
+def whole_and_state(strategy: rd.MirroredStrategy) -> list[int]:
+    """Sums of the batches of a dataset, half of it read by the driver, the rest behind its state by the replicas."""
+    dataset = strategy.distribute_dataset(rd.Dataset.range(8).batch(4))
+    iterator = iter(dataset)
+    sums = [int(strategy.reduce("SUM", strategy.run(lambda x: x.sum(), args=(next(iterator),)), axis=None))]
+    resumed = iter(dataset)
+    resumed.load_state_dict(iterator.state_dict())
+    rest = strategy.run(lambda batches: sum(int(x.sum()) for x in batches), args=(resumed,))
+    return [*sums, sum(rest.values)]
+
+
+def test_distributed_iterators_work_in_threads_and_event_loops(two: rd.MirroredStrategy) -> None:
+    async def in_a_loop() -> list[int]:
+        return whole_and_state(two)
+
+    async def beside_a_loop() -> list[int]:
+        return await asyncio.to_thread(whole_and_state, two)
+
+    found = [whole_and_state(two), asyncio.run(in_a_loop()), asyncio.run(beside_a_loop())]
+    thread = threading.Thread(target=lambda: found.append(whole_and_state(two)))
+    thread.start()
+    thread.join()
+    assert found == [[6, 22]] * 4
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda strategy, results, model: [strategy.local_results(result) for result in results],
+        lambda strategy, results, model: strategy.local_results(results[-1]),
+        lambda strategy, results, model: strategy.reduce("SUM", results[0], axis=None),
+        lambda strategy, results, model: model.state_dict(),
+        lambda strategy, results, model: model.weight.sum().item(),
+        lambda strategy, results, model: [strategy.run(lambda: 1).values for _ in range(3)],
+    ],
+    ids=["all", "last", "reduce", "state", "variable", "next"],
+)
+def test_an_error_that_was_caught_is_not_raised_again(two: rd.MirroredStrategy, meet: Callable[..., Any]) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+
+    def step(fail: bool) -> Any:
+        if fail:
+            raise KeyError("mine")
+        return model(torch.ones(1, 1)).sum()
+
+    two.local_results(two.run(step, args=(False,)))
+    results = [two.run(step, args=(number == 0,)) for number in range(4)]
+    with pytest.raises((KeyError, rd.CancelledError)):
+        meet(two, results, model)
+    group = two._launched
+    assert group is not None
+    group.wait_to_close()  # what closing waits for
+    assert two.run(lambda: 1).values == (1, 1)

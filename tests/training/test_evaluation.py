@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -46,3 +48,26 @@ def test_an_empty_dataset_is_refused() -> None:
 def test_an_infinite_dataset_is_refused() -> None:
     with pytest.raises(rd.InvalidArgumentError, match=r"evaluate needs a dataset that ends.*\.take"):
         compiled(small_net()).evaluate(regression(4, 4).repeat(), verbose=False)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2, 5])
+def test_steps_end_a_pass(steps_per_execution: int) -> None:
+    model = compiled(small_net(), steps_per_execution=steps_per_execution)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        some = model.evaluate(regression(20, 4).repeat(), steps=3, verbose=False)
+        assert some == model.evaluate(regression(20, 4), steps=3, verbose=False)
+    assert some == model.evaluate(regression(20, 4).take(3), verbose=False)
+    with pytest.warns(UserWarning, match="steps=9, but only 5 were left for evaluate") as caught:
+        model.evaluate(regression(20, 4), steps=9, verbose=False)
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(rd.InvalidArgumentError, match="steps must be >= 1, got 0"):
+        model.evaluate(regression(20, 4), steps=0, verbose=False)
+
+
+def test_arrays_are_evaluated_in_their_order() -> None:
+    x, y = column([1] * 5), column([1, 2, 3, 4, 5])
+    model = compiled(line())
+    assert model.evaluate(x, y, batch_size=2, steps=1, verbose=False) == {"loss": pytest.approx(2.5)}
+    assert model.evaluate(x, y, verbose=False) == {"loss": pytest.approx(11.0)}
+    assert compiled(small_net()).evaluate(dataset=regression(4, 2), verbose=False).keys() == {"loss"}

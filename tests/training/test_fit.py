@@ -294,7 +294,7 @@ def test_elements_must_be_pairs() -> None:
 
 def test_data_must_be_a_dataset() -> None:
     with pytest.raises(rd.SpecError, match="must be a raydist.Dataset .* got list"):
-        compiled(small_net()).fit([1, 2, 3], verbose=False)  # type: ignore[arg-type]
+        compiled(small_net()).fit([1, 2, 3], verbose=False)
 
 
 def test_an_error_in_the_step_keeps_its_type_and_fit_can_be_called_again() -> None:
@@ -317,3 +317,96 @@ def test_an_error_in_the_step_keeps_its_type_and_fit_can_be_called_again() -> No
         model.fit(data, verbose=False)
     net.broken = False
     assert len(model.fit(data, verbose=False).epoch) == 1
+
+
+def test_arrays_are_trained_on_in_batches_of_32() -> None:
+    net, reference = small_net(), small_net()
+    x, y = regression_arrays(70)
+    losses = bare_loop(reference, batches_of((x, y), 32), epochs=2)
+    history = compiled(net).fit(x, torch.from_numpy(y), epochs=2, shuffle=False, verbose=False)
+    assert history.history["loss"] == pytest.approx(losses, rel=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
+
+
+def test_arrays_are_shuffled_by_a_seed_that_follows_torchs() -> None:
+    def trained(seed: int, **settings: Any) -> list[float]:
+        net = small_net()
+        torch.manual_seed(seed)
+        return compiled(net).fit(*regression_arrays(40), batch_size=4, verbose=False, **settings).history["loss"]
+
+    assert trained(1) == trained(1) != trained(2)
+    assert trained(1, shuffle=False) not in (trained(1), trained(2))
+
+
+def test_a_loader_is_trained_on() -> None:
+    tensors = [torch.from_numpy(array) for array in regression_arrays(10)]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tensors), batch_size=4)
+    net, reference = small_net(), small_net()
+    bare_loop(reference, list(loader), epochs=2)
+    compiled(net).fit(loader, epochs=2, validation_data=loader, verbose=False)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
+
+
+def test_a_number_of_epochs_in_the_place_of_targets_is_named() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"got 5\. Give a number of epochs by its name: epochs=5"):
+        compiled(small_net()).fit(regression(4, 4), 5, verbose=False)
+    assert len(compiled(small_net()).fit(dataset=regression(4, 4), epochs=2, verbose=False).epoch) == 2
+
+
+def test_initial_epoch_goes_on_where_an_earlier_fit_stopped() -> None:
+    recorder = Recorder()
+    model = compiled(small_net())
+    history = model.fit(regression(4, 4), epochs=5, initial_epoch=3, callbacks=[recorder], verbose=False)
+    assert history.epoch == [3, 4]
+    assert [call for call in recorder.calls if call.startswith("epoch_begin")] == ["epoch_begin 3", "epoch_begin 4"]
+    assert model.fit(regression(4, 4), epochs=5, initial_epoch=5, verbose=False).epoch == []
+    with pytest.raises(rd.InvalidArgumentError, match="initial_epoch must be >= 0, got -1"):
+        model.fit(regression(4, 4), initial_epoch=-1, verbose=False)
+
+
+@pytest.mark.parametrize(("freq", "expected"), [(1, 5), (2, 2), (3, 1), ([1, 5], 2), ({9}, 0)])
+def test_validation_freq_says_which_epochs_are_validated(freq: Any, expected: int) -> None:
+    data = regression(4, 4)
+    history = compiled(small_net()).fit(data, epochs=5, validation_data=data, validation_freq=freq, verbose=False)
+    assert len(history.history.get("val_loss", [])) == expected
+    assert len(history.history["loss"]) == 5
+
+
+def test_validation_steps_end_a_validation() -> None:
+    model = compiled(line())
+    held_out = (column([0] * 4), column([1, 1, 3, 3]))
+    settings: dict[str, Any] = {"batch_size": 2, "validation_data": held_out, "verbose": False}
+    x = column([0, 0])
+    assert model.fit(x, x, validation_steps=1, **settings).history["val_loss"] == [1.0]
+    assert model.fit(x, x, **settings).history["val_loss"] == [5.0]
+    with pytest.warns(UserWarning, match="steps=3, but only 2 were left for epoch 1/1 validation") as caught:
+        model.fit(x, x, validation_steps=3, **settings)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_class_weights_are_weights_of_rows() -> None:
+    rng = np.random.default_rng(0)
+    x, classes = rng.normal(size=(30, 3)), rng.integers(0, 3, 30)
+    weights = np.array([1.0, 4.0, 0.5])[classes]
+
+    def trained(data: Any, **settings: Any) -> tuple[Any, list[torch.Tensor]]:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 3).double()
+        history = compiled(net, loss="cross_entropy").fit(data, epochs=2, verbose=False, **settings)
+        return history.history, weights_of(net)
+
+    plain = rd.Dataset.from_tensor_slices((x, classes)).batch(8)
+    weighted = rd.Dataset.from_tensor_slices((x, classes, weights)).batch(8)
+    (found, parameters), (expected, wanted) = trained(plain, class_weight={1: 4.0, 2: 0.5}), trained(weighted)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    for parameter, other in zip(parameters, wanted, strict=True):
+        torch.testing.assert_close(parameter, other)
+    assert trained(plain)[0]["loss"] != pytest.approx(expected["loss"], rel=1e-3)
+    with pytest.raises(rd.InvalidArgumentError, match="by class_weight or by the sample_weight .* got both"):
+        trained(weighted, class_weight={1: 2.0})
+
+
+def test_class_weights_need_a_loss_per_row() -> None:
+    data = rd.Dataset.from_tensor_slices((column([1, 2]), column([0, 1]))).batch(2)
+    with pytest.raises(rd.InvalidArgumentError, match='must give one value per row.*reduction="none"'):
+        compiled(line()).fit(data, class_weight={1: 2.0}, verbose=False)

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import raydist as rd
-from raydist.training.losses import mean_loss, weighted_loss
+from raydist.training.losses import adds_rows_up, loss_by_name, mean_loss, sum_loss, weighted_loss
 
 
 def test_a_scalar_is_the_mean_of_the_rows() -> None:
@@ -59,3 +64,41 @@ def test_weights_must_be_one_per_row() -> None:
 def test_a_loss_must_be_a_tensor() -> None:
     with pytest.raises(rd.SpecError, match="must return a tensor .* got float"):
         mean_loss(0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mse", nn.MSELoss),
+        ("MSELoss", nn.MSELoss),
+        ("cross_entropy", nn.CrossEntropyLoss),
+        ("bce_with_logits", nn.BCEWithLogitsLoss),
+        ("l1", nn.L1Loss),
+        ("nll_loss", nn.NLLLoss),
+        ("huber", nn.HuberLoss),
+    ],
+)
+def test_a_name_is_a_loss_of_torchs_and_its_form_for_rows(name: str, kind: Any) -> None:
+    loss, per_row = loss_by_name(name)
+    assert type(loss) is type(per_row) is kind
+    assert [str(part.reduction) for part in (loss, per_row)] == ["mean", "none"]
+
+
+def test_names_of_others_are_refused() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"got 'mses'\. Did you mean 'MSELoss'\? There are: BCELoss, "):
+        loss_by_name("mses")
+    with pytest.raises(rd.InvalidArgumentError, match="loss must be one of torch's"):
+        loss_by_name("triplet_margin")  # it compares three
+
+
+def test_sums_of_rows_are_known_by_what_they_say() -> None:
+    assert adds_rows_up(nn.MSELoss(reduction="sum"))
+    assert adds_rows_up(partial(F.mse_loss, reduction="sum"))
+    assert not any(map(adds_rows_up, [nn.MSELoss(), nn.MSELoss(reduction="none"), F.mse_loss, partial(F.mse_loss)]))
+
+
+def test_sums_of_pieces_weigh_up_to_the_sum_of_all_rows() -> None:
+    rows = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    pieces = [sum_loss(piece.sum(), len(piece), 5) for piece in rows.split([2, 2, 1])]
+    assert sum(piece.mean.item() * piece.weight / 5 for piece in pieces) == pytest.approx(15.0)
+    assert sum_loss(rows.sum(), 5, 5).mean.item() == 15.0

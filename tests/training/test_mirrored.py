@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanSquaredError, PearsonCorrCoef
-from torchmetrics.classification import BinaryAUROC
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Score
 
 import raydist as rd
 from tests.conftest import live_actors
+from tests.shared_strategies import dispatching_thread
 from tests.training.toys import Recorder, column, line, regression, regression_arrays, small_net
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -26,7 +28,9 @@ SIZES = [1, 2, 4, 5, 6, 8]
 
 
 @pytest.fixture(scope="module")
-def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.Strategy]:
+def mirrored(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[rd.Strategy]:
     """One strategy for all tests here: replica processes cost seconds to start, a new scope on them nothing."""
     limits = rd.Timeouts(start_s=60, collective_s=30, step_s=60, input_s=60)
     with rd.MirroredStrategy(NUM_REPLICAS, resources_per_replica={"CPU": 0.01}, timeouts=limits) as strategy:
@@ -34,6 +38,7 @@ def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.Strategy
         for batch in strategy.distribute_dataset(rd.Dataset.range(1).batch(1)):
             strategy.run(len, args=(batch,))
         shared_actors |= live_actors() - before
+        shared_threads.add(dispatching_thread(strategy))
         yield strategy
 
 
@@ -97,6 +102,95 @@ def test_sample_weights_give_the_same(mirrored: rd.Strategy, num_rows: int, step
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 5, 6])
+def test_a_loss_that_adds_rows_up_gives_the_same(
+    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
+) -> None:
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        model = built(strategy, loss=nn.MSELoss(reduction="sum"), steps_per_execution=steps_per_execution)
+        history = model.fit(regression(num_rows, BATCH), epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(regression(num_rows, BATCH), verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+class Tagger(nn.Module):
+    """Scores of three classes for each of five tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.scores = nn.Embedding(7, 3, dtype=torch.float64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.scores(tokens).transpose(1, 2)
+        return scores.log_softmax(dim=1)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+@pytest.mark.parametrize("class_weights", [None, [1.0, 0.5, 4.0]])
+@pytest.mark.parametrize("num_rows", [1, 5, 11])
+def test_means_over_tokens_that_count_give_the_same(
+    mirrored: rd.Strategy, num_rows: int, class_weights: Any, kind: Any, steps_per_execution: int
+) -> None:
+    rng = np.random.default_rng(0)
+    tokens, tags = rng.integers(0, 7, (num_rows, 5)), rng.integers(0, 3, (num_rows, 5))
+    tags[::2, 1:] = -100  # every other text has one token
+    tags[num_rows // 2, 0 if num_rows > 1 else 1 :] = -100  # and one none that counts
+    data = rd.Dataset.from_tensor_slices((tokens, tags)).batch(BATCH)
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        with strategy.scope():
+            weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+            loss = kind(weight=weight)
+        model = built(strategy, Tagger, loss=loss, steps_per_execution=steps_per_execution)
+        history = model.fit(data, epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(data, verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> None:
+    x, _ = regression_arrays(11)
+    classes = np.arange(11) % 2
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        with strategy.scope():
+            model = rd.Model(nn.Linear(3, 2).double())
+            model.compile("adam", "cross_entropy")
+        history = model.fit(x, classes, batch_size=BATCH, epochs=3, class_weight={1: 3.0}, verbose=False)
+        return state(model), history.history
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+def test_a_loader_of_a_programs_own_dataset_gives_the_same(mirrored: rd.Strategy) -> None:
+    x, y = regression_arrays(11)
+
+    class Rows(torch.utils.data.Dataset[Any]):  # of the program itself: no replica can import it
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitem__(self, index: int) -> Any:
+            return [torch.from_numpy(x[index]), y[index]]
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any]:
+        shuffled = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(Rows(), batch_size=BATCH, shuffle=True, generator=shuffled)
+        model = built(strategy)
+        history = model.fit(loader, epochs=2, validation_data=(x, y), verbose=False)
+        return state(model), history.history
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
 def test_a_scope_that_sums_gradients_changes_nothing(mirrored: rd.Strategy) -> None:
     model, reference = built(mirrored), built(rd.OneDeviceStrategy("cpu"))
     with mirrored.scope(gradient_reduce_op="SUM"):
@@ -153,6 +247,27 @@ def test_metrics_with_sums_lists_and_custom_states_are_the_same(mirrored: rd.Str
     assert found["auroc"] == expected["auroc"]
     for name in expected:
         assert found[name] == pytest.approx(expected[name], rel=1e-5, nan_ok=True), name
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", [9, 14, 33])
+def test_metrics_that_guess_from_values_are_the_same(
+    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int
+) -> None:
+    x = np.random.default_rng(1).normal(size=(num_rows, 1)).astype(np.float32)  # logits: many pieces look like scores
+    data = rd.Dataset.from_tensor_slices((x, (np.arange(num_rows) % 2)[:, None])).batch(BATCH)
+
+    def loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(prediction, target.float())
+
+    def numbers(strategy: rd.Strategy) -> dict[str, Any]:
+        metrics = lambda: {"auroc": BinaryAUROC(), "accuracy": BinaryAccuracy(), "f1": BinaryF1Score()}  # noqa: E731
+        net = lambda: line(1.0).float()  # noqa: E731
+        model = built(strategy, net, metrics=metrics, loss=loss, steps_per_execution=steps_per_execution)
+        return model.evaluate(data, verbose=False) | model.fit(data, verbose=False).history
+
+    found, expected = numbers(mirrored), numbers(rd.OneDeviceStrategy("cpu"))
+    assert {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()} == found
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
@@ -231,6 +346,20 @@ def test_a_model_saved_by_one_strategy_goes_on_under_another(mirrored: rd.Strate
     first.fit(regression(6, BATCH), verbose=False)
     assert_same(resumed(mirrored), state(first))
     assert_same(resumed(rd.OneDeviceStrategy("cpu")), state(first))
+
+
+def test_a_plain_sequential_is_loaded_in_the_scope_and_goes_on(mirrored: rd.Strategy, tmp_path: Path) -> None:
+    def resumed(strategy: rd.Strategy) -> dict[str, Any]:
+        with strategy.scope():
+            model = rd.Model.load(tmp_path / "model")
+            model.compile(torch.optim.SGD(model.parameters(), lr=0.1), "mse")
+        model.fit(regression(6, BATCH), verbose=False)
+        return state(model)
+
+    first = built(mirrored)
+    first.fit(regression(6, BATCH), verbose=False)
+    first.save(tmp_path / "model")
+    assert_same(resumed(mirrored), resumed(rd.OneDeviceStrategy("cpu")))
 
 
 def test_a_module_made_outside_of_the_scope_is_refused(mirrored: rd.Strategy) -> None:

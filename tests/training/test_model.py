@@ -40,8 +40,10 @@ def test_compile_comes_first(call: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "sgd"}, "optimizer must be a torch.optim.Optimizer, got 'sgd'"),
-        ({"loss": "mse"}, r"loss must be callable as loss\(prediction, target\), got 'mse'"),
+        ({"optimizer": 0.1}, "optimizer must be a torch.optim.Optimizer, got 0.1"),
+        ({"loss": 3}, r"loss must be callable as loss\(prediction, target\), got 3"),
+        ({"optimizer": "sdg"}, "optimizer must be one of torch's classes .* got 'sdg'. Did you mean 'SGD'.*AdamW, "),
+        ({"loss": "mean_squared_error"}, "loss must be one of torch's classes .* got 'mean_squared_error'.*MSELoss, "),
         ({"steps_per_execution": 0}, "steps_per_execution must be >= 1, got 0"),
         ({"metrics": ["accuracy"]}, "metrics must be torchmetrics.Metric objects"),
     ],
@@ -68,3 +70,21 @@ def test_compiling_again_replaces_everything() -> None:
     history = model.fit(data, verbose=False)
     assert history.history["loss"] == [1.0]
     assert net.weight.item() == 0.0
+
+
+def test_names_stand_for_torchs_classes() -> None:
+    net, reference = small_net(), small_net()
+    history = compiled(net, optimizer="adamw", loss="mse").fit(regression(9, 4), epochs=2, verbose=False)
+    own = compiled(reference, optimizer=torch.optim.AdamW(reference.parameters()))
+    assert history.history == own.fit(regression(9, 4), epochs=2, verbose=False).history
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), reference.parameters(), strict=True))
+
+
+def test_the_optimizer_can_be_reached() -> None:
+    model = compiled(small_net(), optimizer="sgd")
+    model.optimizer.param_groups[0]["lr"] = 0.0
+    before = [value.clone() for value in model.parameters()]
+    model.fit(regression(4, 4), verbose=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    with pytest.raises(rd.FailedPreconditionError, match="must be compiled first"):
+        _ = rd.Model(small_net()).optimizer

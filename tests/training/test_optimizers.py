@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import raydist as rd
-from raydist.training.optimizers import require_optimizer
+from raydist.training.optimizers import optimizer_by_name, require_optimizer
 
 
 def test_parameters_of_the_model_and_of_its_loss_may_be_trained() -> None:
@@ -19,3 +19,23 @@ def test_others_are_refused() -> None:
         require_optimizer(torch.optim.SGD(other.parameters(), lr=0.1), module, nn.MSELoss())
     with pytest.raises(rd.InvalidArgumentError, match="must be a torch.optim.Optimizer, got 'sgd'"):
         require_optimizer("sgd", module, nn.MSELoss())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("adam", "Adam"), ("AdamW", "AdamW"), ("rms_prop", "RMSprop"), ("SGD", "SGD"), ("nadam", "NAdam")],
+)
+def test_a_name_is_a_class_of_torchs_over_all_parameters(name: str, kind: str) -> None:
+    module = nn.Linear(2, 1)
+    optimizer = optimizer_by_name(name, module)
+    assert type(optimizer) is getattr(torch.optim, kind)
+    assert optimizer.param_groups[0]["params"] == list(module.parameters())
+
+
+def test_names_of_others_and_modules_without_parameters_are_refused() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"got 'adan'\. Did you mean 'Adam'\? There are: ASGD, "):
+        optimizer_by_name("adan", nn.Linear(2, 1))
+    with pytest.raises(rd.InvalidArgumentError, match="optimizer must be one of torch's"):
+        optimizer_by_name("lbfgs", nn.Linear(2, 1))  # fit has no closure for it
+    with pytest.raises(rd.InvalidArgumentError, match="'adam' needs parameters to optimise, got a Tanh without any"):
+        optimizer_by_name("adam", nn.Tanh())

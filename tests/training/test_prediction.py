@@ -61,3 +61,15 @@ def test_empty_and_infinite_datasets_are_refused() -> None:
         model.predict(regression(4, 4).take(0), verbose=False)
     with pytest.raises(rd.InvalidArgumentError, match="predict needs a dataset that ends"):
         model.predict(regression(4, 4).repeat(), verbose=False)
+
+
+def test_steps_end_a_pass_and_arrays_are_data() -> None:
+    model = rd.Model(line(2.0))
+    x = column([1, 2, 3, 4, 5])
+    assert model.predict(x, verbose=False).flatten().tolist() == [2.0, 4.0, 6.0, 8.0, 10.0]
+    assert model.predict(torch.from_numpy(x), batch_size=2, steps=2, verbose=False).flatten().tolist() == [2, 4, 6, 8]
+    data = rd.Dataset.from_tensor_slices(x).batch(2)
+    assert len(model.predict(data.repeat(), steps=4, verbose=False)) == 2 + 2 + 1 + 2
+    with pytest.warns(UserWarning, match="steps=4, but only 3 were left for predict") as caught:
+        model.predict(dataset=data, steps=4, verbose=False)
+    assert [warning.filename for warning in caught] == [__file__]

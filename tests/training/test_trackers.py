@@ -34,16 +34,16 @@ def test_counts_rows_and_weighted_loss_until_reset() -> None:
     trackers = Trackers(Mean(), RowCount(), {"mse": MeanSquaredError()})
     trackers.update(torch.tensor(1.0), 3, 3)
     trackers.update(torch.tensor(5.0), 1, 1)
-    trackers.update_metrics(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    trackers.metrics["mse"].update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     assert trackers.rows_and_logs() == (4, {"loss": 2.0, "mse": 2.0})
     trackers.reset()
     trackers.update(torch.tensor(7.0), 2, 2)
-    trackers.update_metrics(torch.tensor([1.0]), torch.tensor([1.0]))
+    trackers.metrics["mse"].update(torch.tensor([1.0]), torch.tensor([1.0]))
     assert trackers.rows_and_logs() == (2, {"loss": 7.0, "mse": 0.0})
 
 
 def test_a_metric_of_several_numbers_is_logged_as_a_tensor() -> None:
     trackers = Trackers(Mean(), RowCount(), {"per_class": MulticlassAccuracy(2, average=None)})
     trackers.update(torch.tensor(0.0), 2, 2)
-    trackers.update_metrics(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    trackers.metrics["per_class"].update(torch.tensor([0, 1]), torch.tensor([0, 0]))
     assert trackers.read()["per_class"].tolist() == [0.5, 0.0]

@@ -16,8 +16,10 @@ from raydist.actors.passes.input_pipeline import InputPipeline
 from raydist.actors.passes.piece import GroupPiece, Ref
 from raydist.actors.passes.production import Poll
 from raydist.actors.passes.shared import SharedPieces
-from raydist.actors.supervision import first_line
+from raydist.actors.supervision import first_line, kill_actors
 from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.owning_process import OwningProcess
+from raydist.ray_session import RaySession
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import Position, QueueEntry
@@ -45,11 +47,16 @@ class InputHost:
         self._num_replicas = num_replicas
         self._timeouts = timeouts
         self._node_id = node_id
+        self._process = OwningProcess("A distributed dataset")
+        self._session: RaySession | None = None
         self._actor: Any = None
         self._name = ""
 
     def open(self, job: InputJob) -> PipelineLink:
         """Begin a pass. Waits until the actor has it (`Timeouts.start_s`)."""
+        self._process.require("read")
+        if self._session is not None:
+            self._session.require("The strategy of a distributed dataset")
         if self._actor is not None:
             try:
                 return self._open(job)
@@ -71,6 +78,7 @@ class InputHost:
     def start(self) -> None:
         """Start the actor if there is none, without waiting for it."""
         if self._actor is None:
+            self._session = RaySession()
             self._actor = self._make_actor()
 
     def _make_actor(self) -> Any:
@@ -93,8 +101,8 @@ class InputHost:
     def close(self) -> None:
         """Kill the actor; with it go its passes, their threads and input workers. May be called twice."""
         actor, self._actor = self._actor, None
-        if actor is not None and ray.is_initialized():
-            ray.kill(actor, no_restart=True)
+        if actor is not None and self._process.is_this and self._session is not None and self._session.is_open:
+            kill_actors([actor])
 
 
 @final
@@ -106,16 +114,28 @@ class PipelineLink:
         self.name = name
         self.key = key
         self.timeouts = timeouts
+        self._process = OwningProcess("A distributed dataset with its batches")
+        self._session = RaySession()
+
+    @property
+    def _is_reachable(self) -> bool:
+        return self._session.is_open and self._process.is_this
+
+    def _require_reachable(self) -> None:
+        self._process.require("read")
+        self._session.require(f"The input pipeline {self.name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PipelineLink, (self._actor, self.name, self.key, self.timeouts)
 
     def call(self, method: str, *args: Any) -> Any:
         """A method of the actor for this pass. Waits up to `Timeouts.start_s`: a busy process answers late."""
+        self._require_reachable()
         return self._answer(getattr(self._actor, method).remote(self.key, *args), self.timeouts.start_s, method)
 
     def ask(self, poll: Poll) -> Any:
         """Send a poll without waiting; :meth:`receive` gives its answer."""
+        self._require_reachable()
         return self._actor.poll.remote(self.key, poll).future()
 
     def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
@@ -140,6 +160,7 @@ class PipelineLink:
 
     def fetch(self, ref: Ref) -> GroupPiece | SharedPieces:
         """The pieces of a group, mapped out of the object store; small ones came along."""
+        self._process.require("read")
         if isinstance(ref, GroupPiece | SharedPieces):
             return ref
         piece: GroupPiece = self._guard(lambda: ray.get(ref, timeout=self.timeouts.input_s), "fetching a piece")
@@ -158,12 +179,14 @@ class PipelineLink:
 
     def close(self) -> None:
         """End the pass without waiting for it."""
-        if ray.is_initialized():
+        if self._is_reachable:
             self._actor.close.remote(self.key, self.timeouts.close_s)
 
     def abandon(self) -> None:
         """End the pass once no replica reads it any more, without waiting. For finalizers."""
         # A finalizer may run when Ray is half gone, or is another Ray by now: then the actor is gone as well.
+        if not self._is_reachable:
+            return
         with contextlib.suppress(Exception):
             self._actor.abandon.remote(self.key, self.timeouts.close_s)
 
@@ -171,6 +194,7 @@ class PipelineLink:
         return self._guard(lambda: ray.get(ref, timeout=limit_s), doing)
 
     def _guard(self, wait: Callable[[], Any], doing: str) -> Any:
+        self._require_reachable()
         try:
             return wait()
         except (GetTimeoutError, TimeoutError):

@@ -16,6 +16,7 @@ from raydist.actors.passes.batch_queues import BatchQueues, Position, QueueEntry
 from raydist.actors.passes.credits import Credits
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.foreign_errors import LEAVING
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.steps import StepSource
 
@@ -105,7 +106,7 @@ class Production:
         try:
             while self._await_credit():
                 self._make_place()
-        except Exception as error:  # not of an element
+        except BaseException as error:  # not of an element: a thread that died silently would leave readers waiting
             self._store_open()
             self._fail(error)
         finally:
@@ -145,10 +146,10 @@ class Production:
             state, stats = self._source.state_dict(), self._source.stats()
             self._end()  # before a reader knows: what it opens next finds everything given back
             self._offer((state,), last=True, stats=stats)
-        except Exception as error:
+        except BaseException as error:
             self._store_open()
             packed = pack_error(error, f"In {self._label}, step {step}.")
-            last = isinstance(error, _FATAL)
+            last = isinstance(error, (*_FATAL, *LEAVING))
             state = self._source.state_dict()
             if last:
                 self._end()
@@ -211,7 +212,7 @@ class Production:
                 self._queues.offer(QueueEntry(self._queues.num_offered, states, **what), num_bytes)
             self._changed.notify_all()
 
-    def _fail(self, error: Exception, *notes: str) -> None:
+    def _fail(self, error: BaseException, *notes: str) -> None:
         """No batch may be passed over: nothing follows."""
         self._offer(({},), error=pack_error(error, *notes), last=True)
 

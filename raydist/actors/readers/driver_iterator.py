@@ -12,7 +12,10 @@ from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
+from raydist.owning_process import OwningProcess
+from raydist.pipelines.elements.saved_state import require_state
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.values import Part, PerReplica
 
@@ -100,6 +103,7 @@ class DistributedIterator(BatchIterator):
         self._last: ReadPlace | None = None
         self._closed = False
         self._lock = threading.RLock()
+        self._process = OwningProcess("This iterator")
 
     @property
     def element_spec(self) -> Any:
@@ -132,13 +136,14 @@ class DistributedIterator(BatchIterator):
 
         Source: tf.distribute.DistributedIterator.
         """
+        self._process.require("read")
         with self._lock:
             place = self._last or self._read()
             self._state = place.state or self._state
             if place.last:
                 self._finish(place)
         if place.entry.error is not None:
-            raise place.entry.error.restore()
+            raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
             raise StopIteration
         return self._nest(place.batch)
@@ -272,6 +277,7 @@ class DistributedIterator(BatchIterator):
 
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
+        self._process.require("saved")
         with self._lock:
             self._take_back()
             if self._state is None:
@@ -297,6 +303,8 @@ class DistributedIterator(BatchIterator):
 
         Source: a tf.data iterator in tf.train.Checkpoint; the name is that of torch's modules.
         """
+        self._process.require("loaded")
+        require_state(state)
         with self._lock:
             if self._lent:
                 self._drain()
@@ -313,6 +321,7 @@ class DistributedIterator(BatchIterator):
 
         Source: raydist's own; a tf.data iterator ends when it is collected.
         """
+        self._process.require("closed")
         self._closed = self._last is None
         self._end_pass()  # a thread that waits for a batch gets an error now
         with self._lock:

@@ -11,6 +11,7 @@ from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.fetch_ahead import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import FailedPreconditionError
+from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class ReplicaIterator(BatchIterator):
         place, leaves = self._ahead.next_place()
         self._state = place.state or self._state
         if place.entry.error is not None:
-            raise place.entry.error.restore()
+            raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
             self._ended = True
             raise StopIteration

@@ -1,12 +1,13 @@
 """Which element of a block kills the worker: the block is done again, element by element, by workers of its own.
 
-An element is condemned when it has killed two workers while nothing else was under way on them: one death may have come
-from outside (a machine that runs out of memory, say).
+An element is condemned when it has killed two workers while nothing else was under way on them, and these have said so:
+see `last_words.py`. A worker that dies without a word may have been killed from outside, so that takes more of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 from raydist.errors import RaydistError, UnavailableError
@@ -15,14 +16,31 @@ from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.row_results import join_results
 
-__all__ = ["RunRows", "Streak", "isolate"]
+__all__ = ["RowsDone", "RunRows", "Streak", "isolate"]
 
-_DEATHS = 2
+_DEATHS = 2  # of which the worker itself says how it ended
+_SILENT_DEATHS = 6
 _CONDEMNED_IN_A_ROW = 3  # as many elements, one behind the other: then it is not the elements
 
-RunRows = Callable[[int], tuple[Sequence[StageResult], str]]
-"""Does the rows from a given one on, each by itself, on a fresh worker, until it dies or there are no more: the results
-in order, and the worker's name."""
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """What became of some rows on a worker of their own.
+
+    Attributes:
+        results: In order, as far as it came.
+        worker: Its name.
+        words: What it said when its own code ended it; "" for nothing.
+    """
+
+    results: Sequence[StageResult]
+    worker: str
+    words: str = ""
+
+
+RunRows = Callable[[int], RowsDone]
+"""Does the rows from a given one on, each by itself, on a fresh worker, until it dies or there are no more."""
 
 
 @final
@@ -45,12 +63,12 @@ def isolate(spec: StageSpec, block: Block, starts: tuple[int, ...], run_rows: Ru
     """
     trial = _Trial(spec, starts, streak)
     while len(trial.results) < block.num_rows:
-        results, worker = run_rows(len(trial.results))
-        trial.results.extend(results)
-        if results:
+        done = run_rows(len(trial.results))
+        trial.results.extend(done.results)
+        if done.results:
             trial.acquit()
         if len(trial.results) < block.num_rows:
-            trial.blame(worker)
+            trial.blame(done)
     return join_results(spec, trial.results)
 
 
@@ -63,19 +81,19 @@ class _Trial:
         self._spec = spec
         self._starts = starts
         self._streak = streak
-        self._deaths = 0
+        self._deaths: list[RowsDone] = []
 
     def acquit(self) -> None:
-        self._deaths = 0
+        self._deaths = []
         self._streak.end()
 
-    def blame(self, worker: str) -> None:
-        self._deaths += 1
-        if self._deaths < _DEATHS:
+    def blame(self, done: RowsDone) -> None:
+        self._deaths.append(done)
+        if sum(bool(death.words) for death in self._deaths) < _DEATHS and len(self._deaths) < _SILENT_DEATHS:
             return
-        self._deaths = 0
         self._streak.length += 1
-        error = self._error(worker)
+        worker, error = done.worker, self._error(done.worker)
+        self._deaths = []
         if self._streak.length >= _CONDEMNED_IN_A_ROW:
             raise UnavailableError(
                 f"{error.message} So did the {self._streak.length - 1} elements before it: the function, or a library "
@@ -89,8 +107,10 @@ class _Trial:
     def _error(self, worker: str) -> RaydistError:
         labels = " or ".join(kernel.label for kernel in self._spec.kernels)
         index = self._starts[0] + len(self.results)
+        words = "; ".join(sorted({death.words for death in self._deaths if death.words}))
         return RaydistError(
             f"A function must not end its process: {labels} ended that of input worker {worker} on element {index} of "
-            f"its input, {_DEATHS} times. It may call os._exit, crash in native code, or take more memory than there "
-            "is (Options.input_worker_memory). ignore_errors() passes over such elements."
+            f"its input, {len(self._deaths)} times{f' ({words})' if words else ''}. It may call os._exit, crash in "
+            "native code, or take more memory than there is (Options.input_worker_memory). ignore_errors() passes over "
+            "such elements."
         )

@@ -11,12 +11,15 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydist.actors.supervision import first_line, wait_for
+from raydist.actors.supervision import first_line, kill_actors, wait_for
 from raydist.actors.workers.buffered_results import BufferedBlock, write_block
+from raydist.actors.workers.last_words import LastWords
 from raydist.actors.workers.shared_buffers import BufferLease, BufferShelf
 from raydist.actors.workers.worker import InputWorker
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
+from raydist.owning_process import OwningProcess
 from raydist.pipelines.elements.blocks import Block
+from raydist.ray_session import RaySession
 
 __all__ = ["WorkerHandle", "WorkerKind"]
 
@@ -69,15 +72,21 @@ class WorkerHandle:
         name: The actor's name.
         shelf: Buffers for its results and blocks.
         shares: Whether it has shown that it can open them.
+        started: Whether it has shown that it runs.
+        words: What it said when its own code ended it.
     """
 
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
         self.shelf = BufferShelf()
         self.shares = False
+        self.started = False
+        self.words = LastWords()
+        self._process = OwningProcess("An input worker")
+        self._session = RaySession()
         self._kind = kind
         self._actor = actor
-        self._ready: Any = actor.hello.remote()
+        self._ready: Any = actor.hello.remote(self.words.path)
         self._under_way: deque[Any] = deque()
         self._read_from: dict[Any, Any] = {}  # the memory of blocks that it may not have read yet
         self._digests: deque[bytes] = deque()
@@ -91,6 +100,11 @@ class WorkerHandle:
     def under_way(self) -> tuple[Any, ...]:
         """References to the results of its blocks that were not finished when last looked."""
         return tuple(self._under_way)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether there is still the Ray that it is of."""
+        return self._session.is_open
 
     def forget_finished(self, finished: set[Any]) -> int:
         """Leave out what is `finished`; the number of blocks that are left."""
@@ -134,7 +148,12 @@ class WorkerHandle:
             self._actor.forget.remote([self._digests.popleft()])
 
     def await_start(self, cancelled: Callable[[], bool]) -> None:
-        """Return once it runs. Waits up to `start_s`; CancelledError as soon as `cancelled()`."""
+        """Return once it runs. Waits up to `start_s`; CancelledError as soon as `cancelled()`.
+
+        Raises:
+            RayActorError: It died before.
+        """
+        self._session.require(f"Input worker {self.name}")
         ready = self._ready
         if ready is None:
             return
@@ -150,12 +169,14 @@ class WorkerHandle:
                 raise CancelledError(
                     f"The pool of input worker {self.name} was closed while that started. Take a new iterator to go on."
                 ) from None
+            if isinstance(error, RayActorError):
+                raise
             raise UnavailableError(
-                f"Input worker {self.name} is gone while starting: {first_line(error)} Its process may have been "
-                "killed, or run out of memory. Iterate again, or load the last saved state.",
+                f"Input worker {self.name} cannot start: {first_line(error)} Iterate again, or load the last saved "
+                "state.",
                 actor=self.name,
             ) from error
-        self._ready = None
+        self._ready, self.started = None, True
 
     def block_at_work(self) -> Any:
         """Of a dead worker: the reference to the block that it died on; None if it had finished all it had."""
@@ -173,6 +194,6 @@ class WorkerHandle:
         self._actor.__ray_terminate__.remote()
 
     def kill(self) -> None:
-        """End the actor at once."""
-        if ray.is_initialized():
-            ray.kill(self._actor, no_restart=True)
+        """End the actor at once; nothing in a forked child, which has a copy of the handle."""
+        if self._process.is_this and self._session.is_open:
+            kill_actors([self._actor])

@@ -10,20 +10,20 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import ray
 from ray.exceptions import RayActorError
 
-from raydist.actors.supervision import first_line, wait_for
-from raydist.actors.workers.blame_element import Streak, isolate
+from raydist.actors.supervision import first_line
+from raydist.actors.workers.failed_starts import FailedStarts
 from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
 from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask, Sending
+from raydist.actors.workers.rows_apart import RowsApart
 from raydist.actors.workers.stage_pickles import StagePickles
-from raydist.actors.workers.worker import unpack_result
-from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
+from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
@@ -31,6 +31,7 @@ from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.reading import StagePlace
+from raydist.ray_session import RaySession
 
 __all__ = ["ActorExecutor"]
 
@@ -73,14 +74,16 @@ class ActorExecutor(Executor):
         self.mapped = MappedResults()
         self.num_workers = num_workers
         self._consumed_here = consumed_here
-        self._condemned = Streak()
+        self._failed_starts = FailedStarts()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
         self._kind = WorkerKind(dict(resources or {}), node_id, memory_bytes, self._timeouts.start_s)
+        self._session = RaySession()
         self._lock = threading.RLock()  # of all that follows
         self._workers: list[WorkerHandle] = []
         self._retired: list[WorkerHandle] = []
         self._pickles = StagePickles(KEPT_STAGES)
+        self._apart = RowsApart(self._start_apart, self._pickle_of, self._timeouts.element_s, self._failed_starts)
         self._started = 0
         self._sizes: dict[tuple[tuple[str, ...], int], BlockSize] = {}
 
@@ -104,6 +107,7 @@ class ActorExecutor(Executor):
                     f"The pool of input workers {self._name} is closed and takes no more work, such as a block of "
                     f"stage {spec.name}. Take a new iterator to go on."
                 )
+            self._session.require(f"The pool of input workers {self._name}")
             self._fill()
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
@@ -149,7 +153,8 @@ class ActorExecutor(Executor):
 
     def received(self, ref: Any, result: StageResult) -> None:
         """The result of a block has been fetched by its reference."""
-        self._condemned.end()
+        self._apart.condemned.end()
+        self._failed_starts.end()
         self.mapped.remember(ref, result)
 
     def replace(self, worker: WorkerHandle, error: RayActorError) -> Any:
@@ -161,6 +166,8 @@ class ActorExecutor(Executor):
                     "on."
                 )
             if worker in self._workers:
+                if not worker.started:
+                    self._failed_starts.add(worker.name, error)
                 _log.warning("Input worker %s is gone and will be replaced: %s", worker.name, first_line(error))
                 self._workers[self._workers.index(worker)] = self._start_worker()
             return worker.block_at_work()
@@ -174,41 +181,15 @@ class ActorExecutor(Executor):
 
     def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
         """The result of a block on which a worker died; an element that kills its worker is an error in its place."""
+        return self._apart.run(task, cancelled)
 
-        def run_rows(first: int) -> tuple[Sequence[StageResult], str]:
-            with self._lock:
-                worker = self._start_worker()
-            try:
-                return self._rows_on(worker, task, first, cancelled), worker.name
-            finally:
-                worker.kill()
-
-        return isolate(task.spec, task.block, task.starts, run_rows, self._condemned)
-
-    def _rows_on(
-        self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
-    ) -> list[StageResult]:
-        """The results of single rows, from row `first` on, until the worker dies or there are no more."""
+    def _start_apart(self) -> WorkerHandle:
         with self._lock:
-            digest, stage = self._pickles.get(task.spec)
-        worker.await_start(cancelled)
-        refs = [
-            worker.run(digest, stage, task.block.slice(row, row + 1), tuple(start + row for start in task.starts))
-            for row in range(first, task.block.num_rows)
-        ]
-        results: list[StageResult] = []
-        for ref in refs:
-            if not wait_for(ref, self._timeouts.element_s, cancelled, actor=worker.name):
-                raise DeadlineExceededError(
-                    f"Input worker {worker.name} must finish element {task.starts[0] + first + len(results)} of the "
-                    f"input of stage {task.spec.name} within {self._timeouts.element_s:g} s (Timeouts.element_s), and "
-                    "has not. The worker was killed. If the function is only slow, raise the limit."
-                )
-            try:
-                results.append(unpack_result(ray.get(ref)))
-            except RayActorError:
-                break
-        return results
+            return self._start_worker()
+
+    def _pickle_of(self, spec: StageSpec) -> tuple[bytes, bytes]:
+        with self._lock:
+            return self._pickles.get(spec)
 
     @property
     def worker_names(self) -> list[str]:
@@ -224,7 +205,7 @@ class ActorExecutor(Executor):
 
     def is_idle(self, timeout_s: float) -> bool:
         """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""
-        if self.closed:
+        if self.closed or not self._session.is_open:
             return False
         end = time.monotonic() + timeout_s
         refs = [ref for worker in self._workers for ref in worker.under_way]

@@ -13,6 +13,7 @@ from raydist.actors.supervision import first_line, wait_for
 from raydist.actors.workers.buffered_results import BufferedResult
 from raydist.actors.workers.worker import unpack_result
 from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.executor import Pending
 
@@ -87,18 +88,19 @@ class PoolTask(Pending):
         return self._cancelled or self._pool.closed
 
     def done(self) -> bool:
+        if not self._sent.worker.reachable:
+            return True  # with an error
         return bool(ray.wait([self._sent.ref], timeout=0, fetch_local=False)[0])
 
     def result(self) -> StageResult:
         while True:
-            self._sent.worker.await_start(self._is_cancelled)
             try:
+                self._sent.worker.await_start(self._is_cancelled)
                 return self._receive()
             except RayTaskError as error:  # what the worker made could not be sent
                 raise self._cause_of(error) from None
             except RayActorError as error:
-                self._deaths += 1
-                if self._pool.replace(self._sent.worker, error) is self._sent.ref or self._deaths > 1:
+                if self._was_at_work(error):
                     return self._pool.run_alone(self, self._is_cancelled)
                 self._sent = self._pool.send(self.spec, self.block, self.starts)  # it had not been begun
             except RayError as error:  # its result got lost with a machine, or does not fit into the object store
@@ -107,6 +109,15 @@ class PoolTask(Pending):
                     f"{first_line(error)} Iterate again, or load the last saved state.",
                     actor=self._sent.worker.name,
                 ) from error
+
+    def _was_at_work(self, error: RayActorError) -> bool:
+        """Have a worker that died replaced; whether it may have died of this block."""
+        worker = self._sent.worker
+        block_at_work = self._pool.replace(worker, error)
+        if not worker.started:
+            return False
+        self._deaths += 1
+        return block_at_work is self._sent.ref or self._deaths > 1
 
     def _receive(self) -> StageResult:
         if not wait_for(self._sent.ref, self._sent.limit_s, self._is_cancelled, actor=self._sent.worker.name):
@@ -136,5 +147,5 @@ class PoolTask(Pending):
 
     def _cause_of(self, error: RayTaskError) -> Exception:
         cause = error.cause if isinstance(error.cause, Exception) else error
-        cause.add_note(f"In {self._sent.worker.name}, sending the result of stage {self.spec.name}.")
+        annotate(cause, f"In {self._sent.worker.name}, sending the result of stage {self.spec.name}.")
         return cause

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, final
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, write_result
 from raydist.actors.workers.kept_pages import keep_pages
+from raydist.actors.workers.last_words import leave_words
 from raydist.actors.workers.mapped_buffers import MappedBuffers
 from raydist.actors.workers.memory_limit import limit_memory
 from raydist.errors import RaydistError
+from raydist.foreign_errors import LEAVING
+from raydist.owning_process import end_forked_child
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.engine.row_results import join_results
@@ -54,22 +57,27 @@ class InputWorker:
         self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
         self._buffers = MappedBuffers()
 
-    def hello(self) -> int:
-        """Limit the process's memory, and let it keep what it frees; its id."""
+    def hello(self, words: str | None = None) -> int:
+        """Limit the process's memory, and let it keep what it frees; its id. `words`: see `leave_words`."""
+        leave_words(words)
         self._memory_bytes = limit_memory(self._memory_bytes)
         keep_pages(self._memory_bytes)
         return os.getpid()
 
     def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:
         """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block."""
+        pid = os.getpid()
         try:
             if spec is not None:
                 self._specs[digest] = _load(spec)
             known = self._specs[digest]
             if isinstance(known, Exception):
                 raise known
-            return self._pack(_run(known, block, starts))
+            result = _run(known, block, starts)
+            end_forked_child(pid, next((item.error for item in result.items if isinstance(item, ElementError)), None))
+            return self._pack(result)
         except BaseException as error:  # nothing that a function raises may end the worker
+            end_forked_child(pid, error)
             return pack_error(error, f"In {self._name}.")
 
     def run_into(
@@ -131,7 +139,7 @@ def _run(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
     """`run_stage`; a function that wants to leave the process (sys.exit, Ctrl-C) fails on that element only."""
     try:
         return run_stage(spec, block, starts)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+    except LEAVING as error:
         if block.num_rows == 1:
             return _left(spec, starts[0], error)
     rows = [

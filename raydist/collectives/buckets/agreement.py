@@ -6,12 +6,13 @@ before it turns that into an error that says what each rank was doing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import final
 
 import torch
 
 from raydist.collectives.base import Communicator
+from raydist.collectives.translation import describe_odd_ones
 from raydist.errors import CollectiveMismatchError
 
 __all__ = ["Agreement", "mismatch"]
@@ -51,7 +52,7 @@ class Agreement:
             raise mismatch(self._what, [dict(zip(self._numbers, row, strict=True)) for row in rows])
 
 
-def mismatch(what: str, said: Sequence[Mapping[str, object]]) -> CollectiveMismatchError:
+def mismatch(what: str, said: Sequence[Mapping[str, Hashable]]) -> CollectiveMismatchError:
     """The error of ranks that disagree on `what`; `said` is what each of them holds.
 
     >>> mismatch("the time", [{"hour": 3}, {"hour": 4}]).message
@@ -59,4 +60,5 @@ def mismatch(what: str, said: Sequence[Mapping[str, object]]) -> CollectiveMisma
     """
     shown = (", ".join(f"{name} {value}" for name, value in held.items()) for held in said)
     listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(shown))
+    listed += describe_odd_ones({rank: tuple(held.items()) for rank, held in enumerate(said)})
     return CollectiveMismatchError(f"All ranks must agree on {what}, got {listed}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -118,7 +119,7 @@ class Exchanges:
         kept: Sequence[torch.Tensor],
     ) -> None:
         if self.layout.buckets:
-            self._tell_change(PassStamp(stamp.step, stamp.backward, stamp.adds_up, relayout=True), kept)
+            self._tell_change(replace(stamp, relayout=True), kept)
         specs = {index: ParameterSpec.of(index, parameters[index]) for index in trained}
         layout = self._plan(list(specs.values()))
         numbers = {

@@ -7,21 +7,39 @@ dtype of a gradient holds those exactly (bfloat16: whole numbers up to 256).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from raydist.collectives.buckets.agreement import mismatch
+from raydist.errors import CollectiveMismatchError
 
-__all__ = ["BucketTail", "PassStamp"]
+__all__ = ["BucketTail", "PassStamp", "Updates"]
 
-_STEP_BYTES, _BACKWARD_BYTES = 4, 2
-_STAMP_BYTES = _STEP_BYTES + _BACKWARD_BYTES + 2
+# Step, backward pass, optimizer steps (modulo 2**32), mean learning rate, digest of all; then two truth values.
+_NUMBERS = struct.Struct(">IHIfI")
+_STAMP_BYTES = _NUMBERS.size + 2
 # Behind the stamp: whether its rank's details must be read, and whether gradients came too late for their bucket.
 _INCOMPLETE, _LATE = _STAMP_BYTES, _STAMP_BYTES + 1
 _SECTION = _STAMP_BYTES + 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What a rank has done with the gradients of before.
+
+    Attributes:
+        count: Steps of its optimizers.
+        rates: Their learning rates.
+    """
+
+    count: int = 0
+    rates: tuple[float, ...] = ()
 
 
 @final
@@ -34,27 +52,39 @@ class PassStamp:
         backward: Number of the pass in its step.
         adds_up: Gradients are added up, not weighted.
         relayout: No gradients follow: this rank trains other parameters than before.
+        updates: What became of earlier gradients.
     """
 
     step: int
     backward: int
     adds_up: bool = False
     relayout: bool = False
+    updates: Updates = Updates()
 
     def encode(self) -> list[int]:
-        step = (self.step % (1 << 8 * _STEP_BYTES)).to_bytes(_STEP_BYTES)
-        backward = (self.backward % (1 << 8 * _BACKWARD_BYTES)).to_bytes(_BACKWARD_BYTES)
-        return [*step, *backward, int(self.adds_up), int(self.relayout)]
+        rates = self.updates.rates
+        numbers = _NUMBERS.pack(
+            self.step % (1 << 32),
+            self.backward % (1 << 16),
+            self.updates.count % (1 << 32),
+            sum(rates) / len(rates) if rates else 0.0,
+            zlib.crc32(struct.pack(f"{len(rates)}d", *rates)),
+        )
+        return [*numbers, int(self.adds_up), int(self.relayout)]
 
     @staticmethod
-    def decode(numbers: Sequence[int]) -> PassStamp:
-        step, backward = bytes(numbers[:_STEP_BYTES]), bytes(numbers[_STEP_BYTES:-2])
-        return PassStamp(int.from_bytes(step), int.from_bytes(backward), bool(numbers[-2]), bool(numbers[-1]))
+    def place_of(encoded: Sequence[int]) -> dict[str, Hashable]:
+        """Where a rank is in its program, by what it has encoded; for messages."""
+        step, backward, _, _, _ = _NUMBERS.unpack(bytes(encoded[:-2]))
+        adds_up, relayout = encoded[-2:]
+        layout = {"layout of trained parameters": "changes"} if relayout else {}
+        return {"step": step, "backward pass": backward, "op": "SUM" if adds_up else "MEAN", **layout}
 
-    def describe(self) -> dict[str, object]:
-        """For messages."""
-        layout = {"layout of trained parameters": "changes"} if self.relayout else {}
-        return {"step": self.step, "backward pass": self.backward, "op": "SUM" if self.adds_up else "MEAN", **layout}
+    @staticmethod
+    def updates_of(encoded: Sequence[int]) -> dict[str, Hashable]:
+        """What a rank has done before, by what it has encoded; for messages."""
+        _, _, count, rate, digest = _NUMBERS.unpack(bytes(encoded[:-2]))
+        return {"optimizer steps": count, "mean learning rate": f"{rate:.7g} (digest of all: {digest:08x})"}
 
 
 @final
@@ -124,7 +154,7 @@ class BucketTail:
         self.late = any(section[_LATE] for section in self._sections())
         stamps = [tuple(section[:_STAMP_BYTES]) for section in self._sections()]
         if len(set(stamps)) > 1:
-            raise mismatch("the backward pass", [PassStamp.decode(stamp).describe() for stamp in stamps])
+            raise _parted(stamps)
 
     def details(self) -> tuple[list[bool], list[bool]]:
         """By slot: whether any rank has a gradient, and whether any has a sparse one."""
@@ -133,6 +163,15 @@ class BucketTail:
 
     def _sections(self) -> list[list[int]]:
         return [self._received[start : start + _SECTION] for start in range(0, self._num_head, _SECTION)]
+
+
+def _parted(stamps: Sequence[Sequence[int]]) -> CollectiveMismatchError:
+    """The error of ranks with different stamps."""
+    places = [PassStamp.place_of(stamp) for stamp in stamps]
+    if any(place != places[0] for place in places):
+        return mismatch("the backward pass", places)
+    step = f"what came before step {places[0]['step']} (an optimizer step, or a learning rate, on some ranks only)"
+    return mismatch(step, [PassStamp.updates_of(stamp) for stamp in stamps])
 
 
 @final

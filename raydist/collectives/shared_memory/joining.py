@@ -9,8 +9,6 @@ import threading
 import time
 from typing import final
 
-from torch._C._distributed_c10d import Store
-
 from raydist.collectives.backend import Declined
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
@@ -18,6 +16,7 @@ from raydist.collectives.rendezvous import connect_store
 from raydist.collectives.shared_memory.futex import why_unsupported
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.segment import DIRECTORY, Segment, remove_leftovers
+from raydist.collectives.signed_store import SignedStore
 from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.errors import CancelledError, DeadlineExceededError
 
@@ -76,7 +75,7 @@ class Meeting:
         """End :meth:`join` with an error. May come from another thread."""
         self._aborted.set()
 
-    def _create(self, store: Store) -> tuple[Segment | None, str]:
+    def _create(self, store: SignedStore) -> tuple[Segment | None, str]:
         reason = why_unsupported()
         offer = ""
         segment: Segment | None = None
@@ -91,7 +90,7 @@ class Meeting:
         store.set("segment/offer", offer)
         return segment, reason or _YES
 
-    def _open(self, store: Store, deadline: float) -> tuple[Segment | None, str]:
+    def _open(self, store: SignedStore, deadline: float) -> tuple[Segment | None, str]:
         offer = self._await(store, "segment/offer", deadline, rank=0)
         reason = why_unsupported()
         if not offer or reason is not None:
@@ -104,12 +103,12 @@ class Meeting:
             return None, _describe(error)
         return segment, _YES
 
-    def _refusals(self, store: Store, deadline: float) -> list[str]:
+    def _refusals(self, store: SignedStore, deadline: float) -> list[str]:
         ranks = range(self._membership.world_size)
         answers = [self._await(store, f"segment/answer/{rank}", deadline, rank=rank) for rank in ranks]
         return [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer != _YES]
 
-    def _await(self, store: Store, key: str, deadline: float, *, rank: int) -> str:
+    def _await(self, store: SignedStore, key: str, deadline: float, *, rank: int) -> str:
         while not store.check([key]):
             self._check()
             if time.monotonic() >= deadline:

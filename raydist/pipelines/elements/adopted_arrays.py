@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from raydist.nest import LEAF, Structure, flatten
+from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.small_floats import is_number
 from raydist.pipelines.elements.spec import TensorSpec
 
@@ -56,7 +57,7 @@ def _arrays(value: Any) -> tuple[Sequence[Any], Structure]:
         return (value,), LEAF
     if kind is not tuple and kind is not dict:
         return (), LEAF
-    leaves, structure = flatten(value)
+    leaves, structure = flatten_element(value)
     is_flat = all(child.kind is None for child in structure.children)
     return (leaves if is_flat and all(type(leaf) is _Array for leaf in leaves) else ()), structure
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 from raydist.errors import InvalidArgumentError
+from raydist.nest import Structure
 
-__all__ = ["whole_number"]
+__all__ = ["parts_like", "require_choice", "whole_number"]
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -23,3 +25,36 @@ def whole_number(name: str, value: Any) -> int:
         except TypeError:
             pass
     raise InvalidArgumentError(f"{name} must be a whole number, got {value!r}.")
+
+
+def require_choice(deterministic: Any) -> None:
+    """TypeError unless `deterministic` is a bool, or None for whatever the options say."""
+    if deterministic is not None and not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic must be a bool or None, got {deterministic!r}.")
+
+
+def parts_like(structure: Structure, nest: Any, name: str) -> list[Any]:
+    """What stands in `nest` in the place of each leaf of `structure`: shapes are tuples, and yet no nests.
+
+    None for all leaves, where `nest` is None.
+
+    Raises:
+        InvalidArgumentError: `nest`, the argument `name`, has no such places.
+    """
+    if nest is None:
+        return [None] * structure.num_leaves
+    return list(_walk(structure, nest, name))
+
+
+def _walk(structure: Structure, nest: Any, name: str) -> Iterator[Any]:
+    if structure.kind is None:
+        yield nest
+        return
+    for key, child in zip(structure.keys, structure.children, strict=True):
+        try:
+            part = nest[key] if structure.kind in (tuple, dict) else getattr(nest, key)
+        except (TypeError, KeyError, IndexError, AttributeError):
+            raise InvalidArgumentError(
+                f"{name} must be a nest like the element, {structure}, got {nest!r:.100} where {key!r} is needed."
+            ) from None
+        yield from _walk(child, part, name)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import SpecError
-from raydist.nest import Structure, flatten, unflatten
+from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import ElementError, Item, count_items
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
 
@@ -28,7 +29,7 @@ class DeclaredOutput:
         """For a nest of TensorSpec; None for None."""
         if output_spec is None:
             return None
-        leaves, structure = flatten(output_spec)
+        leaves, structure = flatten_element(output_spec)
         for leaf in leaves:
             if not isinstance(leaf, TensorSpec):
                 raise SpecError(f"output_spec must be a nest of rd.TensorSpec, got a leaf {leaf!r}.")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import flatten, map_structure
+from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import spec_of_value
+from raydist.pipelines.elements.tensor_functions import note_numpy_in_torch, receiving_tensors
 
 __all__ = ["FoldState", "fold"]
 
@@ -24,7 +25,7 @@ class FoldState:
     """
 
     def __init__(self, initial: Any) -> None:
-        self.value = copy.deepcopy(map_structure(as_leaf, initial))
+        self.value = copy.deepcopy(map_element(as_leaf, initial))
 
     def replace(self, value: Any, label: str) -> None:
         """Carry `value` from now on.
@@ -32,7 +33,7 @@ class FoldState:
         Raises:
             SpecError: Its structure or a dtype is another one.
         """
-        fresh = map_structure(as_leaf, value)
+        fresh = map_element(as_leaf, value)
         if _kind(fresh) != _kind(self.value):
             raise SpecError(
                 f"The state of {label} must keep its structure and dtypes, {_specs(self.value)}, got {_specs(fresh)}. "
@@ -42,11 +43,11 @@ class FoldState:
 
 
 def _specs(nest: Any) -> Any:
-    return map_structure(spec_of_value, nest)
+    return map_element(spec_of_value, nest)
 
 
 def _kind(nest: Any) -> Any:
-    leaves, structure = flatten(nest)
+    leaves, structure = flatten_element(nest)
     return structure, [spec_of_value(leaf).dtype for leaf in leaves]
 
 
@@ -58,7 +59,12 @@ def fold(fn: Callable[..., Any], initial: Any, elements: Iterable[Any], label: s
     """
     if not callable(fn):
         raise InvalidArgumentError(f"{label} needs a function, got {fn!r:.100}.")
-    carried = FoldState(initial)
+    carried, call, full = FoldState(initial), receiving_tensors(fn), f"{label} ({function_label(fn)})"
     for element in elements:
-        carried.replace(fn(carried.value, element), f"{label} ({function_label(fn)})")
+        try:
+            result = call(carried.value, element)
+        except Exception as error:
+            note_numpy_in_torch(error)
+            raise
+        carried.replace(result, full)
     return carried.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
@@ -11,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from raydist.nest import Structure
+from raydist.foreign_errors import LEAVING, as_exception
+from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, Column, private_column
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey
+from raydist.pipelines.elements.tensor_functions import is_module, note_numpy_in_torch, receiving_tensors
 
 __all__ = ["call_rows", "function_label", "element_rows", "wants_rng"]
 
@@ -38,8 +41,9 @@ def wants_rng(fn: Callable[..., Any]) -> bool:
     if isinstance(fn, FunctionType) and not vars(fn):  # nothing that says it stands for another: 40 us less
         code = fn.__code__
         return "rng" in code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    inner = inspect.unwrap(fn)
     try:
-        parameters = inspect.signature(fn).parameters
+        parameters = inspect.signature(inner.forward if is_module(inner) else fn).parameters
     except (TypeError, ValueError):  # builtins without a signature
         return False
     return "rng" in parameters and parameters["rng"].kind is inspect.Parameter.KEYWORD_ONLY
@@ -53,17 +57,20 @@ def element_rows(structure: Structure, columns: Sequence[Iterable[Any]]) -> Iter
 def _rows(structure: Structure, columns: Iterator[Iterable[Any]]) -> Iterable[Any]:
     if structure.kind is None:
         return next(columns)
+    if not structure.num_leaves:  # None, say: as many as there are rows of what stands beside it
+        return itertools.repeat(unflatten(structure, ()))
     children = [_rows(child, columns) for child in structure.children]
+    strict = all(child.num_leaves for child in structure.children)
     if structure.kind is tuple:
-        return zip(*children, strict=True)
+        return zip(*children, strict=strict)
     if structure.shown:
         keys = tuple(structure.keys[place] for place in structure.shown)
-        return _named_rows(dict, keys, [children[place] for place in structure.shown])
-    return _named_rows(structure.kind, structure.keys, children)
+        return _named_rows(dict, keys, [children[place] for place in structure.shown], strict)
+    return _named_rows(structure.kind, structure.keys, children, strict)
 
 
-def _named_rows(kind: type, keys: tuple[Any, ...], children: Sequence[Iterable[Any]]) -> Iterator[Any]:
-    for values in zip(*children, strict=True):
+def _named_rows(kind: type, keys: tuple[Any, ...], children: Sequence[Iterable[Any]], strict: bool) -> Iterator[Any]:
+    for values in zip(*children, strict=strict):
         fields = dict(zip(keys, values, strict=True))
         yield fields if kind is dict else kind(**fields)
 
@@ -92,12 +99,13 @@ def call_rows(
     """`fn` of every element, in order, with an ElementError where it raised; and the rows of these errors.
 
     Args:
-        fn: Gets numpy arrays, numpy scalars, bytes and str.
+        fn: Gets numpy arrays, numpy scalars, bytes and str; a module of torch gets tensors.
         block: The elements.
         start: Index of the first one.
         key: Names the random stream, for a function with a keyword-only `rng`.
     """
     arguments = _arguments(block)
+    fn = receiving_tensors(fn)
     calls = map(fn, *arguments) if key is None else _random_calls(fn, arguments, key, start)
     results: list[Any] = []
     failed: list[int] = []
@@ -106,9 +114,12 @@ def call_rows(
             results.extend(calls)  # keeps what came before an error
             if len(results) < block.num_rows:  # map() ends early when the function itself raises StopIteration
                 raise RuntimeError("The function raised StopIteration, which would end the iteration.")
-        except Exception as error:
+        except LEAVING:
+            raise
+        except BaseException as error:
+            note_numpy_in_torch(error)
             failed.append(len(results))
-            results.append(ElementError(error, start + len(results)))
+            results.append(ElementError(as_exception(error), start + len(results)))
     return results, failed
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import LEAF, Structure, flatten, is_nested
+from raydist.nest import LEAF, NOTHING, Structure, flatten, is_nested
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import PYTHON_DTYPES, as_leaf, is_dataset
@@ -84,6 +84,10 @@ def _split(values: Sequence[Any], columns: list[Column], specs: list[TensorSpec]
     """Append one column per leaf, depth first; returns the structure that all values share."""
     first = values[0]
     kinds = set(map(type, values))
+    if first is None:
+        if len(kinds) > 1:
+            raise _MixedError
+        return NOTHING
     if not is_nested(first):
         if len(kinds) > 1 and any(map(is_nested, values)):
             raise _MixedError

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import flatten, unflatten
+from raydist.nest import unflatten
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.small_floats import SMALL_FLOATS, dtype_named, is_numpys, is_small_float
 
 __all__ = [
@@ -177,8 +178,8 @@ def most_specific_common(first: TensorSpec, second: TensorSpec) -> TensorSpec | 
 def _common_dataset(first: Any, second: Any) -> DatasetSpec | None:
     if first is None or second is None:
         return DatasetSpec()
-    mine, structure = flatten(first)
-    theirs, other = flatten(second)
+    mine, structure = flatten_element(first)
+    theirs, other = flatten_element(second)
     if structure != other:
         return None
     specs = [most_specific_common(a, b) for a, b in zip(mine, theirs, strict=True)]

@@ -17,6 +17,8 @@ from typing import Any, final
 __all__ = ["ArrivalOrder", "ArrivalOrders"]
 
 _LONG = 2000  # characters
+_MAX_NOTES = 1 << 20  # of a state from outside
+_MAX_TEXT = 1 << 24
 
 
 @final
@@ -32,7 +34,7 @@ class ArrivalOrder:
     def size_of(self, number: int) -> int | None:
         """Items of a block that was read before; None for a new one."""
         at = number - self._first
-        return self._sizes[at] if at < len(self._sizes) else None
+        return self._sizes[at] if 0 <= at < len(self._sizes) else None
 
     def was_read(self, number: int, size: int) -> None:
         """Note the size of a new block."""
@@ -42,7 +44,7 @@ class ArrivalOrder:
     def number_at(self, given: int) -> int | None:
         """Which block was given after so many others; None if that is open."""
         at = given - self._given
-        return self._numbers[at] if at < len(self._numbers) else None
+        return self._numbers[at] if 0 <= at < len(self._numbers) else None
 
     def was_given(self, given: int, number: int) -> None:
         """Note that a block was given after so many others."""
@@ -59,8 +61,8 @@ class ArrivalOrder:
     def parse(cls, notes: list[Any]) -> ArrivalOrder:
         """From what `since` gave."""
         first, sizes, given, distances = notes
-        numbers = [place + distance for place, distance in enumerate(_repeated(distances), given)]
-        return cls(first, _repeated(sizes), given, numbers)
+        numbers = [place + distance for place, distance in enumerate(_repeated(distances), int(given))]
+        return cls(int(first), _repeated(sizes), int(given), numbers)
 
 
 def _counted(values: Iterable[int]) -> list[list[int]]:
@@ -68,7 +70,10 @@ def _counted(values: Iterable[int]) -> list[list[int]]:
 
 
 def _repeated(counted: Iterable[Sequence[int]]) -> list[int]:
-    return [value for value, count in counted for _ in range(count)]
+    pairs = [(int(value), int(count)) for value, count in counted]
+    if sum(max(0, count) for _, count in pairs) > _MAX_NOTES:
+        raise ValueError(f"there may be at most {_MAX_NOTES} notes of one order")
+    return [value for value, count in pairs for _ in range(count)]
 
 
 @final
@@ -120,7 +125,12 @@ def _short(notes: list[Any]) -> list[Any] | str:
 def _long(notes: list[Any] | str) -> list[Any]:
     if isinstance(notes, list):
         return notes
-    found: list[Any] = json.loads(zlib.decompress(base64.b85decode(notes)))
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(base64.b85decode(notes), _MAX_TEXT)
+        found: list[Any] = json.loads(text)
+    except (ValueError, TypeError, RecursionError, zlib.error) as error:
+        raise ValueError(f"notes of an order must be whole, and have at most {_MAX_TEXT} bytes: {error}") from error
     return found
 
 

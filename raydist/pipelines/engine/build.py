@@ -144,7 +144,7 @@ def _stage_iterator(stage: Stage, source: OpIterator, base: DatasetOp, ctx: Iter
     names = "+".join(ctx.operation_names[id(op)] for op, _ in stage)
     spec = StageSpec(f"{names}@{'.'.join(map(str, ctx.epoch))}", tuple(kernel for _, kernel in stage))
     parallelism = stage[0][0].parallelism
-    label = " + ".join(op.label for op, _ in stage)
+    label = " + ".join(op.full_label for op, _ in stage)
     owner = tuple(type(op).__name__ for op, _ in stage)
     meter = ctx.meters.meter(names, label=label, inputs=[id(base)], owner=owner)
     executor = _executor(parallelism, meter, ctx)

@@ -84,5 +84,5 @@ def _settings(op: DatasetOp) -> list[str]:
     """The fields of an operation that say what it does, not what it reads."""
     inputs = op.inputs
     read = {id(inputs), *map(id, inputs)}
-    names = [field.name for field in dataclasses.fields(op)]  # type: ignore[arg-type]  # every op is a dataclass: see DatasetOp
+    names = [field.name for field in dataclasses.fields(op) if field.name != "given_name"]
     return [name for name in names if id(getattr(op, name)) not in read]

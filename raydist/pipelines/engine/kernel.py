@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from raydist.errors import SpecError
+from raydist.foreign_errors import LEAVING, as_exception
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 
@@ -147,8 +148,10 @@ def _run_block(kernel: Kernel, block: Block, start: int) -> Sequence[Item]:
     """A kernel that fails as a whole is run row by row, so that the error stands where it belongs."""
     try:
         return kernel.run(block, start)
-    except Exception as error:
+    except LEAVING:
+        raise
+    except BaseException as error:
         if block.num_rows == 1:
-            return [ElementError(error, start)]
+            return [ElementError(as_exception(error), start)]
     rows = [_run_block(kernel, block.slice(row, row + 1), start + row) for row in range(block.num_rows)]
     return [item for items in rows for item in items]

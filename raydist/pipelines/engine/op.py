@@ -33,11 +33,15 @@ Placement = Literal["inline", "pool", "exchange"]
 """Where an operation may run: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
 
 
+@dataclass(frozen=True, eq=False)
 class DatasetOp(ABC):
     """Description of one operation. Subclasses are frozen dataclasses with `eq=False` (an op is itself, not its value).
 
     No operation asks what type another one is, and neither does the planner: they read these properties. Only a rewrite
     (`optimize/`) names the operations that it is about. An operation of your own becomes a dataset by `rd.Dataset(op)`.
+
+    Args:
+        given_name: What the user calls it (`name=` of the method that makes it): shown, and without any other effect.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, eq=False)
@@ -60,6 +64,8 @@ class DatasetOp(ABC):
     >>> ds, [int(x) for x in ds]
     (<Dataset the numbers, cardinality 3>, [0, 1, 2])
     """
+
+    given_name: str | None = field(default=None, kw_only=True, metadata={"fingerprint": False})
 
     placement: ClassVar[Placement] = "inline"
     """Where it may run: "inline", "pool" or "exchange"."""
@@ -159,6 +165,12 @@ class DatasetOp(ABC):
     def label(self) -> str:
         """`name` and the arguments worth showing, for `explain()` and messages."""
         return self.name
+
+    @final
+    @property
+    def full_label(self) -> str:
+        """`label`, and what the user calls the operation."""
+        return self.label if self.given_name is None else f'{self.label} "{self.given_name}"'
 
 
 class SourceOp(DatasetOp):
@@ -282,7 +294,7 @@ class IterContext:
         kind: StageKind = "source" if not op.inputs else "stage" if op.preserves_order else "exchange"
         inputs = [id(source) for source in op.inputs]
         name = self.operation_names[id(op)]
-        return self.meters.meter(name, label=op.label, kind=kind, inputs=inputs, owner=(type(op).__name__,))
+        return self.meters.meter(name, label=op.full_label, kind=kind, inputs=inputs, owner=(type(op).__name__,))
 
     def key(self, op: DatasetOp, seed: int | None = None, *, every_epoch: bool = True) -> RandomKey:
         """The random stream of `op`. An explicit `seed` names it alone: two operations of one kind and seed agree."""

@@ -10,6 +10,7 @@ from typing import final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
@@ -108,8 +109,8 @@ class StageIterator(OpIterator):
     def load_state_dict(self, state: State) -> None:
         border = self._open_outbox().load_state_dict(state)
         self._source.load_state_dict(border["input"])
-        self._starts = self._next_starts = tuple(border["starts"])
-        self._results.signatures = tuple(border["signatures"])
+        self._starts = self._next_starts = counts_in(border["starts"], len(self._starts))
+        self._results.signatures = texts_in(border["signatures"], len(self._results.signatures))
 
     def close(self) -> None:
         self._places.clear()

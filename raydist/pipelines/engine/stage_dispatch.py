@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.engine.executor import Executor, Pending
@@ -121,7 +122,7 @@ class StageDispatch:
         for item in items:
             if isinstance(item, ElementError) and item.index is not None:
                 index = item.index - assumed[item.kernel] + starts[item.kernel]
-                item.error.add_note(f"In {self._spec.kernels[item.kernel].label}, element {index} of its input.")
+                annotate(item.error, f"In {self._spec.kernels[item.kernel].label}, element {index} of its input.")
 
     def close(self) -> None:
         """Forget what is under way; close the executor if it is the stage's own."""

@@ -11,6 +11,7 @@ from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items
+from raydist.pipelines.elements.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -182,11 +183,11 @@ class UnorderedStageIterator(OpIterator):
     def load_state_dict(self, state: State) -> None:
         border = self._open_outbox().load_state_dict(state)
         self._source.load_state_dict(border["input"])
-        self._next_starts = tuple(border["starts"])
-        self._results.signatures = tuple(border["signatures"])
+        self._next_starts = counts_in(border["starts"], len(self._next_starts))
+        self._results.signatures = texts_in(border["signatures"], len(self._results.signatures))
         self._first = self._next = int(border["first"])
         self._given = int(border["given"])
-        self._ahead = set(border["ahead"])
+        self._ahead = set(counts_in(border["ahead"], len(border["ahead"])))
 
     def close(self) -> None:
         self._places.clear()

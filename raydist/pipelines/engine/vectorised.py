@@ -10,9 +10,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import SpecError
-from raydist.nest import flatten, unflatten
+from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.declared_output import DeclaredOutput
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.small_floats import array_of_tensor, dtype_kind, tensor_of_array
 from raydist.pipelines.elements.spec import TensorSpec
@@ -76,8 +77,8 @@ def _mapped(fn: Callable[..., Any], block: Block) -> Block:
     tensors = [tensor_of_array(private_column(column), torch.from_numpy) for column in block.columns]
     nest = unflatten(block.structure, tensors)
     result = torch.func.vmap(fn)(*nest) if block.structure.kind is tuple else torch.func.vmap(fn)(nest)
-    leaves, structure = flatten(result)
-    columns = tuple(array_of_tensor(leaf) for leaf in leaves)
+    leaves, structure = flatten_element(result)
+    columns = tuple(array_of_tensor(leaf.detach()) for leaf in leaves)  # modules give tensors with gradients
     specs = tuple(TensorSpec(column.shape[1:], column.dtype) for column in columns)
     return Block(structure, specs, columns, block.num_rows)
 

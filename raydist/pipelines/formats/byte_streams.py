@@ -15,6 +15,9 @@ _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}  # zlib's `wbits` for the two containers
 _INPUT_BYTES = 1 << 16  # compressed bytes read at once
 _MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
 _HELD_INPUT_BYTES = 1 << 10  # more than the input that zlib holds back between two calls
+_PLAIN_PIECE_BYTES = 1 << 30
+_INFLATED_PIECE_BYTES = 1 << 25
+_PIECE_RATIO = 4  # or so many times the compressed file: a small one must not take all memory
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -34,6 +37,10 @@ class ByteStream(ABC):
     @abstractmethod
     def bound(self) -> int | None:
         """At most how many bytes are left, as far as the file's size tells; None where that is unknown."""
+
+    @abstractmethod
+    def piece_limit(self) -> int:
+        """How many bytes a reader may hold of it at once, where its user names no limit."""
 
     @abstractmethod
     def skip(self, size: int) -> None:
@@ -98,6 +105,9 @@ class PlainStream(ByteStream):
     def bound(self) -> int | None:
         return None if self._size is None else self._size - self._position
 
+    def piece_limit(self) -> int:
+        return _PLAIN_PIECE_BYTES
+
     def skip(self, size: int) -> None:
         left = self.bound()
         if left is not None and size > left:
@@ -117,6 +127,7 @@ class InflatingStream(ByteStream):
     def __init__(self, source: PlainStream, compression_type: str) -> None:
         self.path = source.path
         self._source = source
+        self._source_bytes = source.bound() or 0
         self._compression = compression_type
         self._inflater = self._new_inflater()
         self._input = b""  # compressed bytes not yet used
@@ -140,6 +151,9 @@ class InflatingStream(ByteStream):
         if left is None:
             return None
         return len(self._ready) + (left + len(self._input) + _HELD_INPUT_BYTES) * _MAX_DEFLATE_RATIO
+
+    def piece_limit(self) -> int:
+        return max(_INFLATED_PIECE_BYTES, _PIECE_RATIO * self._source_bytes)
 
     def skip(self, size: int) -> None:
         end = self._produced + size

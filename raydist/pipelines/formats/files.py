@@ -21,7 +21,13 @@ from raydist.errors import (
     RaydistError,
     SpecError,
 )
-from raydist.pipelines.formats.remote_file import RemoteFile, http_status, with_retries
+from raydist.pipelines.formats.remote_file import (
+    RemoteFile,
+    http_status,
+    is_network_error,
+    open_system,
+    with_retries,
+)
 
 __all__ = [
     "OpenFile",
@@ -32,9 +38,11 @@ __all__ = [
     "file_errors",
     "local_path",
     "open_file",
+    "open_within",
     "path_text",
 ]
 
+_FILE = "file://"
 _DENIED = (401, 403)  # HTTP: unauthorized, forbidden
 
 
@@ -94,11 +102,20 @@ def path_text(path: Any) -> str:
 def local_path(path: str) -> str | None:
     """The path on this machine, or None for a URI of another file system.
 
-    >>> local_path("file:///tmp/x"), local_path("s3://bucket/x")
-    ('/tmp/x', None)
+    >>> local_path("file:///tmp/x"), local_path("file://localhost/tmp/x"), local_path("s3://bucket/x")
+    ('/tmp/x', '/tmp/x', None)
+
+    Raises:
+        InvalidArgumentError: It is a file of another machine.
     """
-    if path.startswith("file://"):
-        return path.removeprefix("file://")
+    if path.startswith(_FILE):
+        host, slash, inner = path.removeprefix(_FILE).partition("/")
+        if host not in ("", "localhost") and slash:
+            raise InvalidArgumentError(
+                f"A file: URI must be of this machine (file:///path), but {path!r} names the host {host!r}. Mount its "
+                "files here, or give the URI of a file system that reaches them."
+            )
+        return slash + inner if slash else host
     return None if "://" in path else path
 
 
@@ -113,6 +130,22 @@ def open_file(path: str) -> OpenFile:
     with file_errors(path):
         local = local_path(path)
         return _open_uri(path) if local is None else _open_local(local)
+
+
+def open_within(folder: str, path: str) -> OpenFile:
+    """Open a file of a folder that others may have filled. Errors as those of :func:`open_file`.
+
+    Raises:
+        InvalidArgumentError: It is a link that leads out of the folder.
+    """
+    local, inner = local_path(folder), local_path(path)
+    if local is not None and inner is not None:
+        found = os.path.realpath(inner)
+        if os.path.commonpath([found, os.path.realpath(local)]) != os.path.realpath(local):
+            raise InvalidArgumentError(
+                f"A file of {folder!r} must lie in it, but {path!r} is a link to {found!r}. Copy it there."
+            )
+    return open_file(path)
 
 
 def create_file(path: str) -> BinaryIO:
@@ -147,8 +180,23 @@ def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
                 f"The file must be accessible, but permission is denied for {path!r} (user {_user()}). "
                 "Change its mode or owner, or run as another user."
             ) from error
+        if is_network_error(error):
+            raise _of_server(path, error) from error
         error.add_note(f"while accessing {path!r}" + ("" if offset is None else f" at byte {offset}"))
         raise
+
+
+def _of_server(path: str, error: Exception) -> FailedPreconditionError:
+    status = http_status(error)
+    said = "did not answer" if status is None else f"answered with HTTP status {status}"
+    found = FailedPreconditionError(
+        f"The server must hand out {path!r}, but it {said} ({type(error).__name__}: {error!s:.300}). Try again when it "
+        "does."
+    )
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    found.add_note(f"while accessing {path!r}")
+    return found
 
 
 def _open_local(path: str) -> OpenFile:
@@ -165,10 +213,8 @@ def _open_local(path: str) -> OpenFile:
 
 
 def _open_uri(path: str) -> OpenFile:
-    import fsspec.core  # only URIs need it
-
     try:
-        system, inner = fsspec.core.url_to_fs(path)
+        system, inner = open_system(path)
     except (ImportError, ValueError) as error:
         return _open_with_arrow(path, error)
     if with_retries(lambda: system.isdir(inner)):

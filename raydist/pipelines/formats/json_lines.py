@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -12,7 +13,13 @@ from pyarrow import json
 
 from raydist.pipelines.formats.lines import LineParser
 
-__all__ = ["JsonParser", "infer_json_types"]
+__all__ = ["MAX_JSON_DEPTH", "JsonParser", "infer_json_types"]
+
+MAX_JSON_DEPTH = 100
+"""A line whose lists and objects are nested deeper is refused: Arrow parses them by recursion, and ends the process."""
+
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 @final
@@ -35,7 +42,9 @@ class JsonParser(LineParser):
         unexpected = "ignore" if self.others_allowed else "error"
         options = json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior=unexpected)
         table = _read(lines, options).select(self.schema.names)
-        return table.combine_chunks().to_batches()[0]
+        batch = table.combine_chunks().to_batches()[0]
+        batch.validate(full=True)  # the parser takes any bytes for text
+        return batch
 
     def check_header(self, line: bytes) -> str | None:
         return None
@@ -59,6 +68,17 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 
 
 def _read(lines: Sequence[bytes], options: json.ParseOptions) -> pa.Table:
+    for line in lines:
+        if line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH:  # 0.1 us; hardly any line has as many
+            _require_shallow(line)
     content = b"\n".join((*lines, b""))
     read_options = json.ReadOptions(use_threads=False, block_size=len(content) + 1)
     return json.read_json(io.BytesIO(content), read_options=read_options, parse_options=options)
+
+
+def _require_shallow(line: bytes) -> None:
+    depth = 0
+    for token in _TOKEN.finditer(line):
+        depth += _STEPS.get(token[0], 0)
+        if depth > MAX_JSON_DEPTH:
+            raise ValueError(f"lists and objects may be nested {MAX_JSON_DEPTH} deep, byte {token.start()} goes deeper")

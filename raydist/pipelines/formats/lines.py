@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, final
 
 import pyarrow as pa
 
+from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.files import data_loss
 
-__all__ = ["MAX_LINE_BYTES", "LineParser", "LineReader"]
+__all__ = ["LineParser", "LineReader", "require_line_limit"]
 
-MAX_LINE_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 18
 _BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 _GZIP_START = b"\x1f\x8b\x08"  # no text begins like this
@@ -31,19 +32,19 @@ class LineReader:
     """
 
     def __init__(
-        self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_line_bytes: int = MAX_LINE_BYTES
+        self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_line_bytes: int | None = None
     ) -> None:
-        """Reads on from `offset`, the start of line `index`."""
+        """Reads on from `offset`, the start of line `index`. Without `max_line_bytes` the stream's limit holds."""
         stream.skip(offset)
         self.offset = offset
         self.index = index
         self.ended = False
         self.starts: list[int] = []
         self._stream = stream
-        self._max_line_bytes = max_line_bytes
+        self._max_line_bytes = stream.piece_limit() if max_line_bytes is None else max_line_bytes
         self._chunk = b""
         self._at = 0
-        self._begun: list[bytes] = []  # parts of a line that began in earlier chunks
+        self._begun = io.BytesIO()  # of a line that began in earlier chunks
 
     @property
     def path(self) -> str:
@@ -82,8 +83,11 @@ class LineReader:
             self._at = end + 1
 
     def _append(self, lines: list[bytes], tail: bytes, *, ending: int) -> None:
-        line = tail if not self._begun else b"".join((*self._begun, tail))
-        self._begun = []
+        line = tail
+        if self._begun.tell():
+            self._begun.write(tail)
+            line = self._begun.getvalue()  # not copied
+            self._begun = io.BytesIO()
         self.starts.append(self.offset)
         self.offset += len(line) + ending
         self.index += 1
@@ -94,14 +98,14 @@ class LineReader:
         rest = self._chunk[self._at :]
         self._chunk, self._at = b"", 0
         if rest:
-            self._begun.append(rest)
-            self._check_length()
+            self._check_length(len(rest))
+            self._begun.write(rest)
         self._chunk = self._stream.read(_CHUNK_BYTES)
         if not self._chunk:
             self.ended = True
-            if self._begun:
+            if self._begun.tell():
                 self._append(lines, b"", ending=0)
-        elif self.offset == 0 and not self._begun and self._chunk.startswith(_GZIP_START):
+        elif self.offset == 0 and not self._begun.tell() and self._chunk.startswith(_GZIP_START):
             raise data_loss(
                 self.path,
                 0,
@@ -109,15 +113,20 @@ class LineReader:
                 "compression_type='GZIP'",
             )
 
-    def _check_length(self) -> None:
-        length = sum(map(len, self._begun))
-        if length > self._max_line_bytes:
+    def _check_length(self, more: int) -> None:
+        if self._begun.tell() + more > self._max_line_bytes:
             raise data_loss(
                 self.path,
                 self.offset,
                 f"A line may have at most {self._max_line_bytes} bytes, but line {self.index} has more. "
-                "Is this a text file?",
+                "Is this a text file? Raise max_line_bytes if it is right",
             )
+
+
+def require_line_limit(max_line_bytes: int | None) -> None:
+    """InvalidArgumentError unless lines may have so many bytes."""
+    if max_line_bytes is not None and max_line_bytes < 1:
+        raise InvalidArgumentError(f"max_line_bytes must be >= 1 or None, got {max_line_bytes!r}.")
 
 
 class LineParser(ABC):

@@ -1,13 +1,12 @@
-"""Where the arrays of .npy and .npz files lie, so that they can be mapped into memory.
+"""Where the arrays of .npy files, and of the members of .npz files, lie, so that they can be mapped into memory.
 
-Source: NumPy enhancement proposal 1 (the .npy format); PKWARE's APPNOTE.TXT 4.3.7 (local headers of zip files).
+Source: NumPy enhancement proposal 1 (the .npy format).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import struct
 import tokenize
 import zipfile
 import zlib
@@ -21,12 +20,9 @@ import numpy as np
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
 from raydist.pipelines.formats.files import data_loss, file_errors
 
-__all__ = ["MAX_DECOMPRESSED_BYTES", "StoredArray", "stored_array", "stored_arrays"]
+__all__ = ["Member", "StoredArray", "array_name", "numpy_damage", "read_header", "require_array_bytes", "stored_array"]
 
-MAX_DECOMPRESSED_BYTES = 1 << 33
-"""A larger array must not be compressed."""
-
-_MAX_DEFLATE_RATIO = 1032  # deflate codes at most 258 bytes in 2 bits
+_READ_BYTES = 1 << 20  # at a time, to compare a checksum
 
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -37,7 +33,39 @@ _DAMAGE: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, EOFError, SyntaxError, OverflowError, RuntimeError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., length of the name, length of the extra field
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where the bytes of an uncompressed member of an archive lie, and what they must be.
+
+    Attributes:
+        start: The first of them, in the file.
+        size: How many there are: those of the array, and its header before them.
+        crc32: Their checksum.
+    """
+
+    start: int
+    size: int
+    crc32: int
+
+    def compare(self, path: str, name: str) -> None:
+        """Read them all; DataLossError where they are not those that were written. 1 ms per MB."""
+        crc, left = self._read(path)
+        if left or crc != self.crc32:
+            problem = f"The checksum of {array_name(path, name)} must be {self.crc32:#010x}, got {crc:#010x}"
+            raise data_loss(path, self.start, problem)
+
+    def _read(self, path: str) -> tuple[int, int]:
+        """Their checksum now, and how many are missing."""
+        crc, left = 0, self.size
+        with open(path, "rb") as file:
+            file.seek(self.start)
+            while left and (part := file.read(min(left, _READ_BYTES))):
+                crc = zlib.crc32(part, crc)
+                left -= len(part)
+        return crc, left
 
 
 @final
@@ -52,6 +80,7 @@ class StoredArray:
         dtype: As stored, of either byte order.
         fortran_order: Whether the first index varies fastest.
         offset: Where the array's bytes begin in the file, or None where they are compressed.
+        stored: What a checksum can be compared with; None where the format has none, or zipfile compares it.
     """
 
     path: str
@@ -60,6 +89,7 @@ class StoredArray:
     dtype: np.dtype[Any]
     fortran_order: bool
     offset: int | None
+    stored: Member | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -69,9 +99,14 @@ class StoredArray:
             size *= dim
         return size
 
-    def load(self) -> np.ndarray[Any, Any]:
-        """The array: a read-only mapping of the file, or a copy in memory where it is compressed."""
-        with file_errors(self.path), _damage_of(self.path):
+    def load(self, *, verify: bool = True) -> np.ndarray[Any, Any]:
+        """The array: a read-only mapping of the file, or a copy in memory where it is compressed.
+
+        `verify` reads all of it first where it has a checksum.
+        """
+        with file_errors(self.path), numpy_damage(self.path):
+            if verify and self.stored is not None:
+                self.stored.compare(self.path, self.member or "")
             if self.num_bytes == 0:  # nothing to map
                 return np.empty(self.shape, self.dtype)
             return self._load_compressed() if self.offset is None else self._map(self.offset)
@@ -91,7 +126,7 @@ class StoredArray:
             raise data_loss(
                 self.path,
                 size,
-                f"A file must not change while a dataset reads it, but {_name(self.path, self.member)} needs "
+                f"A file must not change while a dataset reads it, but {array_name(self.path, self.member)} needs "
                 f"{self.offset + self.num_bytes} bytes, and the file has {size} now",
             )
 
@@ -110,72 +145,23 @@ class StoredArray:
 
 def stored_array(path: str, file: Any, size: int) -> StoredArray:
     """The array of a .npy file of `size` bytes."""
-    with _damage_of(path):
-        found = _read_header(path, None, file)
-    _require_bytes(found, size - (found.offset or 0))
+    with numpy_damage(path):
+        found = read_header(path, None, file)
+    require_array_bytes(found, size - (found.offset or 0))
     return found
 
 
-def stored_arrays(path: str, file: Any) -> list[StoredArray]:
-    """The arrays of a .npz file."""
-    with _damage_of(path), zipfile.ZipFile(file) as archive:
-        members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-        arrays = [_read_member(path, archive, info, file) for info in members]
-    if not arrays:
-        raise InvalidArgumentError(f"A .npz file must hold at least one array, but {path!r} holds none.")
-    return arrays
-
-
-def _read_member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: Any) -> StoredArray:
-    name = info.filename.removesuffix(".npy")
-    with archive.open(info) as member:
-        found = _read_header(path, name, member)
-        header_bytes = found.offset or 0
-    _require_bytes(found, info.file_size - header_bytes)
-    _require_moderate(found, info)
-    start = None if info.compress_type != zipfile.ZIP_STORED else _data_start(path, info, file) + header_bytes
-    return StoredArray(path, name, found.shape, found.dtype, found.fortran_order, start)
-
-
-def _require_moderate(array: StoredArray, info: zipfile.ZipInfo) -> None:
-    """Refuse what would take all memory when it is decompressed."""
-    if info.compress_type == zipfile.ZIP_STORED:
-        return
-    if array.num_bytes > MAX_DECOMPRESSED_BYTES:
-        raise InvalidArgumentError(
-            f"A compressed array may have at most {MAX_DECOMPRESSED_BYTES} bytes, because it is held in memory, but "
-            f"{_name(array.path, array.member)} has {array.num_bytes}. Save it with np.savez, which does not compress."
-        )
-    if array.num_bytes > (info.compress_size + 1) * _MAX_DEFLATE_RATIO and info.compress_type == zipfile.ZIP_DEFLATED:
-        raise data_loss(
-            array.path,
-            info.header_offset,
-            f"{info.compress_size} compressed bytes must hold {_name(array.path, array.member)}, but no compression "
-            f"makes {array.num_bytes} bytes so small",
-        )
-
-
-def _data_start(path: str, info: zipfile.ZipInfo, file: Any) -> int:
-    """Where the bytes of an uncompressed member begin. Its local header may be longer than the directory says."""
-    file.seek(info.header_offset)
-    header = file.read(_LOCAL_HEADER.size)
-    if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
-        raise data_loss(path, info.header_offset, f"The member {info.filename!r} must have a zip header")
-    _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-    return info.header_offset + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
-
-
-def _read_header(path: str, member: str | None, file: Any) -> StoredArray:
-    """Shape and dtype; `offset` counts from the start of `file`."""
+def read_header(path: str, member: str | None, file: Any) -> StoredArray:
+    """Shape and dtype of the array in `file`; `offset` counts from its start."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADER_READERS:
         raise InvalidArgumentError(
-            f"A .npy file must have format version 1.0 or 2.0, but {_name(path, member)} has {version}. Save it again "
-            "as plain arrays, without field names."
+            f"A .npy file must have format version 1.0 or 2.0, but {array_name(path, member)} has {version}. Save it "
+            "again as plain arrays, without field names."
         )
     shape, fortran_order, dtype = _HEADER_READERS[version](file)
-    if any(dim < 0 for dim in shape):
-        raise ValueError(f"the shape is {shape}")
+    if any(dim < 0 for dim in shape) or (dtype.itemsize == 0 and shape):  # numpy would take a byte for each of none
+        raise ValueError(f"the shape is {shape}, and the dtype {dtype.str}")
     _require_plain(path, member, dtype)
     return StoredArray(path, member, shape, dtype, fortran_order, file.tell())
 
@@ -183,32 +169,34 @@ def _read_header(path: str, member: str | None, file: Any) -> StoredArray:
 def _require_plain(path: str, member: str | None, dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise SpecError(
-            f"An array file must hold numbers or text, but {_name(path, member)} holds pickled Python objects, and "
-            "unpickling a file could run any code. Save it with a plain dtype."
+            f"An array file must hold numbers or text, but {array_name(path, member)} holds pickled Python objects, "
+            "and unpickling a file could run any code. Save it with a plain dtype."
         )
     if dtype.kind not in "biufcSU":
         raise SpecError(
-            f"An array file must hold numbers or text, but {_name(path, member)} has dtype {dtype}. Save each field as "
-            "an array of its own (np.savez)."
+            f"An array file must hold numbers or text, but {array_name(path, member)} has dtype {dtype}. Save each "
+            "field as an array of its own (np.savez)."
         )
 
 
-def _require_bytes(array: StoredArray, available: int) -> None:
+def require_array_bytes(array: StoredArray, available: int) -> None:
+    """DataLossError where fewer bytes are left than the array has."""
     if array.num_bytes > available:
         raise data_loss(
             array.path,
             array.offset or 0,
-            f"{_name(array.path, array.member)} must hold {array.num_bytes} bytes ({array.dtype} {array.shape}), "
+            f"{array_name(array.path, array.member)} must hold {array.num_bytes} bytes ({array.dtype} {array.shape}), "
             f"but {max(0, available)} are left: it is truncated",
         )
 
 
-def _name(path: str, member: str | None) -> str:
+def array_name(path: str, member: str | None) -> str:
+    """An array, for messages."""
     return repr(path) if member is None else f"{member!r} in {path!r}"
 
 
 @contextmanager
-def _damage_of(path: str) -> Iterator[None]:
+def numpy_damage(path: str) -> Iterator[None]:
     """Whatever numpy and zipfile make of damaged bytes is a DataLossError."""
     try:
         yield

@@ -1,7 +1,12 @@
-"""Parquet files: footers, and row groups as record batches. Page checksums are always verified where there are any."""
+"""Parquet files: footers, and row groups as record batches. Page checksums are always verified where there are any.
+
+What a footer says of columns and their statistics is read from :class:`ParquetFooter`: Arrow's own way to it ends the
+process where a footer contradicts itself.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -10,13 +15,17 @@ import pyarrow as pa
 
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
-from raydist.pipelines.formats.files import as_arrow_file, data_loss, file_errors, open_file
+from raydist.pipelines.formats.files import OpenFile, as_arrow_file, data_loss, file_errors, open_file
+from raydist.pipelines.formats.parquet_footer import ParquetFooter, parse_footer
 
-__all__ = ["ParquetFile"]
+__all__ = ["ParquetFile", "parquet_errors", "read_footer"]
 
 _BATCH_BYTES = 1 << 22
 _MAX_BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 1 << 20
+_MAGIC = b"PAR1"
+_END = struct.Struct("<I4s")  # length of the footer, magic
+_TAIL_BYTES = 1 << 16  # read at once: Arrow reads as much, so that a remote file's cache serves it
 
 
 @final
@@ -42,12 +51,15 @@ class ParquetFile:
         )
         try:
             with parquet_errors(path, opened.size):
+                self._footer = read_footer(opened)
                 kind = arrow_dataset.ParquetFileFormat(default_fragment_scan_options=options)
                 self._fragment = kind.make_fragment(as_arrow_file(opened.file))
                 self.schema: pa.Schema = self._fragment.physical_schema
                 read_names(self.schema)
-                self.num_rows: int = self._fragment.metadata.num_rows
+                self.num_rows = sum(group.num_rows for group in self._footer.row_groups)
                 self.num_row_groups: int = self._fragment.metadata.num_row_groups
+                if self.num_row_groups != len(self._footer.row_groups):
+                    raise ValueError(f"Arrow finds {self.num_row_groups} row groups in it")
         except BaseException:
             self.close()
             raise
@@ -76,22 +88,13 @@ class ParquetFile:
         return batches
 
     def row_group_size(self, row_group: int, columns: list[str]) -> tuple[int, int]:
-        """Rows of a row group, and about how many bytes some of its columns have in memory, as the footer says.
-
-        A column of equal values takes next to nothing in the file: each value counts for 8 bytes at least.
-        """
-        group = self._fragment.metadata.row_group(row_group)
-        chunks = [group.column(number) for number in range(group.num_columns)]
-        wanted = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-        return group.num_rows, sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in wanted)
+        """Rows of a row group, and about how many bytes some of its columns have in memory, as the footer says."""
+        group = self._footer.row_groups[row_group]
+        return group.num_rows, sum(group.sizes.get(name, 0) for name in columns)
 
     def columns_without_nulls(self) -> set[str]:
         """The columns that have no null at any depth, as far as the statistics in the footer tell."""
-        metadata = self._fragment.metadata
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-        unsure = {chunk.path_in_schema.partition(".")[0] for chunk in chunks if _may_have_nulls(chunk)}
-        return set(self.schema.names) - unsure
+        return set(self.schema.names).difference(*(group.may_have_nulls for group in self._footer.row_groups))
 
     def _batch_rows(self, row_group: int) -> int:
         group = self._fragment.metadata.row_group(row_group)
@@ -103,9 +106,29 @@ class ParquetFile:
         self._file.close()
 
 
-def _may_have_nulls(chunk: Any) -> bool:
-    statistics = chunk.statistics
-    return statistics is None or not statistics.has_null_count or statistics.null_count > 0
+def read_footer(opened: OpenFile) -> ParquetFooter:
+    """The footer of a file; ValueError where it is damaged, or would end Arrow's process."""
+    size: int = as_arrow_file(opened.file).size() if opened.size is None else opened.size
+    tail = _read_range(opened, max(0, size - _TAIL_BYTES), size)
+    if len(tail) < _END.size:
+        raise ValueError(f"it has only {len(tail)} bytes")
+    length, magic = _END.unpack_from(tail, len(tail) - _END.size)
+    if magic != _MAGIC:
+        raise ValueError(f"it must end with {_MAGIC!r}, got {magic!r}")
+    if length + _END.size > size:
+        raise ValueError(f"its footer must have {length} bytes, but it has {size} in all")
+    if length + _END.size > len(tail):
+        tail = _read_range(opened, size - _END.size - length, size)
+    return parse_footer(tail[-_END.size - length : -_END.size])
+
+
+def _read_range(opened: OpenFile, start: int, end: int) -> bytes:
+    opened.file.seek(start)
+    parts = []
+    while start < end and (part := opened.file.read(end - start)):
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
 
 
 @contextmanager

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, final
 
-__all__ = ["ATTEMPTS", "RemoteFile", "http_status", "is_transient", "with_retries"]
+__all__ = ["ATTEMPTS", "RemoteFile", "http_status", "is_network_error", "is_transient", "open_system", "with_retries"]
 
 ATTEMPTS = 6
 """How often something is tried. The waits between make 3 s together, and at most twice as much."""
 
+_CONNECT_S = 10.0  # for an HTTP server to accept
+_SILENCE_S = 30.0  # between two pieces of its answer
 _FIRST_WAIT_S = 0.1
 _SKIPPED_BYTES = 1 << 20
 _ERRNOS = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH})
@@ -35,6 +37,35 @@ class _SeekableFile(Protocol):
     def tell(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+def open_system(path: str) -> tuple[Any, str]:
+    """The file system of a URI that fsspec knows, and the path in it. An HTTP server that falls silent is an error.
+
+    Limits that a user sets in `fsspec.config.conf["http"]["client_kwargs"]` go before.
+    """
+    import fsspec.core  # only URIs need it
+    from fsspec.config import conf
+
+    scheme = path.partition("://")[0]
+    if scheme not in ("http", "https") or "client_kwargs" in conf.get(scheme, {}):
+        system, inner = fsspec.core.url_to_fs(path)
+        return system, str(inner)
+    import aiohttp  # fsspec needs it for these
+
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    system, inner = fsspec.core.url_to_fs(path, client_kwargs={"timeout": limits})
+    return system, str(inner)
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Whether it is about a server, not about a file of this machine.
+
+    >>> is_network_error(TimeoutError("read")), is_network_error(FileNotFoundError(2, "gone"))
+    (True, False)
+    """
+    named = any(kind.__module__.partition(".")[0] in _NETWORK_PACKAGES for kind in type(error).__mro__)
+    return named or http_status(error) is not None or isinstance(error, TimeoutError | ConnectionError)
 
 
 def is_transient(error: BaseException) -> bool:

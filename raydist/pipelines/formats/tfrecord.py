@@ -23,6 +23,8 @@ from raydist.pipelines.formats.files import data_loss
 __all__ = ["BLOCK_BYTES", "FRAME_BYTES", "MAX_RECORD_BYTES", "TFRecordReader", "frame", "masked_crc32c"]
 
 MAX_RECORD_BYTES = 1 << 30
+"""Of a plain file, where its user names no limit."""
+
 BLOCK_BYTES = 1 << 22  # one call of `read` stops after this many bytes
 
 _HEADER = struct.Struct("<QI")
@@ -61,14 +63,14 @@ class TFRecordReader:
     """
 
     def __init__(
-        self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_record_bytes: int = MAX_RECORD_BYTES
+        self, stream: ByteStream, *, offset: int = 0, index: int = 0, max_record_bytes: int | None = None
     ) -> None:
-        """Reads on from `offset`, the start of record `index`."""
+        """Reads on from `offset`, the start of record `index`. Without `max_record_bytes` the stream's limit holds."""
         stream.skip(offset)
         self.offset = offset
         self.index = index
         self._stream = stream
-        self._max_record_bytes = max_record_bytes
+        self._max_record_bytes = stream.piece_limit() if max_record_bytes is None else max_record_bytes
         self._lengths: dict[bytes, int] = {}  # of intact headers
         self._buffer = b""
         self._at = 0

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import map_structure
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.items import ElementError, Groups, Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import TensorSpec
@@ -48,7 +49,7 @@ class BatchOp(UnaryOp):
 
     def element_spec(self) -> Any:
         size = self.batch_size if self.drop_remainder else None
-        return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+        return map_element(lambda spec: spec.batched(size), self.input.element_spec())
 
     def of_groups(self, inputs: Sequence[Groups]) -> Groups | None:
         (groups,) = inputs
@@ -83,7 +84,7 @@ class _BatchIterator(ClosesInput, OpIterator):
             batches = cut_into_batches(items, self._op.batch_size, self._op.drop_remainder, self._memory)
             for batch in batches:
                 if isinstance(batch, ElementError) and isinstance(batch.error, SpecError):
-                    batch.error.add_note(f"In {self._name}.")
+                    annotate(batch.error, f"In {self._name}.")
             outbox.put(batches, self._source.state_dict())
             if not batches and count_items(items) < wanted:
                 raise StopIteration

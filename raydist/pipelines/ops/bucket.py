@@ -9,7 +9,10 @@ from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import Structure, flatten, unflatten
+from raydist.nest import Structure, unflatten
+
+# This name in the code below is part of the fingerprints of snapshots that there are.
+from raydist.pipelines.elements.element_nests import flatten_element as flatten
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp

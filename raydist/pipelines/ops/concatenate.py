@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
-from raydist.nest import flatten, unflatten
+from raydist.nest import unflatten
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import Item, State
 from raydist.pipelines.elements.spec import most_specific_common
 from raydist.pipelines.engine.op import DatasetOp, IterContext
@@ -58,9 +59,9 @@ def common_spec(ops: Sequence[DatasetOp]) -> Any:
             untold = error
     if not specs:
         raise untold
-    common, structure = flatten(specs[0])
+    common, structure = flatten_element(specs[0])
     for other in specs[1:]:
-        leaves, found = flatten(other)
+        leaves, found = flatten_element(other)
         pairs = zip(common, leaves, strict=True) if structure == found else ()
         merged = [most_specific_common(mine, theirs) for mine, theirs in pairs]
         if not merged or None in merged:

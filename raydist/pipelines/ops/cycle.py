@@ -160,6 +160,10 @@ class Cycle(ResumableProducer):
 
     def restore(self, border: State) -> None:
         self._turn, self._used = int(border["turn"]), int(border["used"])
+        if len(border["slots"]) != len(self._slots) or self._turn >= len(self._slots):
+            raise ValueError(f"it is of another cycle_length than {len(self._slots)}")
+        if self._used >= self._block_length:
+            raise ValueError(f"it is of another block_length than {self._block_length}")
         if self._turns is not None:
             self._turns.load_state_dict(border["turns"])
         self._kind.restore(border)

@@ -98,7 +98,7 @@ class CycleSlot:
                 f"Input {self.index} must give the same elements again to resume after {items_out} of them, "
                 "and it has fewer. Resume with the data that the state was saved with."
             )
-        self.items_out = items_out
+        self.items_out = int(items_out)
 
     def close(self) -> None:
         """Close the dataset."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from raydist.foreign_errors import message_of, what_was_raised
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -50,10 +51,10 @@ class _WithoutErrors(ClosesInput, ResumableProducer):
         if not isinstance(item, ElementError):
             return [item]
         if self._log_as is not None:
-            notes = " ".join(getattr(item.error, "__notes__", ()))
-            _LOG.warning(
-                "%s left out an element: %s: %s %s", self._log_as, type(item.error).__name__, item.error, notes
-            )
+            error = what_was_raised(item.error)
+            notes = " ".join(map(str, getattr(error, "__notes__", ())))
+            what = f"{type(error).__name__}: {message_of(error)}"
+            _LOG.warning("%s left out an element: %s %s", self._log_as, what, notes)
         return []
 
     def border(self) -> State:

@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.foreign_errors import LEAVING, annotate, as_exception
 from raydist.nest import LEAF, Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks, object_column
 from raydist.pipelines.elements.functions import call_rows, function_label
@@ -146,7 +147,7 @@ class _KeyedWindows(Producer):
                 return _int64(key, "A key")
             except SpecError as error:
                 key = ElementError(error, index)
-        key.error.add_note(f"In {self._name} ({function_label(self._op.key_func)}), element {index} of its input.")
+        annotate(key.error, f"In {self._name} ({function_label(self._op.key_func)}), element {index} of its input.")
         return key
 
     def _add(self, key: int, row: int, block: Block) -> Item | None:
@@ -155,9 +156,11 @@ class _KeyedWindows(Producer):
         if window is None:
             try:
                 window = _Window(self._size(key))
-            except Exception as error:  # of the user's function, on this element
-                error.add_note(f"In {self._name}, for the window of key {key}.")
-                return ElementError(error, self._index + row)
+            except LEAVING:
+                raise
+            except BaseException as error:  # of the user's function, on this element
+                annotate(error, f"In {self._name}, for the window of key {key}.")
+                return ElementError(as_exception(error), self._index + row)
             self._windows[key] = window
         window.rows.append(row)
         window.missing -= 1

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, SpecError
-from raydist.nest import flatten
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.engine.executor import InlineExecutor
@@ -84,7 +85,7 @@ def probe_nested(source: DatasetOp, fn: Callable[..., Any], label: str) -> Any:
                 break
             try:
                 made = graph_of(call_on_element(fn, iterator.next_block(1), 0), label)
-                found.append(flatten(made.element_spec()))
+                found.append(flatten_element(made.element_spec()))
             except FailedPreconditionError:
                 continue
             except StopIteration:
@@ -208,7 +209,7 @@ class Opener:
             return ElementError(self._explained(error, index))
 
     def _explained(self, error: Exception, index: int) -> Exception:
-        error.add_note(f"In {self.name} ({function_label(self._fn)}), element {index} of its input.")
+        annotate(error, f"In {self.name} ({function_label(self._fn)}), element {index} of its input.")
         return error
 
     def _pop(self) -> DatasetOp | ElementError:

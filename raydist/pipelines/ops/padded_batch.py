@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError, RaydistError
-from raydist.nest import flatten, unflatten
+from raydist.foreign_errors import annotate
+from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -51,7 +53,7 @@ class PaddedBatchOp(UnaryOp):
         return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
 
     def element_spec(self) -> Any:
-        specs, structure = flatten(self.input.element_spec())
+        specs, structure = flatten_element(self.input.element_spec())
         size = self.batch_size if self.drop_remainder else None
         return unflatten(structure, [spec.batched(size) for spec in self.padding.specs(structure, specs)])
 
@@ -89,7 +91,7 @@ class _PaddedBatches(ClosesInput, ResumableProducer):
         try:
             return self._op.padding.batch(concat_blocks(blocks))
         except RaydistError as error:
-            error.add_note(f"In {self._name}.")
+            annotate(error, f"In {self._name}.")
             return ElementError(error)
 
     def border(self) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from raydist.errors import DataLossError, InvalidArgumentError, SpecError
 from raydist.nest import Structure
+from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.small_floats import dtype_kind
@@ -39,7 +40,7 @@ class Padding:
         """Specs of the padded leaves."""
         if any(isinstance(spec, DatasetSpec) for spec in specs):
             raise refused_datasets("padded_batch")
-        shapes = _parts(structure, self.shapes, "padded_shapes")
+        shapes = parts_like(structure, self.shapes, "padded_shapes")
         return [TensorSpec(_target(spec, shape), spec.dtype) for spec, shape in zip(specs, shapes, strict=True)]
 
     def batch(self, rows: Block) -> Block:
@@ -51,8 +52,8 @@ class Padding:
             SpecError: A padding value is of another type than its leaf.
         """
         rows = rows.of_tensors("padded_batch")
-        shapes = _parts(rows.structure, self.shapes, "padded_shapes")
-        values = _parts(rows.structure, self.values, "padding_values")
+        shapes = parts_like(rows.structure, self.shapes, "padded_shapes")
+        values = parts_like(rows.structure, self.values, "padding_values")
         paths = rows.structure.paths()
         columns = [
             _padded(column, spec, shape, value, path)
@@ -60,27 +61,6 @@ class Padding:
         ]
         specs = tuple(TensorSpec(column.shape, spec.dtype) for column, spec in zip(columns, rows.specs, strict=True))
         return Block(rows.structure, specs, tuple(column[np.newaxis] for column in columns), 1)
-
-
-def _parts(structure: Structure, nest: Any, name: str) -> list[Any]:
-    """What stands in `nest` in the place of each leaf of `structure`: shapes are tuples, and yet no nests."""
-    if nest is None:
-        return [None] * structure.num_leaves
-    return list(_walk(structure, nest, name))
-
-
-def _walk(structure: Structure, nest: Any, name: str) -> Iterator[Any]:
-    if structure.kind is None:
-        yield nest
-        return
-    for key, child in zip(structure.keys, structure.children, strict=True):
-        try:
-            part = nest[key] if structure.kind in (tuple, dict) else getattr(nest, key)
-        except (TypeError, KeyError, IndexError, AttributeError):
-            raise InvalidArgumentError(
-                f"{name} must be a nest like the element, {structure}, got {nest!r:.100} where {key!r} is needed."
-            ) from None
-        yield from _walk(child, part, name)
 
 
 def _target(spec: TensorSpec, shape: Any) -> Shape | None:

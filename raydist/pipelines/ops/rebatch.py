@@ -10,8 +10,9 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.nest import Structure, flatten, map_structure
+from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.items import Item, State, count_items, drop_items, keep_items
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, UnaryOp
@@ -51,7 +52,7 @@ class RebatchOp(UnaryOp):
 
     def element_spec(self) -> Any:
         size = self.sizes[0] if self.drop_remainder and len(set(self.sizes)) == 1 else None
-        return map_structure(lambda spec: spec.batched(size), self.input.element_spec())
+        return map_element(lambda spec: spec.batched(size), self.input.element_spec())
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return BorderIterator(_Batches(self, ctx.build(self.input)))
@@ -103,7 +104,7 @@ class _Batches(ClosesInput, ResumableProducer):
     @cached_property
     def _row_specs(self) -> tuple[Sequence[TensorSpec], Structure]:
         try:
-            return flatten(self._op.input.element_spec())
+            return flatten_element(self._op.input.element_spec())
         except FailedPreconditionError:  # nothing tells: the rows themselves do, if there are any
             if self._seen is None:
                 raise

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
+from raydist.foreign_errors import annotate
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import call_rows, function_label
@@ -125,7 +126,7 @@ class _Resampling(ClosesInput, ResumableProducer):
         return [*before, error, *(self._judged(*after, start + row + 1) if row + 1 < size else [])]
 
     def _noted(self, error: Exception, index: int) -> ElementError:
-        error.add_note(f"In {self._label}, element {index} of its input.")
+        annotate(error, f"In {self._label}, element {index} of its input.")
         return ElementError(error, index)
 
     def _kept(self, answers: Block, classes: Any, elements: Block, start: int) -> list[Item]:

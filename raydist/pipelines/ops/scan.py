@@ -9,12 +9,14 @@ from functools import cached_property
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import map_structure
+from raydist.foreign_errors import LEAVING, annotate, as_exception
 from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.fold import FoldState
 from raydist.pipelines.elements.functions import element_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
+from raydist.pipelines.elements.tensor_functions import note_numpy_in_torch, receiving_tensors
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.probe import probe_spec
@@ -35,7 +37,7 @@ class ScanOp(UnaryOp):
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise InvalidArgumentError(f"scan needs a function, got {self.fn!r:.100}.")
-        map_structure(as_leaf, self.initial_state)
+        map_element(as_leaf, self.initial_state)
 
     @property
     def label(self) -> str:
@@ -58,7 +60,7 @@ class _Scanning(ClosesInput, Producer):
     """An element on which the function fails is an error in its place and leaves the state as it was."""
 
     def __init__(self, op: ScanOp, source: OpIterator, label: str) -> None:
-        self._fn = op.fn
+        self._fn = receiving_tensors(op.fn)
         self._carried = FoldState(op.initial_state)
         self._source = source
         self._label = label
@@ -80,7 +82,7 @@ class _Scanning(ClosesInput, Producer):
         items = items_of_results(results, failed, self._index)
         for item in items:
             if isinstance(item, ElementError):
-                item.error.add_note(f"In {self._label}, element {item.index} of its input.")
+                annotate(item.error, f"In {self._label}, element {item.index} of its input.")
         self._index += block.num_rows
         return items
 
@@ -90,6 +92,9 @@ class _Scanning(ClosesInput, Producer):
             if not isinstance(result, tuple) or len(result) != 2:
                 raise SpecError(f"The function of scan must return (state, output), got {result!r:.100}.")
             self._carried.replace(result[0], self._label)
-        except Exception as error:  # of the user's function, on this element
-            return ElementError(error, index)
+        except LEAVING:
+            raise
+        except BaseException as error:  # of the user's function, on this element
+            note_numpy_in_torch(error)
+            return ElementError(as_exception(error), index)
         return result[1]

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.items import Item, State
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.nested import graph_of, open_nested
 from raydist.pipelines.sources.table_files import TableFilesIterator
-from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.containers import MAX_CHUNK_BYTES, Container
 from raydist.pipelines.stored.fingerprint import fingerprint
 from raydist.pipelines.stored.manifest import Manifest
 from raydist.pipelines.stored.pass_over import StoredPass, StoredPassSettings
@@ -81,8 +82,8 @@ class SnapshotOp(UnaryOp):
 
     def _reader(self, path: str, manifest: Manifest, ctx: IterContext) -> OpIterator:
         if self.reader_func is None:
-            return TableFilesIterator(saved_op(path, manifest, manifest.parts))
-        shards = self.make_dataset(shards_op(path, manifest, self.make_dataset))
+            return TableFilesIterator(saved_op(path, manifest, manifest.parts, MAX_CHUNK_BYTES))
+        shards = self.make_dataset(shards_op(path, manifest, self.make_dataset, MAX_CHUNK_BYTES))
         op = graph_of(self.reader_func(shards), self.label)
         return open_nested(op, ctx, ctx.operation_names[id(self)], 0)
 
@@ -140,7 +141,7 @@ class _ShardedPass(ResumableProducer):
         except StopIteration:
             recorder.commit()
         except Exception as error:
-            error.add_note(f"In {self._name}: nothing was kept.")
+            annotate(error, f"In {self._name}: nothing was kept.")
             raise
         finally:
             recorder.close()

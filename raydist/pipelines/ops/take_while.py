@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
@@ -76,7 +77,7 @@ class _Taking(ClosesInput, ResumableProducer):
         items: list[Item] = []
         first = 0
         for row in (row for row in failed if row < end):
-            answers[row].error.add_note(f"In {self._label}, element {answers[row].index} of its input.")
+            annotate(answers[row].error, f"In {self._label}, element {answers[row].index} of its input.")
             items += [block.slice(first, row), answers[row]]
             first = row + 1
         return [*items, block.slice(first, end)]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.nest import map_structure
 from raydist.pipelines.elements.batch_rows import row_spec, rows_of_batch
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
@@ -29,7 +29,7 @@ class UnbatchOp(UnaryOp, ElementwiseOp):
         return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Any:
-        return map_structure(row_spec, self.input.element_spec())
+        return map_element(row_spec, self.input.element_spec())
 
     def kernel(self, ctx: IterContext) -> Kernel:
         return _UnbatchKernel(ctx.operation_names[id(self)])

@@ -10,8 +10,9 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
-from raydist.nest import LEAF, map_structure
+from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, join_items, keep_items
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
@@ -66,7 +67,7 @@ class WindowOp(UnaryOp):
         return max(0, last_start // self.shift + 1)
 
     def element_spec(self) -> Any:
-        return map_structure(DatasetSpec, self.input.element_spec())
+        return map_element(DatasetSpec, self.input.element_spec())
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return BorderIterator(_Windows(self, ctx.build(self.input)))

@@ -52,13 +52,12 @@ def settings_of(op: DatasetOp) -> tuple[Any, ...]:
     """What an operation is beside what it reads: equal for two that do the same."""
     inputs = op.inputs
     read = {id(inputs), *map(id, inputs)}
-    return tuple(value for value in _fields(op).values() if id(value) not in read)
+    return tuple(value for name, value in _fields(op).items() if name != "given_name" and id(value) not in read)
 
 
 def _fields(op: DatasetOp) -> dict[str, Any]:
-    return {field.name: getattr(op, field.name) for field in dataclasses.fields(op)}  # type: ignore[arg-type]  # every op is a dataclass: see DatasetOp
+    return {field.name: getattr(op, field.name) for field in dataclasses.fields(op)}
 
 
 def _replaced(op: DatasetOp, fields: dict[str, Any]) -> DatasetOp:
-    new: DatasetOp = dataclasses.replace(op, **fields)  # type: ignore[type-var]  # as above
-    return new
+    return dataclasses.replace(op, **fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from raydist.options import Options
 from raydist.pipelines.engine.build import Plan, build
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.fusion import chain_of, fuse
@@ -28,7 +29,7 @@ def explain(plan: Plan, stats: PipelineStats | None = None) -> str:
 
 def _tree(op: DatasetOp, plan: Plan, depth: int) -> Iterator[str]:
     """Consumers above their inputs, inputs indented."""
-    yield f"{'  ' * depth}{plan.names[id(op)]}: {op.label}"
+    yield f"{'  ' * depth}{plan.names[id(op)]}: {op.full_label}"
     for source in op.inputs:
         yield from _tree(source, plan, depth + 1)
 
@@ -42,7 +43,7 @@ def _stages(op: DatasetOp, plan: Plan) -> Iterator[str]:
     chain, base = chain_of(op)
     yield from _stages(base, plan)
     for stage in fuse(chain, IterContext(0, (0,), plan.options, InlineExecutor(), plan.names, build, make_nested_plan)):
-        yield f"{'+'.join(plan.names[id(part)] for part, _ in stage)}: {_place(stage[0][0])}"
+        yield f"{'+'.join(plan.names[id(part)] for part, _ in stage)}: {_place(stage[0][0], plan.options)}"
 
 
 def _running(stats: PipelineStats) -> Iterator[str]:
@@ -52,7 +53,11 @@ def _running(stats: PipelineStats) -> Iterator[str]:
     yield from stats.findings
 
 
-def _place(op: ElementwiseOp) -> str:
-    if op.parallelism is None:
-        return "on the iterator's executor"
-    return "in the consumer's thread" if op.parallelism == 1 else f"on up to {op.parallelism} threads or workers"
+def _place(op: ElementwiseOp, options: Options) -> str:
+    calls, workers = op.parallelism, options.num_input_workers
+    if calls == 1:
+        return "in the consumer's thread"
+    if not workers:
+        return "on the iterator's executor" if calls is None else f"on up to {calls} threads or workers"
+    place = f"on {workers} input worker{'s' if workers > 1 else ''}"
+    return place if calls is None else f"{place}, up to {calls} blocks at a time"

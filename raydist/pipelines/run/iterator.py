@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.foreign_errors import what_was_raised
 from raydist.options import Options
+from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
 from raydist.pipelines.elements.key_order import KeyOrder
+from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.build import Plan, start
 from raydist.pipelines.engine.executor import Executor
@@ -97,6 +100,12 @@ class DatasetIterator(Generic[_T]):
         self._order = KeyOrder()
         self._ended = False
         self._closed = False
+        self._process = OwningProcess("This iterator")
+        note_inherited(self)
+
+    def became_a_copy(self) -> None:
+        """This is a forked child: what was made already is the parent's to hand out."""
+        self._rows = iter([])
 
     def __iter__(self) -> Self:
         return self
@@ -107,6 +116,7 @@ class DatasetIterator(Generic[_T]):
         return self._next_of_refill()
 
     def _next_of_refill(self) -> _T:
+        self._process.require("read")
         with self._lock:
             while True:
                 for row in self._rows:  # the other thread that held the lock may have refilled it
@@ -159,10 +169,11 @@ class DatasetIterator(Generic[_T]):
         except Exception as error:
             if isinstance(error, MACHINERY_ERRORS):
                 self._suspend(self._border)  # no element is lost: the next call tries again from here
-            raise
+            failure = error
         except BaseException:  # Ctrl-C in a user's function: as above
             self._suspend(self._border)
             raise
+        raise what_was_raised(failure)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -181,10 +192,19 @@ class DatasetIterator(Generic[_T]):
                 meters=self.meters,
                 orders=self._orders,
             )
-            if self._resume_at is not None:
-                self._source.load_state_dict(self._resume_at)
-                self._resume_at = None
+            self._resume(self._source)
         return self._source
+
+    def _resume(self, source: OpIterator) -> None:
+        if self._resume_at is None:
+            return
+        try:
+            with state_errors(self._resume_at):
+                source.load_state_dict(self._resume_at)
+        except BaseException:
+            self._suspend(self._resume_at)  # the next call must not go on in the middle of a state
+            raise
+        self._resume_at = None
 
     def _suspend(self, state: State | None) -> None:
         """Close the engine; what comes next opens it again at `state`."""
@@ -258,6 +278,7 @@ class DatasetIterator(Generic[_T]):
         >>> sorted(iterator.state_dict())
         ['at', 'epoch', 'pipeline', 'seed', 'skip', 'version']
         """
+        self._process.require("saved")
         with self._lock:
             at, skip = self._position()
             orders = self._orders.since(at)
@@ -292,7 +313,8 @@ class DatasetIterator(Generic[_T]):
             state: Of an iterator of the same pipeline, in any process; it brings its seed and epoch with it.
 
         Raises:
-            InvalidArgumentError: The state was saved by another pipeline.
+            InvalidArgumentError: The state was saved by another pipeline, or is none. What an operation cannot read in
+                it is found with the next element.
 
         >>> ds = rd.Dataset.range(5)
         >>> saved = iter(ds)
@@ -302,13 +324,14 @@ class DatasetIterator(Generic[_T]):
         >>> int(next(iterator))
         2
         """
-        found = (state.get("version"), state.get("pipeline"))
+        self._process.require("loaded")
+        found = (require_state(state).get("version"), state.get("pipeline"))
         if found != (_STATE_VERSION, self._fingerprint()):
             raise InvalidArgumentError(
                 f"The state must be of this pipeline ({self._fingerprint()}), got one of {state.get('pipeline')!r} "
                 f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
             )
-        with self._lock:
+        with self._lock, state_errors(state):
             self.close()
             self._closed = self._ended = False
             self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
@@ -325,6 +348,7 @@ class DatasetIterator(Generic[_T]):
         ...     int(next(iterator))
         0
         """
+        self._process.require("closed")
         alone = self._lock.acquire(timeout=_CLOSE_S)
         try:
             self._closed = True

@@ -12,9 +12,12 @@ from typing import Any, final
 
 import numpy as np
 
+from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import LEAVING
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.saved_state import require_state, state_errors
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut, SplitRule, cut_batch, deal
@@ -80,10 +83,16 @@ class StepSource(ABC):
     @final
     def load_state_dict(self, state: State) -> None:
         """Go on where `state` was taken, by a step source or by a plain iterator over the same pipeline."""
-        states = state.get("inputs", [state])
-        for iterator, its_state in zip(self._iterators, states, strict=True):
-            iterator.load_state_dict(its_state)
-        self.step = int(state.get("step", 0))
+        states = require_state(state).get("inputs", [state])
+        with state_errors(state):
+            if len(states) != len(self._iterators):
+                raise InvalidArgumentError(
+                    f"A state of several input pipelines belongs to as many of them, but it is of {len(states)}, and "
+                    f"there are {len(self._iterators)} now. Resume with the number of pipelines that it was saved with."
+                )
+            for iterator, its_state in zip(self._iterators, states, strict=True):
+                iterator.load_state_dict(its_state)
+            self.step = int(state.get("step", 0))
 
     @final
     def stats(self) -> PipelineStats:
@@ -121,14 +130,16 @@ class DealtElements(StepSource):
 
     def _make_step(self, step: int) -> tuple[Cut, ...]:
         dealt: list[Sequence[Any] | None] = []
-        failure: Exception | None = None
+        failure: BaseException | None = None
         for replica in range(self._num_replicas):
             try:
                 leaves, self.structure = next(self._iterators[replica % len(self._iterators)])
                 dealt.append(leaves)
             except StopIteration:
                 dealt.append(None)
-            except Exception as error:
+            except LEAVING:
+                raise
+            except BaseException as error:
                 failure = failure or error
         if failure is not None:
             raise failure

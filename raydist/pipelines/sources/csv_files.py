@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import DataLossError, InvalidArgumentError, RaydistError, SpecError
-from raydist.pipelines.elements.spec import as_dtype
+from raydist.pipelines.elements.leaf_values import as_leaf
+from raydist.pipelines.elements.spec import as_dtype, spec_of_value
 from raydist.pipelines.formats.byte_streams import check_compression
 from raydist.pipelines.formats.csv_lines import CsvParser, header_names, infer_csv_types
 from raydist.pipelines.sources.row_lines import PARSE_ERRORS, RowLinesFormat, first_lines
@@ -21,23 +22,25 @@ __all__ = ["csv_op"]
 
 def csv_op(
     paths: Any,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | int] | None = None,
     column_types: Mapping[str, Any] | None = None,
-    column_defaults: Mapping[str, Any] | None = None,
+    column_defaults: Mapping[str, Any] | Sequence[Any] | None = None,
     column_names: Sequence[str] | None = None,
     delimiter: str = ",",
     compression_type: str | None = None,
+    max_line_bytes: int | None = None,
 ) -> TableFilesOp:
     """From the arguments of `from_csv`. Reads the beginning of the first file."""
     files, compression = table_paths(paths, "from_csv"), check_compression(compression_type)
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
         raise InvalidArgumentError(f"delimiter must be one character, no quote or line end, got {delimiter!r}.")
-    lines = first_lines(files[0], compression)
+    lines = first_lines(files[0], compression, max_line_bytes)
     try:
         names = _names(files[0], lines, column_names, delimiter)
         selected = _selected(files[0], names, columns, column_types or {})
+        types, defaults = _types_and_defaults(selected, column_types or {}, column_defaults)
         rows = lines if column_names is not None else lines[1:]
-        schema = _schema(rows, names, selected, column_types or {}, delimiter)
+        schema = _schema(rows, names, selected, types, delimiter)
     except PARSE_ERRORS as error:
         if isinstance(error, RaydistError):
             raise
@@ -46,9 +49,9 @@ def csv_op(
             "column_types for all columns to read the file all the same.",
             path=files[0],
         ) from error
-    _check_defaults(schema, column_defaults or {})
-    parser = CsvParser(schema, names, column_names is None, delimiter, dict(column_defaults or {}))
-    table_format = RowLinesFormat("from_csv", parser, compression)
+    _check_defaults(schema, defaults)
+    parser = CsvParser(schema, names, column_names is None, delimiter, defaults)
+    table_format = RowLinesFormat("from_csv", parser, compression, max_line_bytes)
     _ = table_format.rows  # finds out whether every column can be a leaf
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 
@@ -64,8 +67,10 @@ def _names(path: str, lines: Sequence[bytes], column_names: Sequence[str] | None
     return names
 
 
-def _selected(path: str, names: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, Any]) -> list[str]:
-    selected = list(names if columns is None else columns)
+def _selected(
+    path: str, names: Sequence[str], columns: Sequence[str | int] | None, types: Mapping[str, Any]
+) -> list[str]:
+    selected: list[Any] = [_by_number(column, names) for column in (names if columns is None else columns)]
     wrong = columns if isinstance(columns, str) else [name for name in (*selected, *types) if name not in names]
     if wrong or not selected:
         raise InvalidArgumentError(
@@ -73,6 +78,39 @@ def _selected(path: str, names: Sequence[str], columns: Sequence[str] | None, ty
             f"{wrong or columns!r}."
         )
     return selected
+
+
+def _by_number(column: str | int, names: Sequence[str]) -> str | int:
+    if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(names):
+        return names[column]
+    return column  # what names no column is told with all others that do not
+
+
+def _types_and_defaults(
+    selected: Sequence[str], types: Mapping[str, Any], given: Mapping[str, Any] | Sequence[Any] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The types of columns and the values for their empty fields; types in the place of values are types."""
+    if given is None or isinstance(given, Mapping):
+        places = dict(given or {})
+        known = {name: value for name, value in places.items() if _is_dtype(value)}
+    else:
+        if isinstance(given, str | bytes) or len(given) != len(selected):
+            raise InvalidArgumentError(
+                f"column_defaults must be one value or dtype for each column, {', '.join(selected):.500}, or a dict of "
+                f"some, got {given!r:.200}."
+            )
+        places = dict(zip(selected, given, strict=True))
+        known = {name: _type_for(value) for name, value in places.items()}
+    return known | dict(types), {name: value for name, value in places.items() if not _is_dtype(value)}
+
+
+def _is_dtype(value: Any) -> bool:
+    return isinstance(value, np.dtype | type) or type(value).__module__ == "torch"
+
+
+def _type_for(value: Any) -> Any:
+    """The dtype itself, or that of a value: see `as_leaf`."""
+    return value if _is_dtype(value) else spec_of_value(as_leaf(value)).dtype
 
 
 def _schema(

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.errors import FailedPreconditionError, SpecError
-from raydist.nest import map_structure
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
+from raydist.foreign_errors import LEAVING, annotate, as_exception
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -35,19 +36,17 @@ class GeneratorOp(SourceOp):
     args: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, generator: Any, output_signature: Any, args: Any) -> GeneratorOp:
+    def of(
+        cls, generator: Any, output_signature: Any, args: Any, output_types: Any = None, output_shapes: Any = None
+    ) -> GeneratorOp:
         """From the arguments of `from_generator`."""
         if not callable(generator):
             raise SpecError(
                 f"from_generator needs a function that gives a fresh iterator for every pass, got {generator!r:.100}. "
                 "Give the generator function itself, without calling it."
             )
-        if output_signature is None:
-            raise SpecError(
-                "from_generator needs output_signature=, a nest of rd.TensorSpec that describes one element, "
-                "e.g. (rd.TensorSpec((28, 28), 'uint8'), rd.TensorSpec((), 'int64')), got None."
-            )
-        return cls(generator, Signature.parse(output_signature), map_structure(as_leaf, tuple(args)))
+        signature = _signature(output_signature, output_types, output_shapes)
+        return cls(generator, signature, map_element(as_leaf, tuple(args or ())))
 
     @property
     def name(self) -> str:
@@ -65,6 +64,22 @@ class GeneratorOp(SourceOp):
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return GeneratorIterator(self)
+
+
+def _signature(output_signature: Any, output_types: Any, output_shapes: Any) -> Signature:
+    if output_signature is not None:
+        if output_types is not None or output_shapes is not None:
+            raise InvalidArgumentError(
+                "from_generator takes output_signature, or output_types with output_shapes, got both: "
+                f"{output_signature!r:.100}, {output_types!r:.100} and {output_shapes!r:.100}. Leave out one of them."
+            )
+        return Signature.parse(output_signature)
+    if output_types is not None:
+        return Signature.of_types(output_types, output_shapes)
+    raise SpecError(
+        "from_generator needs output_signature=, a nest of rd.TensorSpec that describes one element, "
+        "e.g. (rd.TensorSpec((28, 28), 'uint8'), rd.TensorSpec((), 'int64')), got None."
+    )
 
 
 @final
@@ -95,7 +110,9 @@ class GeneratorIterator(OpIterator):
             except StopIteration:
                 self._over = True
                 break
-            except Exception as error:  # the generator's own error: it has ended
+            except LEAVING:
+                raise
+            except BaseException as error:  # the generator's own error: it has ended
                 self._over = True
                 return [*self._blocks(rows), self._noted(error)]
             self._num_taken += 1
@@ -110,10 +127,10 @@ class GeneratorIterator(OpIterator):
     def _blocks(self, rows: list[list[Any]]) -> list[Item]:
         return [self._op.signature.block(rows)] if rows else []
 
-    def _noted(self, error: Exception) -> ElementError:
+    def _noted(self, error: BaseException) -> ElementError:
         index = self._num_taken if self._over else self._num_taken - 1
-        error.add_note(f"In {self._op.label}, element {index}.")
-        return ElementError(error)
+        annotate(error, f"In {self._op.label}, element {index}.")
+        return ElementError(as_exception(error))
 
     def _open(self) -> Iterator[Any]:
         """The running generator; a resumed one has passed what was handed out before."""

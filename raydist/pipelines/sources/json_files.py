@@ -17,10 +17,15 @@ from raydist.values import UNKNOWN_CARDINALITY
 __all__ = ["json_op"]
 
 
-def json_op(paths: Any, columns: Sequence[str] | None = None, compression_type: str | None = None) -> TableFilesOp:
+def json_op(
+    paths: Any,
+    columns: Sequence[str] | None = None,
+    compression_type: str | None = None,
+    max_line_bytes: int | None = None,
+) -> TableFilesOp:
     """From the arguments of `from_json`. Reads the beginning of the first file."""
     files, compression = table_paths(paths, "from_json"), check_compression(compression_type)
-    lines = first_lines(files[0], compression)
+    lines = first_lines(files[0], compression, max_line_bytes)
     if not lines:
         raise InvalidArgumentError(f"The first file must have a line to tell the fields, but {files[0]!r} is empty.")
     try:
@@ -31,7 +36,7 @@ def json_op(paths: Any, columns: Sequence[str] | None = None, compression_type: 
             path=files[0],
         ) from error
     parser = JsonParser(_selected(files[0], inferred, columns), columns is not None)
-    table_format = RowLinesFormat("from_json", parser, compression)
+    table_format = RowLinesFormat("from_json", parser, compression, max_line_bytes)
     _ = table_format.rows  # finds out whether every field can be a leaf
     return TableFilesOp(files, table_format, UNKNOWN_CARDINALITY)
 

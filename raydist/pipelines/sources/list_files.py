@@ -13,6 +13,7 @@ from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import STR, TensorSpec
 from raydist.pipelines.formats.files import file_errors, local_path, path_text
+from raydist.pipelines.formats.remote_file import open_system
 from raydist.pipelines.sources.memory import MemoryOp
 
 __all__ = ["list_files_op", "matching_files"]
@@ -39,13 +40,11 @@ def matching_files(pattern: str) -> list[str]:
     """Files and directories whose name matches `pattern`: local paths, or URIs of the pattern's scheme."""
     local = local_path(pattern)
     if local is not None:
-        prefix = "file://" if local != pattern else ""
+        prefix = pattern.removesuffix(local)
         return [prefix + name for name in glob.glob(local)]
-    import fsspec.core  # only URIs need it
-
     with file_errors(pattern):
         try:
-            system, inner = fsspec.core.url_to_fs(pattern)
+            system, inner = open_system(pattern)
         except ValueError as error:
             raise InvalidArgumentError(
                 f"The scheme of a pattern must be one that fsspec knows, got {pattern!r}: {error}."

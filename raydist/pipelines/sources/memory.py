@@ -8,8 +8,9 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.nest import flatten, unflatten
+from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
@@ -34,7 +35,7 @@ class MemoryOp(SourceOp):
     @classmethod
     def of_slices(cls, tensors: Any) -> MemoryOp:
         """One element per entry of the first dimension of every leaf. Arrays are not copied."""
-        leaves, structure = flatten(tensors)
+        leaves, structure = flatten_element(tensors)
         columns = [_column(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True)]
         if not columns:
             raise InvalidArgumentError(f"from_tensor_slices needs at least one tensor, got {tensors!r}.")

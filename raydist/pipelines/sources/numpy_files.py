@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.errors import DataLossError, InvalidArgumentError
 from raydist.nest import LEAF, Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -18,17 +19,20 @@ from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.formats.files import local_path, open_file, path_text
-from raydist.pipelines.formats.numpy_format import StoredArray, stored_array, stored_arrays
+from raydist.pipelines.formats.npz_file import stored_arrays
+from raydist.pipelines.formats.numpy_format import StoredArray, stored_array
 from raydist.pipelines.sources.indexed import IndexedIterator
 from raydist.pipelines.sources.memory import MemoryOp
 
 __all__ = ["NumpyFileOp", "numpy_op"]
 
 
-def numpy_op(source: Any) -> DatasetOp:
-    """The rows of a file, if `source` is a path, or of arrays in memory."""
+def numpy_op(source: Any, verify: bool = True, max_array_bytes: int | None = None) -> DatasetOp:
+    """From the arguments of `from_numpy`: the rows of a file, if `source` is a path, or of arrays in memory."""
+    if max_array_bytes is not None and max_array_bytes < 1:
+        raise InvalidArgumentError(f"max_array_bytes must be >= 1 or None, got {max_array_bytes!r}.")
     if isinstance(source, str | bytes | os.PathLike):
-        return NumpyFileOp.of(source)
+        return NumpyFileOp.of(source, verify, max_array_bytes)
     return MemoryOp.of_slices(source)
 
 
@@ -40,13 +44,15 @@ class NumpyFileOp(SourceOp):
     Attributes:
         structure: One leaf for .npy, a dict for .npz.
         arrays: In the order of the leaves, with equal first dimensions.
+        verify: Whether checksums are compared before the first row is handed out.
     """
 
     structure: Structure
     arrays: tuple[StoredArray, ...]
+    verify: bool = field(default=True, metadata={"fingerprint": False})
 
     @classmethod
-    def of(cls, path: Any) -> NumpyFileOp:
+    def of(cls, path: Any, verify: bool = True, max_array_bytes: int | None = None) -> NumpyFileOp:
         """Read the headers of the file at `path`."""
         text = path_text(path)
         local = local_path(text)
@@ -55,7 +61,7 @@ class NumpyFileOp(SourceOp):
                 f"from_numpy maps files into memory and needs a local path, got {text!r}. Copy the file, or read it "
                 "with fsspec and give the array itself."
             )
-        op = cls(*_describe(local))
+        op = cls(*_describe(local, max_array_bytes), verify)
         op._require_rows()
         return op
 
@@ -85,7 +91,8 @@ class NumpyFileOp(SourceOp):
 
     @cached_property
     def _access(self) -> RandomAccess:
-        return _FileAccess(self.structure, self.arrays)  # one for all passes: compressed arrays are loaded once
+        # One for all passes: compressed arrays are loaded, and checksums compared, once.
+        return _FileAccess(self.structure, self.arrays, self.verify)
 
     def make_iterator(self, ctx: IterContext) -> OpIterator:
         return IndexedIterator(self.random_access())
@@ -97,19 +104,26 @@ class _FileAccess(RandomAccess):
     portable: ClassVar[bool] = True
     structure: Structure
     arrays: tuple[StoredArray, ...]
+    verify: bool = True
 
     def __len__(self) -> int:
         return self.arrays[0].shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"structure": self.structure, "arrays": self.arrays}  # never what was loaded
+        return {"structure": self.structure, "arrays": self.arrays, "verify": self.verify}  # never what was loaded
 
     @cached_property
-    def _loaded(self) -> list[np.ndarray[Any, Any]]:
-        return [array.load() for array in self.arrays]
+    def _loaded(self) -> list[np.ndarray[Any, Any]] | DataLossError:
+        """The arrays, or why there are none: a damaged file is not read again for each of its rows."""
+        try:
+            return [array.load(verify=self.verify) for array in self.arrays]
+        except DataLossError as loss:
+            return loss.with_traceback(None)
 
     def gather(self, indices: Any) -> Block:
         loaded = self._loaded
+        if isinstance(loaded, DataLossError):
+            raise copy.copy(loaded)
         max(self.arrays, key=_end).require_whole()
         columns = tuple(_rows(array, indices) for array in loaded)
         return Block(self.structure, _specs(self.arrays), columns, len(indices))
@@ -120,14 +134,15 @@ def _end(array: StoredArray) -> int:
     return 0 if array.offset is None else array.offset + array.num_bytes
 
 
-def _describe(path: str) -> tuple[Structure, tuple[StoredArray, ...]]:
+def _describe(path: str, max_array_bytes: int | None) -> tuple[Structure, tuple[StoredArray, ...]]:
     """The structure of one element, and the arrays in leaf order."""
     opened = open_file(path)
     try:
         if path.endswith(".npy"):
             return LEAF, (stored_array(path, opened.file, opened.size or 0),)
         if path.endswith(".npz"):
-            arrays = {array.member: array for array in stored_arrays(path, opened.file)}
+            found = stored_arrays(path, opened.file, opened.size or 0, max_array_bytes)
+            arrays = {array.member: array for array in found}
             structure = flatten(dict.fromkeys(arrays))[1]
             return structure, tuple(arrays[name] for name in structure.keys)
     finally:

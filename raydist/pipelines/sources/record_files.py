@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,6 +12,7 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.saved_state import counts_in
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
@@ -21,6 +23,8 @@ from raydist.pipelines.sources.record_slot import RecordSlot
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["RecordFilesOp"]
+
+_SLOT_NUMBERS = 4  # in the state of a slot: its file, offset and record to begin at, records to pass over
 
 
 @final
@@ -176,14 +180,19 @@ class RecordFilesIterator(OpIterator):
         files = position["files"]
         wanted = [entry[0] for entry in files if entry is not None]
         paths = self._names.retake(position["names"], wanted)
-        if len(files) not in (0, self._op.cycle_length) or len(paths) < len(wanted):
+        turn_fits = int(position["turn"]) < max(1, len(files))
+        if len(files) not in (0, self._op.cycle_length) or len(paths) < len(wanted) or not turn_fits:
             raise FailedPreconditionError(
                 "A state must be loaded into the pipeline that it was saved from, but the files or num_parallel_reads "
                 f"of this {self._op.name} differ: the state has {len(files)} files in turn, and was taken "
                 f"after {position['names']} file names."
             )
-        self._slots = [entry and self._slot(entry[0], paths[entry[0]], tuple(entry[1:])) for entry in files]
+        self._slots = [entry and self._resumed(counts_in(entry, _SLOT_NUMBERS), paths) for entry in files]
         self._turn = int(position["turn"])
+
+    def _resumed(self, saved: Sequence[int], paths: Mapping[int, str | ElementError]) -> RecordSlot:
+        number, offset, index, to_pass = saved
+        return self._slot(number, paths[number], (offset, index, to_pass))
 
     def close(self) -> None:
         for slot in self._slots:

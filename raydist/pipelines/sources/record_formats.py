@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.byte_streams import ByteStream
 from raydist.pipelines.formats.fixed_records import FixedRecordReader
-from raydist.pipelines.formats.lines import LineReader
+from raydist.pipelines.formats.lines import LineReader, require_line_limit
 from raydist.pipelines.formats.tfrecord import TFRecordReader
 from raydist.pipelines.sources.file_format import RecordFormat
 
@@ -23,18 +23,21 @@ class TFRecordFormat(RecordFormat):
     Attributes:
         compression_type: None, "GZIP" or "ZLIB".
         max_record_bytes: A record that claims to be longer is damage.
+        limit_given: Whether a user says so; else what a compressed file may hold is bounded by its size.
     """
 
     name: ClassVar[str] = "TFRecordDataset"
     compression_type: str | None
     max_record_bytes: int
+    limit_given: bool = field(default=True, metadata={"fingerprint": False})
 
     def __post_init__(self) -> None:
         if self.max_record_bytes < 1:
             raise InvalidArgumentError(f"max_record_bytes must be >= 1, got {self.max_record_bytes!r}.")
 
     def reader(self, stream: ByteStream, offset: int, index: int) -> TFRecordReader:
-        return TFRecordReader(stream, offset=offset, index=index, max_record_bytes=self.max_record_bytes)
+        limit = self.max_record_bytes if self.limit_given else None
+        return TFRecordReader(stream, offset=offset, index=index, max_record_bytes=limit)
 
 
 @final
@@ -44,13 +47,18 @@ class TextLineFormat(RecordFormat):
 
     Attributes:
         compression_type: None, "GZIP" or "ZLIB".
+        max_line_bytes: A longer line is damage; None: see :meth:`ByteStream.piece_limit`.
     """
 
     name: ClassVar[str] = "TextLineDataset"
     compression_type: str | None
+    max_line_bytes: int | None = field(default=None, metadata={"fingerprint": False})
+
+    def __post_init__(self) -> None:
+        require_line_limit(self.max_line_bytes)
 
     def reader(self, stream: ByteStream, offset: int, index: int) -> LineReader:
-        return LineReader(stream, offset=offset, index=index)
+        return LineReader(stream, offset=offset, index=index, max_line_bytes=self.max_line_bytes)
 
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
 
@@ -14,7 +14,7 @@ from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.files import data_loss
-from raydist.pipelines.formats.lines import LineParser, LineReader
+from raydist.pipelines.formats.lines import LineParser, LineReader, require_line_limit
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 
 __all__ = ["PARSE_ERRORS", "RowLinesFormat", "first_lines"]
@@ -26,9 +26,10 @@ _SAMPLE_LINES = 1000
 _BLANK = b" \t\r"
 
 
-def first_lines(path: str, compression_type: str | None) -> list[bytes]:
+def first_lines(path: str, compression_type: str | None, max_line_bytes: int | None = None) -> list[bytes]:
     """Up to 1000 lines from the beginning of a file, to learn its columns from. Blank ones are left out."""
-    reader = LineReader(open_stream(path, compression_type))
+    require_line_limit(max_line_bytes)
+    reader = LineReader(open_stream(path, compression_type), max_line_bytes=max_line_bytes)
     try:
         lines, error = reader.read(_SAMPLE_LINES)
     finally:
@@ -47,11 +48,13 @@ class RowLinesFormat(TableFormat):
         made_by: The method that makes the dataset.
         parser: Of the lines.
         compression_type: None, "GZIP" or "ZLIB".
+        max_line_bytes: A longer line is damage; None: see :meth:`ByteStream.piece_limit`.
     """
 
     made_by: str
     parser: LineParser
     compression_type: str | None = None
+    max_line_bytes: int | None = field(default=None, metadata={"fingerprint": False})
 
     @property
     def name(self) -> str:  # type: ignore[override]  # one class serves several methods
@@ -74,7 +77,8 @@ class RowLinesFormat(TableFormat):
         stream = open_stream(path, self.compression_type)
         try:
             offset, index = position or (0, 0)
-            reader = RowLinesReader(self, LineReader(stream, offset=offset, index=index))
+            lines = LineReader(stream, offset=offset, index=index, max_line_bytes=self.max_line_bytes)
+            reader = RowLinesReader(self, lines)
             if self.parser.has_header and not position:
                 reader.pass_header()
         except BaseException:

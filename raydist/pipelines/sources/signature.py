@@ -8,9 +8,11 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import SpecError
+from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import Structure, flatten, unflatten
+from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import stack_leaves
 from raydist.pipelines.elements.small_floats import dtype_kind
@@ -30,13 +32,23 @@ class Signature:
     @classmethod
     def parse(cls, output_signature: Any) -> Signature:
         """From a nest of TensorSpec."""
-        specs, structure = flatten(output_signature)
+        specs, structure = flatten_element(output_signature)
         for spec in specs:
             if not isinstance(spec, TensorSpec):
-                raise SpecError(f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}.")
+                raise SpecError(
+                    f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}. "
+                    "Dtypes alone: output_types=."
+                )
         if not specs:
             raise SpecError(f"output_signature must have at least one rd.TensorSpec, got {output_signature!r}.")
         return cls(structure, tuple(specs))
+
+    @classmethod
+    def of_types(cls, output_types: Any, output_shapes: Any) -> Signature:
+        """From a nest of dtypes, and one of shapes like it (None in it: unknown)."""
+        dtypes, structure = flatten_element(output_types)
+        shapes = parts_like(structure, output_shapes, "output_shapes")
+        return cls.parse(unflatten(structure, [_spec(*leaf) for leaf in zip(shapes, dtypes, strict=True)]))
 
     def nest(self) -> Any:
         """The nest of specs, as the user wrote it."""
@@ -48,7 +60,9 @@ class Signature:
 
     def leaves(self, value: Any) -> list[Any]:
         """The leaves of `value`, copied (a generator may use its buffers again). SpecError where it does not fit."""
-        leaves, structure = flatten(value)
+        leaves, structure = flatten_element(value)
+        if structure != self.structure:
+            leaves, structure = flatten(value)  # a None that stands for a leaf is told as one
         if structure != self.structure:
             advice = (
                 " A tuple is a structure: yield a list for one tensor." if _has_tuple(self.structure, value) else ""
@@ -74,6 +88,16 @@ def _has_tuple(declared: Structure, value: Any) -> bool:
     if declared.kind is not tuple or type(value) is not tuple or len(value) != len(declared.children):
         return False
     return any(map(_has_tuple, declared.children, value))
+
+
+def _spec(shape: Any, dtype: Any) -> TensorSpec:
+    try:
+        return TensorSpec(shape, dtype)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "output_types must be a nest of dtypes, and output_shapes one of shapes, tuples with None for what varies, "
+            f"got {dtype!r:.100} and {shape!r:.100}: {error}"
+        ) from None
 
 
 def _fit(value: Any, spec: TensorSpec, path: str) -> Any:

@@ -15,15 +15,20 @@ import pyarrow.parquet as pq
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.formats.files import OpenFile, data_loss
+from raydist.pipelines.formats.parquet_file import read_footer
 from raydist.pipelines.stored.chunks import Chunk, ChunkWriter, read_chunk
 
-__all__ = ["COMPRESSIONS", "Container", "ContainerReader", "ContainerWriter"]
+__all__ = ["COMPRESSIONS", "MAX_CHUNK_BYTES", "Container", "ContainerReader", "ContainerWriter"]
 
 COMPRESSIONS = {"GZIP": "gz", "ZSTD": "zst", "LZ4": "lz4", "SNAPPY": "snappy"}
 """Names of compressions, and the endings of such files."""
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_MAX_RAW_BYTES = 1 << 31  # of one chunk; the usual one has a few MB
+MAX_CHUNK_BYTES = 1 << 31
+"""What one chunk may have; the usual one has a few MB."""
+
+_USUAL_CHUNK_BYTES = 1 << 25  # what a chunk of a stranger's may have, however small it is in the file
+_USUAL_RATIO = 64  # and beyond that
 
 
 class ContainerWriter(ABC):
@@ -86,8 +91,17 @@ class Container:
             return _ParquetWriter(file, schema, self.compression)
         return _StreamWriter(file, schema, self.compression)
 
-    def reader(self, opened: OpenFile, path: str, chunks: tuple[Chunk, ...]) -> ContainerReader:
-        """Read a file that was opened. Compares the checksums of what stands around the elements."""
+    def reader(
+        self, opened: OpenFile, path: str, chunks: tuple[Chunk, ...], max_chunk_bytes: int | None = None
+    ) -> ContainerReader:
+        """Read a file that was opened. Compares the checksums of what stands around the elements.
+
+        Args:
+            opened: The file.
+            path: For messages.
+            chunks: All of it.
+            max_chunk_bytes: What a chunk may have when it is decompressed. None: 32 MiB, or 64 times its size.
+        """
         frame = [read_chunk(opened.file, path, chunk) for chunk in chunks if not chunk.rows]
         data = [chunk for chunk in chunks if chunk.rows]
         if self.format == "parquet":
@@ -95,8 +109,8 @@ class Container:
         head = next((chunk for chunk in chunks if not chunk.rows), None)
         if head is None or head.offset:
             raise data_loss(path, 0, f"A stream must begin with its schema, but the manifest has {head} there")
-        schema = pa.ipc.read_schema(pa.py_buffer(_inflated(frame[0], head, self.compression, path)))
-        return _StreamReader(opened, path, data, schema, self.compression)
+        schema = pa.ipc.read_schema(pa.py_buffer(_inflated(frame[0], head, self.compression, path, max_chunk_bytes)))
+        return _StreamReader(opened, path, data, schema, self.compression, max_chunk_bytes)
 
 
 @final
@@ -113,34 +127,48 @@ class _StreamWriter(ContainerWriter):
         self._put(pa.py_buffer(_END_OF_STREAM), 0)
 
     def _put(self, message: pa.Buffer, rows: int) -> None:
-        if message.size > _MAX_RAW_BYTES:
-            raise InvalidArgumentError(f"One element may have at most {_MAX_RAW_BYTES} bytes, got {message.size}.")
+        if message.size > MAX_CHUNK_BYTES:
+            raise InvalidArgumentError(f"One element may have at most {MAX_CHUNK_BYTES} bytes, got {message.size}.")
         self._file.write(memoryview(message if self._codec is None else self._codec.compress(message)))
         self._file.end_chunk(rows, message.size)
 
 
-def _inflated(data: bytes, chunk: Chunk, compression: str | None, path: str) -> Any:
+def _inflated(data: bytes, chunk: Chunk, compression: str | None, path: str, limit: int | None) -> Any:
     if compression is None:
         return data
-    if chunk.raw_size > _MAX_RAW_BYTES:
-        raise data_loss(path, chunk.offset, f"A chunk may have at most {_MAX_RAW_BYTES} bytes, got {chunk.raw_size}")
+    most = max(_USUAL_CHUNK_BYTES, _USUAL_RATIO * chunk.size) if limit is None else limit
+    if chunk.raw_size > min(most, MAX_CHUNK_BYTES):
+        raise data_loss(
+            path,
+            chunk.offset,
+            f"A chunk may have at most {most} bytes, but {chunk.size} compressed ones are to become {chunk.raw_size}. "
+            "Raise max_chunk_bytes if the file is right",
+        )
     return pa.Codec(compression.lower()).decompress(data, chunk.raw_size)
 
 
 @final
 class _StreamReader(ContainerReader):
     def __init__(
-        self, opened: OpenFile, path: str, chunks: list[Chunk], schema: pa.Schema, compression: str | None
+        self,
+        opened: OpenFile,
+        path: str,
+        chunks: list[Chunk],
+        schema: pa.Schema,
+        compression: str | None,
+        max_chunk_bytes: int | None,
     ) -> None:
         self._file = opened.file
         self._path = path
         self._chunks = chunks
         self._schema = schema
         self._compression = compression
+        self._max_chunk_bytes = max_chunk_bytes
 
     def read(self, number: int) -> pa.RecordBatch:
         chunk = self._chunks[number]
-        message = _inflated(read_chunk(self._file, self._path, chunk), chunk, self._compression, self._path)
+        data = read_chunk(self._file, self._path, chunk)
+        message = _inflated(data, chunk, self._compression, self._path, self._max_chunk_bytes)
         return pa.ipc.read_record_batch(pa.py_buffer(message), self._schema)
 
 
@@ -168,6 +196,7 @@ class _ParquetReader(ContainerReader):
         self._file = opened.file
         self._path = path
         self._chunks = chunks
+        read_footer(opened)  # ValueError where Arrow would not survive it
         self._parquet = pq.ParquetFile(pa.PythonFile(opened.file, mode="r"))
 
     def read(self, number: int) -> pa.RecordBatch:

@@ -7,13 +7,17 @@ import errno
 import fcntl
 import os
 import platform
+import stat
 from typing import final
 
+from raydist.errors import FailedPreconditionError
 from raydist.pipelines.formats.files import file_errors
 
 __all__ = ["FileLock"]
 
 _TRIES = 100  # each is lost only to a holder who has just gone
+_MARK = "process "  # what a lock's file begins with
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -31,8 +35,7 @@ class FileLock:
     def acquire(self) -> bool:
         """Take the lock if nobody has it, this process included. Does not wait."""
         for _ in range(_TRIES):
-            with file_errors(self.path):
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = self._open()
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -45,10 +48,32 @@ class FileLock:
             if self._is_current(descriptor):
                 self._descriptor = descriptor
                 os.truncate(descriptor, 0)
-                os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+                os.write(descriptor, f"{_MARK}{os.getpid()} on {platform.node()}".encode())
                 return True
             os.close(descriptor)  # its holder removed the file before we had the lock
         return False
+
+    def _open(self) -> int:
+        """FailedPreconditionError where something else has the name, which would be overwritten."""
+        try:
+            with file_errors(self.path):
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise self._taken("a link") from error
+            raise
+        status = os.fstat(descriptor)
+        plain = stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+        if not plain or os.pread(descriptor, len(_MARK), 0) not in (b"", _MARK.encode()):
+            os.close(descriptor)
+            raise self._taken("another file")
+        return descriptor
+
+    def _taken(self, what: str) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"The name of a lock must be free, but {self.path!r} is {what}, which would be overwritten. Move it away, "
+            "or write to another path."
+        )
 
     def _is_current(self, descriptor: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -57,8 +82,12 @@ class FileLock:
 
     def holder(self) -> str:
         """Who holds it, for messages."""
-        with contextlib.suppress(OSError), open(self.path) as file:
-            return file.read(200) or "somebody"
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.path, os.O_RDONLY | _FLAGS)
+            try:
+                return os.read(descriptor, 200).decode(errors="replace") or "somebody"
+            finally:
+                os.close(descriptor)
         return "somebody who has just gone"
 
     def release(self) -> None:

@@ -6,6 +6,7 @@ It is written last: without it, nothing is there. It carries a checksum of itsel
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
@@ -21,6 +22,7 @@ from raydist.pipelines.stored.outline import outline_of, structure_of
 __all__ = ["Manifest", "StoredFile"]
 
 _VERSION = 2
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # of a file: what is written, and nothing that is a path
 
 
 @final
@@ -134,13 +136,20 @@ class Manifest:
         if structure.num_leaves != len(specs):
             raise ValueError(f"it has {len(specs)} specs for {structure.num_leaves} leaves")
         parts = tuple(map(_stored_file, content["parts"]))
+        names = [part.name for part in parts]
+        if len(set(names)) < len(names):
+            raise ValueError(f"it names a file twice: {names!r:.200}")
         container = Container.of(content["format"], content["compression"])
         return cls(structure, specs, container, parts, str(content["origin"]))
 
 
 def _stored_file(part: Any) -> StoredFile:
-    chunks = tuple(Chunk(*map(int, chunk)) for chunk in part["chunks"])
-    return StoredFile(str(part["name"]), int(part["shard"]), chunks)
+    name, chunks = part["name"], tuple(Chunk(*map(int, chunk)) for chunk in part["chunks"])
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"it names {name!r:.100}, which is no file in its directory")
+    if any(min(chunk) < 0 for chunk in chunks):
+        raise ValueError(f"it has a negative size in the chunks of {name!r}")
+    return StoredFile(name, int(part["shard"]), chunks)
 
 
 def _canonical(content: Any) -> bytes:

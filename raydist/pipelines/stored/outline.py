@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from raydist.errors import InvalidArgumentError
-from raydist.nest import LEAF, Structure
+from raydist.nest import LEAF, NOTHING, Structure
 
 __all__ = ["outline_of", "structure_of"]
 
@@ -30,6 +30,8 @@ def outline_of(structure: Structure) -> Any:
     kind = structure.kind
     if kind is None:
         return None
+    if structure == NOTHING:
+        return {"none": []}
     children = [outline_of(child) for child in structure.children]
     if kind is tuple:
         return {"tuple": children}
@@ -53,6 +55,8 @@ def structure_of(outline: Any) -> Structure:
     """
     if outline is None:
         return LEAF
+    if outline == {"none": []}:
+        return NOTHING
     form = next(form for form in ("tuple", "dict", "namedtuple", "dataclass", None) if form is None or form in outline)
     if form is None:
         raise ValueError(f"it has an unknown structure {outline!r:.100}")

@@ -12,6 +12,7 @@ from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import ResumableProducer, read_item
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.sources.table_files import TableFilesIterator
+from raydist.pipelines.stored.containers import MAX_CHUNK_BYTES
 from raydist.pipelines.stored.manifest import Manifest
 from raydist.pipelines.stored.read import saved_op, state_at
 from raydist.pipelines.stored.store import BusyStoreError, Recorder, Store
@@ -123,7 +124,9 @@ class StoredPass(ResumableProducer):
     def _read_kept(self, manifest: Manifest) -> None:
         self._stop_recording()
         self._origin = manifest.origin
-        self._kept = TableFilesIterator(saved_op(self._settings.store.path, manifest, manifest.parts))
+        self._kept = TableFilesIterator(
+            saved_op(self._settings.store.path, manifest, manifest.parts, MAX_CHUNK_BYTES)  # raydist wrote it
+        )
         if self._row:
             self._kept.load_state_dict(self._resume_at or state_at(manifest, self._row))
 

@@ -14,7 +14,7 @@ from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.items import ElementError, Item, State
 from raydist.pipelines.elements.spec import DatasetSpec
 from raydist.pipelines.engine.op import DatasetOp
-from raydist.pipelines.formats.files import OpenFile, data_loss, open_file, path_text
+from raydist.pipelines.formats.files import OpenFile, data_loss, open_within, path_text
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
 from raydist.pipelines.sources.memory import MemoryOp
 from raydist.pipelines.sources.table_files import TableFilesOp
@@ -42,17 +42,21 @@ def checked_manifest(path: Any, compression: str | None = None) -> Manifest:
     return manifest
 
 
-def saved_op(path: Any, manifest: Manifest, parts: Sequence[StoredFile]) -> TableFilesOp:
+def saved_op(
+    path: Any, manifest: Manifest, parts: Sequence[StoredFile], max_chunk_bytes: int | None = None
+) -> TableFilesOp:
     """The elements of some files of a directory whose manifest was read."""
     root = path_text(path).rstrip("/")
     files = {f"{root}/{part.name}": part for part in parts}
     num_rows = sum(part.num_rows for part in parts)
-    return TableFilesOp(tuple(files), SavedFormat(manifest, root, files), num_rows)
+    return TableFilesOp(tuple(files), SavedFormat(manifest, root, files, max_chunk_bytes), num_rows)
 
 
-def shards_op(path: Any, manifest: Manifest, make_dataset: Callable[[DatasetOp], Any]) -> MemoryOp:
+def shards_op(
+    path: Any, manifest: Manifest, make_dataset: Callable[[DatasetOp], Any], max_chunk_bytes: int | None = None
+) -> MemoryOp:
     """A dataset of datasets, one for each shard: what a `reader_func` gets."""
-    datasets = [make_dataset(saved_op(path, manifest, parts)) for parts in manifest.shards()]
+    datasets = [make_dataset(saved_op(path, manifest, parts, max_chunk_bytes)) for parts in manifest.shards()]
     spec = DatasetSpec(manifest.element_spec)
     return MemoryOp(Block(LEAF, (spec,), (object_column(datasets),), len(datasets)), "shards")
 
@@ -66,12 +70,20 @@ def state_at(manifest: Manifest, row: int) -> State:
 @final
 @dataclass(frozen=True, eq=False)
 class SavedFormat(TableFormat):
-    """Chunks of record batches, as a manifest describes them. `files` are its parts, by path."""
+    """Chunks of record batches, as a manifest describes them.
+
+    Attributes:
+        manifest: Of all files.
+        root: Their directory.
+        files: Its parts that are read, by path.
+        max_chunk_bytes: See :meth:`Container.reader`.
+    """
 
     name: ClassVar[str] = "load"
     manifest: Manifest
     root: str = ""
     files: dict[str, StoredFile] = field(default_factory=dict)
+    max_chunk_bytes: int | None = field(default=None, metadata={"fingerprint": False})
 
     @property
     def label(self) -> str:
@@ -83,7 +95,7 @@ class SavedFormat(TableFormat):
 
     def open(self, path: str, position: Sequence[int]) -> TableReader:
         part = self.files[path]
-        opened = open_file(path)
+        opened = open_within(self.root, path)
         try:
             if opened.size is not None and opened.size != part.num_bytes:
                 at = min(opened.size, part.num_bytes)
@@ -96,7 +108,7 @@ class SavedFormat(TableFormat):
 
     def _container(self, opened: OpenFile, path: str, part: StoredFile) -> ContainerReader:
         try:
-            return self.manifest.container.reader(opened, path, part.chunks)
+            return self.manifest.container.reader(opened, path, part.chunks, self.max_chunk_bytes)
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise data_loss(
                 path, 0, f"A file of saved elements must be intact, but reading it fails: {error}"

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import flatten
+from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, concat_blocks
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.formats.files import open_file, path_text
+from raydist.pipelines.formats.files import open_within, path_text
 from raydist.pipelines.stored.chunks import ChunkWriter
 from raydist.pipelines.stored.containers import Container, ContainerWriter
 from raydist.pipelines.stored.manifest import Manifest, StoredFile
@@ -55,8 +56,9 @@ def save_blocks(
 
 def read_manifest(path: Any) -> Manifest:
     """The manifest of the directory at `path`. NotFoundError where there is none, DataLossError where it is damaged."""
-    file = f"{path_text(path).rstrip('/')}/{MANIFEST_FILE}"
-    opened = open_file(file)
+    folder = path_text(path).rstrip("/")
+    file = f"{folder}/{MANIFEST_FILE}"
+    opened = open_within(folder, file)
     content = b""
     try:
         while len(content) < _MAX_MANIFEST_BYTES and (more := opened.file.read(_READ_BYTES)):
@@ -86,7 +88,7 @@ class SavedWriter:
         shard_func: ShardFunction | None = None,
         origin: str = "",
     ) -> None:
-        self._specs, self._structure = flatten(element_spec)
+        self._specs, self._structure = flatten_element(element_spec)
         outline_of(self._structure)
         self._directory = directory
         self._container = container
@@ -139,7 +141,7 @@ def _shards_of(shard_func: ShardFunction, block: Block, start: int) -> Any:
     for row in failed:
         error = answers[row]
         if isinstance(error, ElementError):
-            error.error.add_note(f"In shard_func, element {start + row}.")
+            annotate(error.error, f"In shard_func, element {start + row}.")
             raise error.error
     return np.array([_shard_number(answer) for answer in answers], np.int64)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raydist.actors.workers.blame_element import RunRows, Streak, isolate
+from raydist.actors.workers.blame_element import RowsDone, RunRows, Streak, isolate
 from raydist.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
@@ -17,20 +17,20 @@ SPEC = spec_of(SOURCE.map(lambda x: x * 10))
 BLOCK = block_of(SOURCE)
 
 
-def workers(deadly: Sequence[int], accidents: Sequence[int] = ()) -> RunRows:
-    """Workers that die on the rows `deadly`, and once on the rows `accidents`."""
+def workers(deadly: Sequence[int], accidents: Sequence[int] = (), words: str = "os._exit(3)") -> RunRows:
+    """Workers that die on the rows `deadly`, with these last words, and without any on each of the rows `accidents`."""
     pending = list(accidents)
 
-    def run_rows(first: int) -> tuple[list[StageResult], str]:
-        results = []
+    def run_rows(first: int) -> RowsDone:
+        results: list[StageResult] = []
         for row in range(first, BLOCK.num_rows):
             if row in deadly:
-                break
+                return RowsDone(results, "worker-9", words)
             if row in pending:
                 pending.remove(row)
                 break
             results.append(run_stage(SPEC, BLOCK.slice(row, row + 1), (100 + row,)))
-        return results, "worker-9"
+        return RowsDone(results, "worker-9")
 
     return run_rows
 
@@ -46,12 +46,24 @@ def test_an_element_that_kills_two_workers_is_an_error_in_its_place() -> None:
     assert result.inputs == (6,)
     error = result.items[1]
     assert isinstance(error, ElementError)
-    assert "worker-9 on element 101 of its input, 2 times" in str(error.error)
+    assert "worker-9 on element 101 of its input, 2 times (os._exit(3))" in str(error.error)
 
 
 def test_one_death_condemns_nobody() -> None:
     result = isolate(SPEC, BLOCK, (100,), workers(deadly=[], accidents=[0, 3, 5]), Streak())
     assert shape_of(result) == [[0], [10], [20], [30], [40], [50]]
+
+
+def test_several_kills_from_outside_condemn_nobody() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[], accidents=[0, 0, *[3] * 5, 5]), Streak())
+    assert shape_of(result) == [[0], [10], [20], [30], [40], [50]]
+
+
+def test_an_element_on_which_every_worker_dies_silently_is_an_error_in_the_end() -> None:
+    result = isolate(SPEC, BLOCK, (100,), workers(deadly=[2], words=""), Streak())
+    error = result.items[2]
+    assert isinstance(error, ElementError)
+    assert "on element 102 of its input, 6 times. It may" in str(error.error)
 
 
 def test_many_condemned_elements_in_a_row_are_not_the_elements_fault() -> None:

@@ -17,6 +17,7 @@ import pytest
 import ray
 
 from raydist.actors.workers.buffered_results import BufferedBlock
+from raydist.actors.workers.handle import WorkerKind
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.actors.workers.pools_of_passes import SharedExecutor
 from raydist.actors.workers.shared_buffers import BUFFER_NAME
@@ -102,7 +103,7 @@ def test_errors_keep_type_and_place_and_name_the_worker(pool: ActorExecutor) -> 
     assert "element 4" in notes
     assert f"In {pool._name}-worker-" in notes
     assert int(next(iterator)) == 5
-    with pytest.raises(RaydistError, match="OddError: odd 1 2"):
+    with pytest.raises(OddError, match="odd 1 2"):
         next(iterator)
     assert [int(x) for x in iterator] == [7]
 
@@ -248,15 +249,58 @@ def test_a_worker_that_is_killed_takes_no_result_with_it() -> None:
         pool.close()
 
 
-def test_workers_that_cannot_start_are_named() -> None:
-    pool = ActorExecutor(1, name="test", timeouts=Timeouts(start_s=20.0))
+def test_a_worker_that_is_killed_while_it_starts_is_replaced() -> None:
+    pool = ActorExecutor(2, name="test", timeouts=Timeouts(start_s=20.0))
     pool.start()
-    ray.kill(ray.get_actor(pool.worker_names[0]))
+    before = pool.worker_names
+    for name in before:
+        ray.kill(ray.get_actor(name))
     try:
-        with pytest.raises(UnavailableError, match=f"{pool.worker_names[0]} is gone while starting"):
+        assert [int(x) for x in iterate(Dataset.range(40).map(abs), pool)] == list(range(40))
+        assert not set(before) & set(pool.worker_names)
+    finally:
+        pool.close()
+
+
+def test_workers_that_cannot_start_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = WorkerKind.start
+
+    def start_and_die(kind: WorkerKind, name: str) -> Any:
+        actor = start(kind, name)
+        ray.kill(actor)
+        return actor
+
+    monkeypatch.setattr(WorkerKind, "start", start_and_die)
+    pool = ActorExecutor(1, name="test", timeouts=Timeouts(start_s=20.0))
+    try:
+        with pytest.raises(UnavailableError, match=r"test-.*-worker-19 is gone while starting, as were the 19 before"):
             next(iterate(Dataset.range(1).map(abs), pool))
     finally:
         pool.close()
+
+
+def test_kills_from_outside_are_not_blamed_on_the_function(pool: ActorExecutor, tmp_path: Path) -> None:
+    def slow(x: Any) -> Any:
+        if x == 3:
+            with (tmp_path / "tries").open("a") as tries:
+                tries.write(f"{os.getpid()}\n")
+            time.sleep(1.0)
+        return x
+
+    def kill_three() -> None:
+        killed: set[str] = set()
+        while len(killed) < 3:
+            time.sleep(0.02)
+            tries = (tmp_path / "tries").read_text().split() if (tmp_path / "tries").exists() else []
+            for pid in set(tries) - killed:
+                os.kill(int(pid), signal.SIGKILL)
+                killed.add(pid)
+
+    killer = threading.Thread(target=kill_three)
+    killer.start()
+    assert [int(x) for x in iterate(Dataset.range(6).map(slow), pool)] == list(range(6))
+    killer.join()
+    assert len((tmp_path / "tries").read_text().split()) == 4
 
 
 def test_many_threads_share_a_pool(pool: ActorExecutor) -> None:

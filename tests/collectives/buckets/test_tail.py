@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.collectives.buckets.tail import BucketTail, PassStamp
+from raydist.collectives.buckets.tail import BucketTail, PassStamp, Updates
 from raydist.errors import CollectiveMismatchError
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
@@ -68,6 +68,30 @@ def test_different_passes_are_told_to_every_rank(dtype: torch.dtype, other: Pass
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1), st.booleans(), st.booleans())
 def test_stamps_come_back(step: int, backward: int, adds_up: bool, relayout: bool) -> None:
-    stamp = PassStamp(step, backward, adds_up=adds_up, relayout=relayout)
-    assert PassStamp.decode(stamp.encode()) == stamp
-    assert max(stamp.encode()) <= 255
+    encoded = PassStamp(step, backward, adds_up=adds_up, relayout=relayout, updates=Updates(step, (0.5,))).encode()
+    place = PassStamp.place_of(encoded)
+    assert (place["step"], place["backward pass"]) == (step, backward)
+    assert (place["op"], "layout of trained parameters" in place) == ("SUM" if adds_up else "MEAN", relayout)
+    assert PassStamp.updates_of(encoded)["optimizer steps"] == step
+    assert max(encoded) <= 255
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (Updates(6, (0.1,)), "rank 1: optimizer steps 6, mean learning rate 0.1 "),
+        (Updates(7, (0.2,)), "rank 1: optimizer steps 7, mean learning rate 0.2 "),
+        (Updates(7, (0.2, 0.0)), "rank 1: optimizer steps 7, mean learning rate 0.1 "),
+        (Updates(7), "rank 1: optimizer steps 7, mean learning rate 0 "),
+        (Updates(7 + 2**24, (0.1,)), "rank 1: optimizer steps 16777223"),
+    ],
+)
+def test_different_updates_are_told_to_every_rank(dtype: torch.dtype, others: Updates, said: str) -> None:
+    mine = PassStamp(257, 7, updates=Updates(7, (0.1,)))
+    for tail in exchanged([mine, PassStamp(257, 7, updates=others), mine], dtype=dtype):
+        with pytest.raises(CollectiveMismatchError, match="before step 257") as caught:
+            tail.read()
+        assert "rank 0: optimizer steps 7, mean learning rate 0.1" in str(caught.value)
+        assert said in str(caught.value)
+        assert "rank 1 differs from the others" in str(caught.value)

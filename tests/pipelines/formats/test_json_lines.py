@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from raydist.pipelines.formats.json_lines import JsonParser, infer_json_types
+from raydist.pipelines.formats.json_lines import MAX_JSON_DEPTH, JsonParser, infer_json_types
 
 
 def test_types() -> None:
@@ -24,3 +24,29 @@ def test_parses_the_fields_of_the_schema() -> None:
     long = b'{"x": 1' + b" " * (3 << 20) + b"}"
     assert JsonParser(schema).parse([long, long]).num_rows == 2
     assert JsonParser(schema).check_header(b"anything") is None
+
+
+def nested(depth: int, opens: bytes = b"[", closes: bytes = b"]") -> bytes:
+    return b'{"a": ' + opens * (depth - 1) + b"1" + closes * (depth - 1) + b"}"
+
+
+@pytest.mark.parametrize("pair", [(b"[", b"]"), (b'{"b": ', b"}")])
+def test_deep_nesting_is_not_handed_over(pair: tuple[bytes, bytes]) -> None:
+    """5,000 deep was a RecursionError, and 20,000 deep ended the process."""
+    assert infer_json_types([nested(MAX_JSON_DEPTH, *pair)]).names == ["a"]
+    for depth in (MAX_JSON_DEPTH + 1, 5_000, 20_000):
+        with pytest.raises(ValueError, match="100 deep"):
+            infer_json_types([b'{"a": 1}', nested(depth, *pair)])
+
+
+def test_brackets_in_text_are_no_nesting() -> None:
+    line = b'{"a": "' + b'[{\\"' * 20_000 + b'", "b": [' + b"[1], " * 200 + b"[2]]}"
+    assert infer_json_types([line]).names == ["a", "b"]
+    with pytest.raises(ValueError, match="100 deep"):
+        infer_json_types([b'{"a": "', nested(20_000)])
+
+
+def test_text_must_be_utf_8() -> None:
+    parser = JsonParser(pa.schema({"a": pa.string()}))
+    with pytest.raises(pa.ArrowInvalid, match="UTF8"):
+        parser.parse([b'{"a": "x"}', b'{"a": "\xff"}'])

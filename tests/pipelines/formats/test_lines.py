@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from raydist.pipelines.formats import lines as lines_module
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.csv_lines import CsvParser
 from raydist.pipelines.formats.json_lines import JsonParser
-from raydist.pipelines.formats.lines import LineParser, LineReader
+from raydist.pipelines.formats.lines import LineParser, LineReader, require_line_limit
 
 
 def read_all(path: Path, limit: int = 3, **options: int) -> tuple[list[bytes], list[int], Exception | None]:
@@ -53,6 +55,33 @@ def test_a_line_without_end_is_limited(tmp_path: Path) -> None:
     assert isinstance(error, rd.DataLossError)
     assert "at most 500000 bytes, but line 1 has more" in str(error)
     assert error.offset == 6
+
+
+def test_a_line_in_pieces_is_put_together(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 600_000 + b"\n" + b"b" * 300_000 + b"\r\nc")
+    found, starts, _ = read_all(path)
+    assert (found, starts) == ([b"a" * 600_000, b"b" * 300_000, b"c"], [0, 600_001, 900_003])
+
+
+def test_a_compressed_line_stays_small(tmp_path: Path) -> None:
+    """A line of 100 MB in 100 KB: one of a small file may have 32 MiB, unless a user allows more."""
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(b"first\n" + bytes(100 << 20), 1))
+    reader = LineReader(open_stream(str(path), "GZIP"))
+    tracemalloc.start()
+    lines, error = reader.read(10)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lines == [b"first"]
+    assert isinstance(error, rd.DataLossError)
+    assert "at most 33554432 bytes, but line 1 has more" in str(error)
+    assert (error.path, error.offset) == (str(path), 6)
+    assert peak_bytes < 48 << 20
+    allowed = LineReader(open_stream(str(path), "GZIP"), max_line_bytes=1 << 27)
+    assert [len(line) for line in allowed.read(10)[0]] == [5, 100 << 20]
+    with pytest.raises(rd.InvalidArgumentError, match="max_line_bytes must be >= 1"):
+        require_line_limit(0)
 
 
 SCHEMA = pa.schema({"x": pa.int64()})

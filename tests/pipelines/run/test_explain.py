@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from raydist.dataset import Dataset
+from raydist.options import Options
 
 
 def test_the_three_views() -> None:
@@ -18,3 +20,17 @@ def test_the_three_views() -> None:
     stages = lines[lines.index("stages:") :]
     assert "  from_tensor_slices-0+map-2: in the consumer's thread" in stages
     assert "  map-4: on up to 4 threads or workers" in stages
+
+
+@pytest.mark.parametrize(
+    ("options", "left_open", "three"),
+    [
+        (Options(), "on the iterator's executor", "on up to 3 threads or workers"),
+        (Options(num_input_workers=1), "on 1 input worker", "on 1 input worker, up to 3 blocks at a time"),
+        (Options(num_input_workers=4), "on 4 input workers", "on 4 input workers, up to 3 blocks at a time"),
+    ],
+)
+def test_where_stages_will_run_with_these_options(options: Options, left_open: str, three: str) -> None:
+    ds = Dataset.range(9).map(lambda x: x, num_parallel_calls=1).map(lambda x: x).map(lambda x: x, 3)
+    stages = ds.with_options(options).explain().partition("stages:\n")[2].splitlines()
+    assert stages[1:4] == ["  map-1: in the consumer's thread", f"  map-2: {left_open}", f"  map-3: {three}"]

@@ -220,3 +220,49 @@ def test_closing_does_not_wait_for_an_element_that_never_comes(monkeypatch: pyte
     assert isinstance(outcome[0], FailedPreconditionError)
     with pytest.raises(FailedPreconditionError, match="closed"):
         next(iterator)
+
+
+class Departure(BaseException):
+    """No Exception, and does not end its process."""
+
+
+class Mute(Exception):
+    """Says nothing of itself, and allows no plain notes."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
+        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [Departure("left"), Mute(1, 2)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_error_of_an_element_is_raised_at_its_place_and_the_iterator_goes_on(
+    error: BaseException, threads: int
+) -> None:
+    def fail(x: Any) -> Any:
+        if x == 2:
+            raise error
+        return x
+
+    iterator = iter(Dataset.range(5).map(fail, num_parallel_calls=threads))
+    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+    with pytest.raises(type(error)) as caught:
+        next(iterator)
+    assert caught.value is error
+    assert "element 2 of its input." in "".join(error.__notes__)
+    assert [int(x) for x in iterator] == [3, 4]
+
+
+def test_a_generator_that_leaves_with_any_error_has_ended() -> None:
+    def leaving() -> Any:
+        yield 1
+        raise Departure("left")
+
+    iterator = iter(Dataset.from_generator(leaving, output_signature=TensorSpec((), np.int64)))
+    assert int(next(iterator)) == 1
+    with pytest.raises(Departure, match="left"):
+        next(iterator)
+    assert list(iterator) == []

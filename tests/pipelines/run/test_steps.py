@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
+from raydist.errors import InvalidArgumentError
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.split import Cut
 from raydist.pipelines.run.steps import DealtElements, Element, GlobalBatches, StepSource, element_views
@@ -77,3 +78,11 @@ def test_structure_and_close() -> None:
     source.close()
     with pytest.raises(Exception, match="closed"):
         source.next_step()
+
+
+def test_a_state_of_another_number_of_pipelines() -> None:
+    two, three = (DealtElements([iterator(Dataset.range(8)) for _ in range(count)], count) for count in (2, 3))
+    with pytest.raises(InvalidArgumentError, match="it is of 2, and there are 3 now"):
+        three.load_state_dict(two.state_dict())
+    with pytest.raises(InvalidArgumentError, match="the state must be a dict"):
+        three.load_state_dict([])  # type: ignore[arg-type]  # a user's mistake

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import raydist as rd
 from tests.contracts.op import check_op, collect, is_error
@@ -144,3 +145,80 @@ def test_columns_are_in_the_order_of_the_file(tmp_path: Path) -> None:
         assert list(element) == ["id", "name", "score", "ok"]
     chosen = rd.Dataset.from_csv(tmp_path / "x.csv", columns=["score", "id"])
     assert list(chosen.element_spec) == list(next(iter(chosen))) == ["score", "id"]
+
+
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "titanic.csv"
+    path.write_text("survived,sex,age,fare\n0,male,22,7.25\n1,female,38,71.3\n1,female,,7.9\n")
+    return path
+
+
+def test_batches_with_a_label(tmp_path: Path) -> None:
+    ds = rd.Dataset.from_csv(
+        table(tmp_path),
+        batch_size=2,
+        label_name="survived",
+        select_columns=["survived", "fare", "age"],
+        column_defaults={"age": -1},
+    )
+    assert ds.element_spec == (
+        {"age": rd.TensorSpec((None,), "int64"), "fare": rd.TensorSpec((None,), "float64")},
+        rd.TensorSpec((None,), "int64"),
+    )
+    batches = [({k: v.tolist() for k, v in x.items()}, y.tolist()) for x, y in ds]
+    assert batches == [({"age": [22, 38], "fare": [7.25, 71.3]}, [0, 1]), ({"age": [-1], "fare": [7.9]}, [1])]
+    rows = rd.Dataset.from_csv(table(tmp_path), ["sex", "survived"], label_name="survived")
+    assert list(rows.as_numpy_iterator())[1] == ({"sex": "female"}, 1)
+
+
+@pytest.mark.parametrize("columns", [["sex", "age"], [1, 2], (np.int64(1), "age")])
+def test_columns_by_name_or_number(tmp_path: Path, columns: Any) -> None:
+    columns = [column if isinstance(column, str) else int(column) for column in columns]
+    ds = rd.Dataset.from_csv(table(tmp_path), select_columns=columns, column_defaults=["none", 0.5])
+    assert ds.element_spec == {"age": rd.TensorSpec((), "float32"), "sex": rd.TensorSpec((), str)}
+    assert [row["age"] for row in ds.as_numpy_iterator()] == [22, 38, 0.5]
+
+
+def test_a_list_of_defaults_and_dtypes(tmp_path: Path) -> None:
+    ds = rd.Dataset.from_csv(table(tmp_path), column_defaults=[torch.int32, np.dtype("S"), np.float32(-1), float])
+    assert ds.element_spec == {
+        "survived": rd.TensorSpec((), "int32"),
+        "sex": rd.TensorSpec((), bytes),
+        "age": rd.TensorSpec((), "float32"),
+        "fare": rd.TensorSpec((), "float64"),
+    }
+    assert [float(row["age"]) for row in ds] == [22, 38, -1]
+    assert rd.Dataset.from_csv(table(tmp_path), ["age"], column_defaults={"age": np.int16}).element_spec == {
+        "age": rd.TensorSpec((), "int16")
+    }
+    with pytest.raises(rd.SpecError, match="'age' has no value in line 4"):
+        list(rd.Dataset.from_csv(table(tmp_path), ["age"], column_defaults=[np.float32]))
+    typed = rd.Dataset.from_csv(table(tmp_path), ["age"], column_types={"age": "float64"}, column_defaults=[3])
+    assert typed.element_spec == {"age": rd.TensorSpec((), "float64")}
+
+
+def test_columns_and_defaults_that_do_not_fit(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    with pytest.raises(rd.InvalidArgumentError, match=r"columns or select_columns, got \['age'\] and \['fare'\]"):
+        rd.Dataset.from_csv(path, ["age"], select_columns=["fare"])
+    with pytest.raises(
+        rd.InvalidArgumentError, match=r"one value or dtype for each column, survived, sex, .*got \[1\]"
+    ):
+        rd.Dataset.from_csv(path, column_defaults=[1])
+    with pytest.raises(rd.InvalidArgumentError, match=r"must name columns of the file .*got \[4, -1\]"):
+        rd.Dataset.from_csv(path, [4, -1, 0])
+    with pytest.raises(rd.InvalidArgumentError, match="label_name must be one of several columns, got 'age'"):
+        rd.Dataset.from_csv(path, ["sex", "fare"], label_name="age")
+    with pytest.raises(rd.InvalidArgumentError, match="batch_size must be >= 1, got 0"):
+        rd.Dataset.from_csv(path, ["sex"], batch_size=0)
+
+
+def test_a_state_of_labelled_batches(tmp_path: Path) -> None:
+    def make() -> Any:
+        return iter(rd.Dataset.from_csv(table(tmp_path), ["sex", "survived"], batch_size=1, label_name="survived"))
+
+    iterator = make()
+    next(iterator)
+    resumed = make()
+    resumed.load_state_dict(iterator.state_dict())
+    assert [y.tolist() for _, y in resumed] == [[1], [1]]

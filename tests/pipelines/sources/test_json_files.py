@@ -96,3 +96,15 @@ def test_bad_arguments(tmp_path: Path) -> None:
     for name, options, kind, message in cases:
         with pytest.raises(kind, match=message):
             rd.Dataset.from_json(tmp_path / name, **options)
+
+
+def test_deep_nesting_and_broken_text_are_errors_at_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    deep = b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    path.write_bytes(b'{"a": "0"}\n' * 1000 + deep + b'\n{"a": "\xff"}\n{"a": "1"}\n')
+    found = collect(rd.Dataset.from_json(path).as_numpy_iterator())
+    assert [item[0] for item in found if is_error(item)] == ["DataLossError"] * 2
+    assert ["Line 1001" in found[1000][1], "byte 11000" in found[1000][1], found[-1]] == [True, True, {"a": "1"}]
+    path.write_bytes(deep)
+    with pytest.raises(rd.DataLossError, match="100 deep"):
+        rd.Dataset.from_json(path)

@@ -62,3 +62,11 @@ def test_nothing_matches(tmp_path: Path) -> None:
         rd.Dataset.list_files("nosuch://x/*")
     with pytest.raises(rd.SpecError, match="got 3"):
         rd.Dataset.list_files(3)
+
+
+def test_file_uris(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    for prefix in ("", "file://", "file://localhost"):
+        assert [str(name) for name in rd.Dataset.list_files(f"{prefix}{tmp_path}/*")] == [f"{prefix}{tmp_path}/a"]
+    with pytest.raises(rd.InvalidArgumentError, match="must be of this machine"):
+        rd.Dataset.list_files("file://other/x*")

@@ -138,3 +138,22 @@ def test_a_file_that_is_removed_is_read_on(tmp_path: Path) -> None:
     next(iterator)
     (tmp_path / "x.npy").unlink()
     assert [int(batch[0]) for batch in iterator] == [1000, 2000, 3000, 4000]
+
+
+def test_checksums_are_compared_before_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, a=np.arange(100_000))
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+    iterator = rd.Dataset.from_numpy(path).as_numpy_iterator()
+    for _ in range(3):  # the error of each row
+        with pytest.raises(rd.DataLossError, match="checksum of 'a'"):
+            next(iterator)
+        path.with_name("moved.npz").exists() or path.rename(path.with_name("moved.npz"))  # it is read only once
+    path.with_name("moved.npz").rename(path)
+    assert len(list(rd.Dataset.from_numpy(path, verify=False).batch(1000))) == 100
+    with pytest.raises(rd.DataLossError, match="checksum of 'a'"):
+        list(pickle.loads(pickle.dumps(rd.Dataset.from_numpy(path).batch(9))).take(1))
+    with pytest.raises(rd.InvalidArgumentError, match="max_array_bytes must be >= 1"):
+        rd.Dataset.from_numpy(path, max_array_bytes=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -140,7 +141,7 @@ def test_a_server_that_fails_for_good(open_server: Callable[[bool], FileServer])
     server = open_server(True)
     server.files["x"] = framed(*RECORDS)
     server.failures.extend([503] * 1000)
-    with pytest.raises(Exception, match="503") as caught:
+    with pytest.raises(rd.FailedPreconditionError, match="must hand out 'http.*status 503") as caught:
         next(iterate(rd.TFRecordDataset(server.url("x"))))
     assert "The server failed 6 times in a row." in caught.value.__notes__
     assert server.requests < 20
@@ -156,13 +157,29 @@ def test_errors_that_are_no_moment(open_server: Callable[[bool], FileServer]) ->
         with pytest.raises(rd.FailedPreconditionError, match="permission is denied for 'http"):
             next(iterate(rd.TFRecordDataset(server.url("x"))))
     server.failures.append(418)
-    with pytest.raises(Exception, match="418") as caught:
+    with pytest.raises(rd.FailedPreconditionError, match="answered with HTTP status 418") as caught:
         next(iterate(rd.TFRecordDataset(server.url("x"))))
     assert f"while accessing {server.url('x')!r}" in caught.value.__notes__[0]
+
+
+def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts, and says nothing."""
+    monkeypatch.setattr(remote_file, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(remote_file, "ATTEMPTS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        for make in (rd.TFRecordDataset, rd.Dataset.from_parquet, rd.Dataset.from_json):
+            with pytest.raises(rd.FailedPreconditionError, match=f"must hand out '{url}', but it did not answer"):
+                next(iterate(make(url)))
+    with pytest.raises(rd.FailedPreconditionError, match="did not answer"):  # nobody listens there any more
+        rd.Dataset.from_json(url)
 
 
 def test_numpy_files_are_local(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", np.arange(3))
     assert [int(x) for x in rd.Dataset.from_numpy(f"file://{tmp_path}/x.npy").as_numpy_iterator()] == [0, 1, 2]
+    assert len(rd.Dataset.from_numpy(f"file://localhost{tmp_path}/x.npy")) == 3
+    with pytest.raises(rd.InvalidArgumentError, match="must be of this machine .* names the host 'other'"):
+        rd.Dataset.from_numpy("file://other/x.npy")
     with pytest.raises(rd.InvalidArgumentError, match="needs a local path, got 'memory://x.npy'"):
         rd.Dataset.from_numpy("memory://x.npy")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raydist.errors import NotFoundError
+from raydist.errors import FailedPreconditionError, NotFoundError
 from raydist.pipelines.stored.file_lock import FileLock
 
 
@@ -58,3 +58,31 @@ def test_a_lock_of_a_file_that_was_just_removed_is_taken_again(tmp_path: Path, m
     assert lock.acquire()
     assert not FileLock(str(tmp_path / "x.lock")).acquire()
     lock.release()
+
+
+def test_what_is_no_lock_is_not_overwritten(tmp_path: Path) -> None:
+    precious, path = tmp_path / "precious", tmp_path / "x.lock"
+    precious.write_text("precious")
+    lock = FileLock(str(path))
+    ways = (
+        lambda: path.symlink_to(precious),
+        lambda: path.symlink_to(tmp_path / "not yet there"),
+        lambda: path.hardlink_to(precious),
+        lambda: path.write_text("my own list of versions"),
+        lambda: os.mkfifo(path),
+    )
+    for make in ways:
+        make()
+        with pytest.raises(FailedPreconditionError, match=r"must be free, but '.*x.lock' is (a link|another file)"):
+            lock.acquire()
+        lock.release()
+        assert os.path.lexists(path)
+        path.unlink()
+    assert precious.read_text() == "precious"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["precious"]
+
+
+def test_its_holder_is_not_read_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "x.lock").symlink_to(tmp_path / "precious")
+    assert FileLock(str(tmp_path / "x.lock")).holder() == "somebody who has just gone"

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from raydist.errors import DataLossError
 from raydist.nest import flatten
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.stored.chunks import Chunk
+from raydist.pipelines.stored.chunks import Chunk, crc32c
 from raydist.pipelines.stored.containers import Container
 from raydist.pipelines.stored.manifest import Manifest, StoredFile
 
@@ -61,3 +63,45 @@ def test_a_checksum_of_other_content() -> None:
     found["saved"]["origin"] = "seed 6"
     with pytest.raises(DataLossError, match="its checksum does not match"):
         Manifest.of_bytes(json.dumps(found).encode(), "x")
+
+
+ODD_ODD_NAMES = [
+    *(
+        "../x",
+        "..",
+        ".",
+        "",
+        "/etc/passwd",
+        "a/../../x",
+        "a/b",
+        "a\\b",
+        "..\\x",
+        "a\0b",
+        "a\n",
+        "C:x",
+        "\u2024\u2024/x",
+    ),
+    *("file:///x", "s3://b/x", "~", "-", "a" * 201, "\uff0e\uff0e", None, 3, ["a"]),
+]
+
+
+@pytest.mark.parametrize("name", ODD_ODD_NAMES, ids=repr)
+def test_names_that_are_no_files_of_the_directory(name: Any) -> None:
+    """The checksum is right: whoever wrote it can make that."""
+    with pytest.raises(DataLossError, match="which is no file in its directory"):
+        Manifest.of_bytes(forged(lambda saved: saved["parts"][1].update(name=name)), "x")
+
+
+def test_a_file_twice_and_negative_sizes() -> None:
+    with pytest.raises(DataLossError, match="names a file twice"):
+        Manifest.of_bytes(forged(lambda saved: saved["parts"][1].update(name="a")), "x")
+    for place in range(5):
+        with pytest.raises(DataLossError, match="negative"):
+            Manifest.of_bytes(forged(lambda saved: saved["parts"][1]["chunks"][0].__setitem__(place, -1)), "x")  # noqa: B023
+
+
+def forged(change: Callable[[Any], None]) -> bytes:
+    content = json.loads(MANIFEST.to_bytes())["saved"]
+    change(content)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps({"crc32c": crc32c(text), "saved": content}).encode()

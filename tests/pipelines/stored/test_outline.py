@@ -12,6 +12,7 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
 from raydist.nest import flatten, unflatten
+from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.stored.outline import outline_of, structure_of
 
 
@@ -34,6 +35,12 @@ def test_structures_come_back_with_the_order_of_their_keys() -> None:
     found = structure_of(json.loads(json.dumps(outline_of(structure))))
     assert found == structure
     assert repr(unflatten(found, leaves)) == repr(NEST)
+
+
+def test_a_part_without_leaves_comes_back() -> None:
+    outline = json.loads(json.dumps(outline_of(flatten_element({"x": 1, "y": None})[1])))
+    assert outline == {"dict": {"x": None, "y": {"none": []}}}
+    assert unflatten(structure_of(outline), [5]) == {"x": 5, "y": None}
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])

@@ -151,3 +151,37 @@ def test_files_may_be_longer_than_one_chunk(tmp_path: Path) -> None:
     assert len(checked_manifest(tmp_path / "x").parts[0].blocks) > 2
     for number, row in zip(itertools.count(), rd.Dataset.load(tmp_path / "x"), strict=False):
         assert row[0] == row[-1] == number
+
+
+def test_links_that_lead_outside(tmp_path: Path) -> None:
+    path, outside = tmp_path / "x", tmp_path / "outside"
+    rd.Dataset.range(5).save(path)
+    (tmp_path / "y").symlink_to(path)
+    assert len(list(rd.Dataset.load(tmp_path / "y"))) == 5  # the directory itself may be linked
+    (part,) = (entry for entry in path.iterdir() if entry.name != "manifest.json")
+    part.rename(path / "moved")
+    part.symlink_to("moved")
+    assert len(list(rd.Dataset.load(path))) == 5
+    (path / "moved").rename(outside)
+    part.unlink()
+    part.symlink_to(outside)
+    with pytest.raises(rd.InvalidArgumentError, match=f"must lie in it, but '{part}' is a link to '{outside}'"):
+        list(rd.Dataset.load(path))
+    (path / "manifest.json").rename(tmp_path / "other")
+    (path / "manifest.json").symlink_to("../other")
+    with pytest.raises(rd.InvalidArgumentError, match="is a link to"):
+        rd.Dataset.load(path)
+
+
+def test_a_chunk_that_would_take_all_memory(tmp_path: Path) -> None:
+    """An element of 64 MB that takes 2 KB in its file."""
+    zeros = rd.Dataset.from_tensors(np.zeros(1 << 23))
+    zeros.save(tmp_path / "x", compression="ZSTD")
+    with pytest.raises(
+        rd.DataLossError, match="at most 33554432 bytes, but .* are to become .*max_chunk_bytes"
+    ) as caught:
+        list(rd.Dataset.load(tmp_path / "x"))
+    assert caught.value.offset is not None
+    assert len(list(rd.Dataset.load(tmp_path / "x", max_chunk_bytes=1 << 27))) == 1
+    for _ in range(2):  # what raydist wrote for itself is read as it is
+        assert len(list(zeros.snapshot(tmp_path / "y", compression="ZSTD"))) == 1

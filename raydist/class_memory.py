@@ -1,0 +1,41 @@
+"""Remembering what is true of a class, without keeping the class."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["remembered_by_class"]
+
+_T = TypeVar("_T")
+
+
+def remembered_by_class(fn: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """As `functools.cache` for a function of a class. A class that nobody uses is forgotten.
+
+    Mirrored objects have classes of their own, which hold their strategy: a cache must not hold them.
+
+    >>> @remembered_by_class
+    ... def name_of(cls):
+    ...     return cls.__name__
+    >>> name_of(int), name_of(int)
+    ('int', 'int')
+    """
+    known: dict[int, _T] = {}
+    living: dict[int, weakref.ref[Any]] = {}
+
+    def remembered(cls: Any) -> _T:
+        try:
+            return known[id(cls)]
+        except KeyError:
+            living[id(cls)] = weakref.ref(cls, functools.partial(_forget, id(cls), known, living))
+            return known.setdefault(id(cls), fn(cls))
+
+    return remembered
+
+
+def _forget(key: int, known: dict[int, Any], living: dict[int, Any], _: object) -> None:
+    known.pop(key, None)
+    living.pop(key, None)

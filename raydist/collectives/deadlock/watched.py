@@ -1,0 +1,134 @@
+"""A communicator that notes what its rank waits for, and says why where the group was ended for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+import torch
+
+from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.deadlock.status import Progress
+from raydist.errors import CancelledError, CollectiveMismatchError
+from raydist.values import ReduceOp
+
+__all__ = ["WatchedCommunicator"]
+
+_Verdict = Callable[[], CollectiveMismatchError | None]
+
+
+@final
+class WatchedCommunicator(Communicator):
+    """Another communicator whose waits a `DeadlockDetector` can see. Messages between two ranks are not watched.
+
+    Args:
+        inner: Does the work; it belongs to this object from now on.
+        name: The group's name for messages, unlike that of the rank's other groups.
+        progress: Where it is noted.
+        verdict: Why the group was ended, where a detector has ended it.
+    """
+
+    def __init__(self, inner: Communicator, name: str, progress: Progress, verdict: _Verdict) -> None:
+        self._inner = inner
+        self._name = name
+        self._progress = progress
+        self._verdict = verdict
+        self.device = inner.device
+        self._about = ""
+
+    @property
+    def membership(self) -> Membership:  # type: ignore[override]  # a view of the inner one's
+        return self._inner.membership
+
+    @property
+    def timeout_s(self) -> float:  # type: ignore[override]  # a view of the inner one's
+        return self._inner.timeout_s
+
+    @property
+    def checks_itself(self) -> bool:
+        return self._inner.checks_itself
+
+    def announce(self, what: str) -> None:
+        self._about = what
+
+    def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+        with self.waiting(self._progress.call(self._name), f"allocate({len(sizes)} tensors)", None):
+            return self._inner.allocate(sizes)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
+        number = self._progress.call(self._name)
+        return _WatchedWork(self, number, f"all_reduce({op.value})", tensor, self._inner.all_reduce(tensor, op))
+
+    def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        number = self._progress.call(self._name)
+        about, self._about = self._about, ""
+        shown = None if about else tensor
+        return _WatchedWork(self, number, about or "all_gather", shown, self._inner.all_gather(outputs, tensor))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        number = self._progress.call(self._name)
+        return _WatchedWork(self, number, f"broadcast(root={root})", tensor, self._inner.broadcast(tensor, root))
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        number = self._progress.call(self._name)
+        name = f"reduce({op.value}, root={root})"
+        return _WatchedWork(self, number, name, tensor, self._inner.reduce(tensor, root, op))
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        number = self._progress.call(self._name)
+        work = self._inner.reduce_scatter(output, inputs, op)
+        return _WatchedWork(self, number, f"reduce_scatter({op.value})", output, work)
+
+    def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        return self._inner.send(tensor, destination)
+
+    def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._inner.recv(tensor, source)
+
+    def barrier(self) -> None:
+        with self.waiting(self._progress.call(self._name), "barrier", None):
+            self._inner.barrier()
+
+    def reconfigure(self, membership: Membership) -> None:
+        self._inner.reconfigure(membership)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @contextmanager
+    def waiting(self, number: int, name: str, tensor: torch.Tensor | None) -> Iterator[None]:
+        """Inside the block the rank waits for its collective `number`."""
+        self._progress.wait(self._name, number, name, tensor)
+        try:
+            yield
+        except CancelledError as error:
+            verdict = self._verdict()
+            if verdict is None:
+                raise
+            raise verdict from error
+        finally:
+            self._progress.go_on()
+
+
+@final
+class _WatchedWork(Work):
+    """A collective under way."""
+
+    __slots__ = ("_communicator", "_name", "_number", "_tensor", "_work")
+
+    def __init__(
+        self, communicator: WatchedCommunicator, number: int, name: str, tensor: torch.Tensor | None, work: Work
+    ) -> None:
+        self._communicator = communicator
+        self._number = number
+        self._name = name
+        self._tensor = tensor
+        self._work = work
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        with self._communicator.waiting(self._number, self._name, self._tensor):
+            self._work.wait(timeout_s)

@@ -1,0 +1,159 @@
+"""`strategy.extended`: what tf.distribute offers to libraries, in terms of what raydist offers to everyone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, final
+
+import torch
+
+from raydist.values import ReduceOp
+
+__all__ = ["StrategyExtended"]
+
+
+class _Extended(Protocol):
+    """The part of a strategy that is needed here."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """One device name per replica."""
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
+        """One value for those of all replicas."""
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """`fn` on every replica."""
+
+
+@final
+class StrategyExtended:
+    """Further methods of a strategy, under tf.distribute's names. Made by `strategy.extended`.
+
+    Args:
+        strategy: The strategy.
+
+    Source: tf.distribute.StrategyExtended.
+
+    >>> rd.OneDeviceStrategy("cpu").extended.worker_devices
+    ('CPU:0',)
+    """
+
+    def __init__(self, strategy: _Extended) -> None:
+        self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """One device name per replica: `strategy.worker_devices`.
+
+        >>> rd.OneDeviceStrategy("cpu").extended.worker_devices
+        ('CPU:0',)
+        """
+        return self._strategy.worker_devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices that hold variables: those of all replicas, each of which has its copy.
+
+        >>> rd.OneDeviceStrategy("cpu").extended.parameter_devices
+        ('CPU:0',)
+        """
+        return self._strategy.worker_devices
+
+    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any = None, options: Any = None) -> Any:
+        """`strategy.reduce(reduce_op, value, axis=None)`: blocks and raises as that does.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value: A nest of PerReplica, tensors and numbers.
+            destinations: Changes nothing: the result is on the CPU, and goes wherever it is used.
+            options: Changes nothing, like `destinations`.
+
+        Source: tf.distribute.StrategyExtended.reduce_to.
+
+        >>> rd.OneDeviceStrategy("cpu").extended.reduce_to("SUM", 3, destinations=None)
+        tensor(3)
+        """
+        return self._strategy.reduce(reduce_op, value, axis=None)
+
+    def batch_reduce_to(
+        self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]], options: Any = None
+    ) -> list[Any]:
+        """:meth:`reduce_to` for several values.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value_destination_pairs: Pairs of what `reduce_to` takes.
+            options: Changes nothing.
+
+        Source: tf.distribute.StrategyExtended.batch_reduce_to.
+
+        >>> rd.OneDeviceStrategy("cpu").extended.batch_reduce_to("SUM", [(3, None), (4, None)])
+        [tensor(3), tensor(4)]
+        """
+        return [self.reduce_to(reduce_op, value, destinations) for value, destinations in value_destination_pairs]
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """`strategy.run(fn, args, kwargs)`.
+
+        Args:
+            fn: The step function.
+            args: A tuple of its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Source: tf.distribute.StrategyExtended.call_for_each_replica.
+
+        >>> rd.OneDeviceStrategy("cpu").extended.call_for_each_replica(lambda x: x + 1, args=(2,))
+        3
+        """
+        return self._strategy.run(fn, args, kwargs)
+
+    def update(
+        self,
+        var: torch.Tensor,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """`fn(var, *args, **kwargs)` on the driver, without gradients: what it writes reaches every replica.
+
+        Args:
+            var: A variable of the strategy.
+            fn: Writes to it in place.
+            args: Further arguments: values, such as `reduce_to` gives.
+            kwargs: Keyword arguments.
+            group: Changes nothing: the call returns when the value is written.
+
+        Returns:
+            What `fn` returned.
+
+        Source: tf.distribute.StrategyExtended.update.
+
+        >>> import torch
+        >>> strategy = rd.OneDeviceStrategy("cpu")
+        >>> with strategy.scope():
+        ...     layer = torch.nn.Linear(1, 1)
+        >>> _ = strategy.extended.update(layer.bias, lambda bias, value: bias.copy_(value), args=(torch.ones(1),))
+        >>> layer.bias.data
+        tensor([1.])
+        """
+        with torch.no_grad():
+            return fn(var, *args, **(kwargs or {}))
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Variables made inside lie where `colocate_with_variable` does, as all of them do.
+
+        Args:
+            colocate_with_variable: A variable of the strategy.
+
+        Source: tf.distribute.StrategyExtended.colocate_vars_with.
+
+        >>> with rd.OneDeviceStrategy("cpu").extended.colocate_vars_with(None):
+        ...     pass
+        """
+        yield

@@ -1,0 +1,192 @@
+"""Notices steps that change what they captured: lists, dictionaries, objects, variables that they have copies of.
+
+What such a step does to its copy stays on its replica, where nobody looks for it. That is worth one warning. Looking
+costs some ten microseconds; it is done after the first run of a function, the tenth, the hundredth, and so on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import itertools
+import sys
+import types
+import zlib
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from raydist.pickling.attribute_table import attributes, is_plain
+from raydist.pickling.by_value import is_library, is_users, referenced_globals
+
+__all__ = ["CaptureWatch", "Captures"]
+
+_MOST_CONTAINERS = 1_000
+_MOST_ITEMS = 200
+_MOST_BYTES = 1 << 16
+
+_Marks = dict[Hashable, Hashable]
+
+
+class _Size(enum.Enum):
+    """The key of what concerns a container as a whole."""
+
+    SIZE = enum.auto()
+
+
+@final
+class Captures:
+    """What a function holds in copies, and how it was when this was made.
+
+    Args:
+        function: A step function, as it has arrived.
+        is_shared: Whether an object is no copy (a mirrored one, the strategy).
+    """
+
+    def __init__(self, function: Any, is_shared: Callable[[Any], bool]) -> None:
+        self._is_shared = is_shared
+        self._held = [(name, container, self._marks(container)) for name, container in self._containers(function)]
+
+    def changed(self) -> str:
+        """The name of something that is not as it was, as the function's author would write it; empty if nothing is."""
+        for name, container, before in self._held:
+            now = self._marks(container)
+            if now != before:
+                keys = [key for key in (*now, *before) if now.get(key) != before.get(key)]
+                return _name(container, name, keys[0])
+        return ""
+
+    def _containers(self, function: Any) -> Iterator[tuple[str, Any]]:
+        """Whatever can be changed, each with its name, the nearest first."""
+        waiting: deque[tuple[str, Any]] = deque([("", function)])
+        seen: set[int] = set()
+        while waiting and len(seen) < _MOST_CONTAINERS:
+            name, obj = waiting.popleft()
+            if id(obj) in seen or is_plain(obj) or self._is_shared(obj):
+                continue
+            seen.add(id(obj))
+            items = _items(obj)
+            if items is not None:
+                yield name, obj
+                waiting.extend((_name(obj, name, key), value) for key, value in items)
+
+    def _marks(self, container: Any) -> _Marks:
+        return {key: self._mark(value) for key, value in _items(container) or ()}
+
+    def _mark(self, value: Any) -> Hashable:
+        """Differs when another object is there or, where that shows, when it was written to."""
+        if is_plain(value):
+            return type(value), value
+        if isinstance(value, torch.Tensor):
+            return id(value), None if self._is_shared(value) or value.is_inference() else value._version
+        if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
+            return id(value), zlib.crc32(value.tobytes())
+        return id(value)
+
+
+def _items(obj: Any) -> list[tuple[Hashable, Any]] | None:
+    """What something that can be changed holds (of much a part); None for everything else."""
+    if isinstance(obj, types.FunctionType):
+        return _variables(obj) if _is_of_users(obj.__module__) else None
+    if isinstance(obj, types.MethodType):
+        return [("self", obj.__self__), ("", obj.__func__)]
+    if isinstance(obj, functools.partial):
+        return [("", obj.func), *enumerate(obj.args), *obj.keywords.items()]
+    if isinstance(obj, set):
+        return [(_Size.SIZE, frozenset(map(id, obj)) if len(obj) <= _MOST_ITEMS else len(obj))]
+    if isinstance(obj, dict | list | tuple | deque):
+        items = obj.items() if isinstance(obj, dict) else enumerate(obj)
+        return [(_Size.SIZE, len(obj)), *itertools.islice(items, _MOST_ITEMS)]
+    is_users_object = not isinstance(obj, type | types.ModuleType) and _is_of_users(type(obj).__module__)
+    return _attributes(obj) if is_users_object else None
+
+
+def _attributes(obj: Any) -> list[tuple[Hashable, Any]] | None:
+    if hasattr(obj, "__dict__"):
+        return list(attributes(obj).items())
+    slots = [name for cls in type(obj).__mro__ for name in vars(cls).get("__slots__", ())]
+    return [(name, getattr(obj, name)) for name in slots if hasattr(obj, name)] or None
+
+
+def _is_of_users(name: str) -> bool:
+    module = sys.modules.get(name)
+    return not is_library(name) and (name == "__main__" or module is None or is_users(module))
+
+
+def _variables(function: types.FunctionType) -> list[tuple[Hashable, Any]]:
+    """What a function's code reads and writes beyond its own names, unless it is this process's own import of it."""
+    found: dict[Hashable, Any] = {}
+    if not _is_imported(function):
+        found.update(referenced_globals(function))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # a variable without a value yet
+            continue
+    defaults = function.__defaults__ or ()
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    found.update(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+    found.update(function.__kwdefaults__ or {})
+    return list(found.items())
+
+
+def _is_imported(function: types.FunctionType) -> bool:
+    module = sys.modules.get(function.__module__)
+    return getattr(module, function.__name__, None) is function
+
+
+def _name(container: Any, name: str, key: Hashable) -> str:
+    if isinstance(container, types.FunctionType | types.MethodType | functools.partial):
+        return str(key) if key else name
+    if isinstance(container, dict | list | tuple | deque | set):
+        return name if key is _Size.SIZE else f"{name}[{key!r}]"
+    return f"{name}.{key}" if name else str(key)
+
+
+@final
+class CaptureWatch:
+    """Looks after one step function's captures, ever more rarely.
+
+    Args:
+        function: The step function.
+        is_shared: See `Captures`.
+    """
+
+    def __init__(self, function: Any, is_shared: Callable[[Any], bool]) -> None:
+        self._title = _title(function)
+        self._captures: Captures | None = None
+        with contextlib.suppress(Exception):  # of odd objects: the step must run, and will say more of them
+            self._captures = Captures(function, is_shared)
+        self._runs = 0
+        self._next_look = 1
+
+    def after_run(self) -> str:
+        """A warning, the first time that something is noticed; empty otherwise."""
+        self._runs += 1
+        if self._runs < self._next_look or self._captures is None:
+            return ""
+        self._next_look *= 10
+        changed = ""
+        with contextlib.suppress(Exception):  # see above
+            changed = self._captures.changed()
+        if not changed:
+            return ""
+        self._captures = None
+        return (
+            f"What a step changes in Python objects that it captured must not be needed outside: each replica has its "
+            f"own copies. {self._title} changed {changed}: the program's own stays as it is. Return the value from the "
+            f"step and keep it there, or count in an attribute of a module made under the scope."
+        )
+
+
+def _title(function: Any) -> str:
+    inner = function
+    while isinstance(inner, functools.partial | types.MethodType):
+        inner = inner.func if isinstance(inner, functools.partial) else inner.__func__
+    if not isinstance(inner, types.FunctionType):
+        return f"The step function, a {type(inner).__name__},"
+    return f"The step function {inner.__name__!r} ({inner.__code__.co_filename}:{inner.__code__.co_firstlineno})"

@@ -1,0 +1,75 @@
+"""The driver half for hooks on parameters: what the program registers and removes here reaches the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import chain
+from typing import Any, final
+
+import torch
+
+from raydist.collectives.parameter_hooks import ParameterHooks
+from raydist.mirroring.shipment import HookChanges, Writes
+from raydist.mirroring.tensor import TensorRecord
+
+__all__ = ["HOOKS_OF_DRIVER", "DriverHooks"]
+
+HOOKS_OF_DRIVER = "driver"
+"""The origin in the keys under which the replicas keep them."""
+
+
+@final
+class DriverHooks:
+    """The hooks on the mirrored parameters of one strategy. Costs nothing for those that never had any."""
+
+    def __init__(self) -> None:
+        # Keys only: what is remembered of a hook must not keep what it reaches alive.
+        self._known: dict[int, tuple[TensorRecord, _Keys]] = {}
+        self._pending: dict[int, _Keys] = {}
+
+    def add(self, record: TensorRecord) -> None:
+        """Look after one more parameter. The replicas have its hooks."""
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor = record.tensor
+            if tensor is not None and ParameterHooks.of(tensor):
+                self._known[record.handle] = record, _keys_of(tensor)
+
+    def registered(self, record: TensorRecord) -> None:
+        """A hook was registered here on a mirrored tensor."""
+        self._known.setdefault(record.handle, (record, ((), ())))
+
+    def forget(self, handle: int) -> None:
+        """The program dropped a parameter."""
+        self._known.pop(handle, None)
+
+    def collect(self, writes: Writes) -> None:
+        """Add what was registered and removed since the last step."""
+        self._pending = {}
+        if not self._known:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for handle, (record, known) in self._known.items():
+                tensor = record.tensor
+                if tensor is not None and (now := _keys_of(tensor)) != known:
+                    self._pending[handle] = now
+                    writes.hooks[handle] = _changes(ParameterHooks.of(tensor), frozenset(chain(*known)))
+
+    def mark_sent(self) -> None:
+        """What `collect` found is on its way."""
+        for handle, keys in self._pending.items():
+            if handle in self._known:
+                self._known[handle] = self._known[handle][0], keys
+        self._pending = {}
+
+
+_Keys = tuple[tuple[Hashable, ...], tuple[Hashable, ...]]
+
+
+def _keys_of(tensor: Any) -> _Keys:
+    """Keys of all hooks of both kinds, raydist's included: a third of the time that it takes to tell these apart."""
+    return tuple(tensor._backward_hooks or ()), tuple(tensor._post_accumulate_grad_hooks or ())
+
+
+def _changes(now: ParameterHooks, known: frozenset[Hashable]) -> HookChanges:
+    gone = tuple((HOOKS_OF_DRIVER, key) for key in known - now.keys())
+    return HookChanges(gone, now.without(known).under(HOOKS_OF_DRIVER))

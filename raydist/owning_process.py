@@ -1,0 +1,116 @@
+"""Which process something lives in: a forked child has a copy of it, but neither its threads nor its connections."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, final
+
+from raydist.errors import FailedPreconditionError
+
+__all__ = ["Inherited", "OwningProcess", "call_here", "end_forked_child", "never_free", "note_inherited"]
+
+_T = TypeVar("_T")
+
+
+@final
+class OwningProcess:
+    """The process that made something.
+
+    Args:
+        what: That, for messages.
+
+    >>> OwningProcess("This iterator").require("read")
+    """
+
+    __slots__ = ("_pid", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pid = os.getpid()
+
+    @property
+    def is_this(self) -> bool:
+        """Whether this code runs in it."""
+        return os.getpid() == self._pid
+
+    def require(self, doing: str) -> None:
+        """FailedPreconditionError in a forked child: what the thing waits for does not exist there."""
+        if not self.is_this:
+            raise FailedPreconditionError(
+                f"{self._what} must be {doing} by the process that made it ({self._pid}), this is its forked child "
+                f"{os.getpid()}, which has neither its threads nor its connections. Make a new one in the child, or "
+                'start the child with the method "spawn".'
+            )
+
+
+class Inherited(Protocol):
+    """Something that a forked child has a copy of."""
+
+    def became_a_copy(self) -> None:
+        """This is the child: hand out nothing more."""
+
+
+@final
+class _CopiesInChildren:
+    """Everything that wants to know when it has become a copy."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakSet[Inherited] = weakref.WeakSet()
+        os.register_at_fork(after_in_child=self._tell)
+
+    def add(self, thing: Inherited) -> None:
+        self._known.add(thing)
+
+    def _tell(self) -> None:
+        for thing in tuple(self._known):
+            thing.became_a_copy()
+
+
+_copies = _CopiesInChildren()  # one for the process: Python never forgets what is registered for forks
+
+
+def note_inherited(thing: Inherited) -> None:
+    """Have `thing` told in forked children, so that it needs no look at the process id each time it is used."""
+    _copies.add(thing)
+
+
+def never_free(thing: object) -> None:
+    """Keep a C++ object of the parent to the end of a forked child: its destructor would want threads of the parent."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def call_here(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    """Call a user's function; a child that it forks does not come back from it.
+
+    >>> call_here(max, 2, 3)
+    3
+    """
+    pid = os.getpid()
+    try:
+        result = fn(*args, **kwargs)
+    except BaseException as error:
+        end_forked_child(pid, error)
+        raise
+    end_forked_child(pid)
+    return result
+
+
+def end_forked_child(pid: int, error: BaseException | None = None) -> None:
+    """End this process if it is not `pid`: a user's function has forked, and its child comes back to what called it.
+
+    Args:
+        pid: The process in which the function was called.
+        error: What the function raised; it is printed, for nobody else will hear of it.
+    """
+    if os.getpid() == pid:
+        return
+    if error is not None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0 if error is None else 1)

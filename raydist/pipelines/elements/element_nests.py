@@ -1,0 +1,29 @@
+"""Nests that are elements of datasets, or their specs: None in one is a part without leaves (tf.NoneTensorSpec)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raydist.nest import NOTHING, Structure, flatten, map_structure
+
+__all__ = ["flatten_element", "map_element"]
+
+
+def flatten_element(element: Any) -> tuple[list[Any], Structure]:
+    """The leaves of an element, or of its spec, and its structure.
+
+    >>> leaves, structure = flatten_element((1, None))
+    >>> leaves, str(structure)
+    ([1], "('*', None)")
+    """
+    return flatten(element, none=NOTHING)
+
+
+def map_element(fn: Callable[..., Any], element: Any) -> Any:
+    """`fn` of every leaf of an element, or of its spec.
+
+    >>> map_element(abs, {"x": -1, "y": None})
+    {'x': 1, 'y': None}
+    """
+    return map_structure(fn, element, none=NOTHING)

@@ -1,0 +1,128 @@
+"""Replicas stay equal, or somebody says so: every so many steps they compare what they trained."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.checked import describe_call, exchange
+from raydist.collectives.translation import describe_odd_ones
+from raydist.errors import CollectiveMismatchError
+from raydist.mirroring.trained_state import digest_of, trained_state
+from raydist.values import ReduceOp
+
+__all__ = ["SyncCheck"]
+
+_log = logging.getLogger(__name__)
+
+_LAST_BITS = 1e-5
+_NOTHING = "nothing"
+
+
+@final
+class SyncCheck:
+    """One replica's part in the comparison.
+
+    Args:
+        communicator: Carries it.
+        gather: Every replica's value of its argument, in rank order.
+        objects: Everything that is mirrored here, in an order that is the same on every replica.
+    """
+
+    def __init__(
+        self, communicator: Communicator, gather: Callable[[Any], list[Any]], objects: Callable[[], Iterable[Any]]
+    ) -> None:
+        self._communicator = communicator
+        self._gather = gather
+        self._objects = objects
+        self._warned = False
+
+    def compare(self) -> None:
+        """Return if all replicas hold the same parameters and the same state of optimizers.
+
+        Where only last bits differ, replica 0's values are taken by all, with one warning.
+
+        Blocking: until every replica calls it, at most the communicator's limit.
+
+        Raises:
+            CollectiveMismatchError: On every replica alike; names what differs, and the replicas.
+        """
+        entries = list(trained_state(self._objects()))
+        digests = [digest_of(value) for _, value in entries]
+        total = 0
+        for digest in digests:
+            total = zlib.crc32(digest.to_bytes(4), total)
+        if len(set(self._everyones(len(entries), total))) > 1:
+            self._settle(entries, digests)
+
+    def _everyones(self, count: int, total: int) -> list[tuple[int, ...]]:
+        device = self._communicator.device
+        mine = torch.tensor([count, total], device=device)
+        exchange(self._communicator, describe_call("comparison of what was trained", mine), device=device)
+        rows = [torch.empty_like(mine) for _ in range(self._communicator.world_size)]
+        self._communicator.all_gather(rows, mine).wait()
+        return [tuple(row.tolist()) for row in rows]
+
+    def _settle(self, entries: Sequence[tuple[str, Any]], digests: Sequence[int]) -> None:
+        named = zip(entries, digests, strict=True)
+        said = self._gather([(name, _kind(value), digest) for (name, value), digest in named])
+        kinds = [[(name, kind) for name, kind, _ in theirs] for theirs in said]
+        if any(theirs != kinds[0] for theirs in kinds):
+            raise _other_kinds(kinds)
+        rows = enumerate(zip(*said, strict=True))
+        different = [place for place, row in rows if len({digest for *_, digest in row}) > 1]
+        for place in different:
+            name, value = entries[place]
+            self._take_last_bits(name, value, [theirs[place][2] for theirs in said])
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "The last bits of %s differed between replicas, and are replica 0's now. Some operation of the step "
+                "adds up in another order each time; RunOptions(check_in_sync=) says how often they are compared.",
+                entries[different[0]][0],
+            )
+
+    def _take_last_bits(self, name: str, value: Any, digests: Sequence[int]) -> None:
+        apart = torch.inf
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.is_sparse:
+            apart = self._distance(value)
+        if not apart <= _LAST_BITS:
+            shown = "" if apart == torch.inf else f" (by {apart:.2g} of the largest value)"
+            raise CollectiveMismatchError(
+                f"All replicas must train the same values, but {name} differs{shown} between them"
+                f"{describe_odd_ones(dict(enumerate(digests)))}. Look for an optimizer step, a write or a setting that "
+                "only some replicas make."
+            )
+
+    def _distance(self, value: torch.Tensor) -> float:
+        """How far replicas are apart, relative to replica 0's largest value; if hardly, `value` becomes replica 0's."""
+        first = value.detach().clone()
+        self._communicator.broadcast(first, 0).wait()
+        most = (value.detach() - first).abs().max().double() / first.abs().max().double().clamp(min=1e-30)
+        # NaN on all replicas is no difference; on some it is one that no maximum would show.
+        most = torch.where(torch.isnan(most), torch.inf, most).reshape(1)
+        self._communicator.all_reduce(most, ReduceOp.MAX).wait()
+        if most.item() <= _LAST_BITS:
+            value.detach().copy_(first)
+        return float(most.item())
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a setting"
+
+
+def _other_kinds(kinds: Sequence[Sequence[tuple[str, str]]]) -> CollectiveMismatchError:
+    """The error of replicas that do not even hold the same things."""
+    longest = max(len(theirs) for theirs in kinds)
+    padded = [[*theirs, *[(_NOTHING, _NOTHING)] * (longest - len(theirs))] for theirs in kinds]
+    row = next(row for row in zip(*padded, strict=True) if len(set(row)) > 1)
+    listed = "; ".join(f"replica {rank}: {name} ({kind})" for rank, (name, kind) in enumerate(row))
+    return CollectiveMismatchError(
+        f"All replicas must hold the same parameters and the same state of optimizers, got {listed}"
+        f"{describe_odd_ones(dict(enumerate(row)))}. Look for an optimizer step that only some replicas make."
+    )

@@ -1,0 +1,178 @@
+"""Modules described in a file without naming code: `torch.nn` modules, and containers of them.
+
+Only classes that `torch.nn` itself exports can be named, by their bare names; nothing is imported. What is built first
+has no memory (on the device "meta") and must have exactly the tensors of the file, so that a file cannot ask for more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["Architecture", "architecture_of", "build_module"]
+
+Architecture = dict[str, Any]
+"""As JSON: {"class": name, "arguments": {...}, "dtype": name}, or {"class": name, "children": [[name, ...], ...]}."""
+
+_CONTAINERS: dict[str, type[nn.Module]] = {
+    "ModuleDict": nn.ModuleDict,
+    "ModuleList": nn.ModuleList,
+    "Sequential": nn.Sequential,
+}
+_MAX_DEPTH = 50
+_PLACES = ("device", "dtype")
+_RECURRENT_SIZES = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+_RECURRENT: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.RNN: (*_RECURRENT_SIZES, "nonlinearity"),
+    nn.GRU: _RECURRENT_SIZES,
+    nn.LSTM: (*_RECURRENT_SIZES, "proj_size"),
+}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MAX_LAYERS = 1000
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def architecture_of(module: nn.Module) -> Architecture | None:
+    """How to build such a module; None where that cannot be said of it."""
+    found = None if _shares(module) else _describe(module, 0)
+    if found is None:
+        return None
+    try:
+        built = _build(found, "meta")
+    except (TypeError, ValueError, RuntimeError, AttributeError, InvalidArgumentError):
+        return None
+    same = repr(built) == repr(module) and _shapes(built.state_dict()) == _shapes(module.state_dict())
+    return found if same else None
+
+
+def _shares(module: nn.Module) -> bool:
+    """Whether something in it has two names: it would be built twice."""
+    return any(
+        len(list(named())) < len(list(named(remove_duplicate=False)))
+        for named in (module.named_modules, module.named_parameters, module.named_buffers)
+    )
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+        for name, value in state.items()
+    }
+
+
+def _describe(module: nn.Module, depth: int) -> Architecture | None:
+    kind = module.__class__  # a mirrored module's type is another one
+    name = kind.__name__
+    if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not kind or _is_changed(module):
+        return None
+    if name not in _CONTAINERS:
+        return _describe_leaf(module)
+    children = [[key, _describe(child, depth + 1)] for key, child in module.named_children()]
+    known = all(child is not None for _, child in children) and len(children) == len(module._modules)
+    return {"class": name, "children": children} if known else None
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether it does something of its own that no class says."""
+    held = vars(module)
+    return "forward" in held or any(held.get(hooks) for hooks in _HOOKS)
+
+
+def _describe_leaf(module: nn.Module) -> Architecture | None:
+    arguments: dict[str, Any] = {}
+    for name, parameter in _parameters_of(module.__class__).items():
+        if not hasattr(module, name) and parameter.default is inspect.Parameter.empty:
+            return None
+        value = getattr(module, name, parameter.default)
+        if isinstance(value, torch.Tensor) or (name == "bias" and value is None):
+            value = value is not None  # a layer's bias: whether it has one
+        if not _is_plain(value):
+            return None
+        arguments[name] = list(value) if isinstance(value, tuple) else value
+    dtypes = {one.dtype for one in (*module.parameters(), *module.buffers()) if one.is_floating_point()}
+    if len(dtypes) > 1:
+        return None
+    dtype = {"dtype": str(next(iter(dtypes))).removeprefix("torch.")} if dtypes else {}
+    return {"class": module.__class__.__name__, "arguments": arguments, **dtype}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(one, _PLAIN) for one in value))
+
+
+def _parameters_of(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if kind in _RECURRENT:  # their signatures say nothing
+        return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _RECURRENT[kind]}
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    return {one.name: one for one in parameters if one.name not in _PLACES and one.kind not in variable}
+
+
+@cache
+def _leaves() -> dict[str, type[nn.Module]]:
+    """The modules that `torch.nn` exports and that hold no others."""
+    return {
+        name: kind
+        for name, kind in vars(nn).items()
+        if isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__.startswith("torch.nn.modules.")
+        if kind.__name__ == name and kind is not nn.Module and "Lazy" not in name and name not in _CONTAINERS
+    }
+
+
+def build_module(architecture: Any, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A fresh module that `architecture_of` described, with the names, shapes and dtypes of `tensors`.
+
+    Raises:
+        InvalidArgumentError: It is no such description, or of other tensors.
+    """
+    try:
+        hollow = _build(architecture, "meta")
+    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"The file must describe a module of torch.nn, but it cannot be built: {error!s:.300}. Pass the module: "
+            "Model.load(path, module=...)."
+        ) from error
+    if _shapes(hollow.state_dict()) != _shapes(tensors):
+        raise InvalidArgumentError(
+            f"The file must describe the module whose tensors it holds, but {hollow.__class__.__name__} has others. "
+            "Pass the module: Model.load(path, module=...)."
+        )
+    return _build(architecture, None)
+
+
+def _build(architecture: Any, device: str | None, depth: int = 0) -> nn.Module:
+    name = architecture["class"]
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+    if name in _CONTAINERS:
+        container = _CONTAINERS[name]()
+        for key, child in architecture["children"]:
+            container.add_module(key, _build(child, device, depth + 1))
+        return container
+    if name not in _leaves():
+        raise ValueError(f"{name!r:.100} is no class of torch.nn that may be named")
+    kind = _leaves()[name]
+    known = _parameters_of(kind)
+    arguments = {key: tuple(one) if isinstance(one, list) else one for key, one in architecture["arguments"].items()}
+    if not (arguments.keys() <= known.keys() and all(map(_is_plain, arguments.values()))):
+        raise ValueError(f"{name} has no such arguments: {arguments!r:.200}")
+    if kind in _RECURRENT and not arguments["num_layers"] <= _MAX_LAYERS:
+        raise ValueError(f"{name} may have {_MAX_LAYERS} layers, it says {arguments['num_layers']!r:.20}")
+    with torch.device(device) if device else torch.device("cpu"):
+        module = kind(**arguments)
+    dtype = architecture.get("dtype")
+    return module.to(_floating(dtype)) if dtype is not None else module
+
+
+def _floating(name: Any) -> torch.dtype:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"{name!r:.100} is no floating dtype")
+    return found

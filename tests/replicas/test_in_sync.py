@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.collectives.local import LocalGroup
+from raydist.errors import CollectiveMismatchError
+from raydist.replicas.in_sync import SyncCheck
+from tests.collectives.threads import run_ranks
+
+Change = Callable[[int, nn.Linear, torch.optim.Optimizer], None]
+
+
+def compare(change: Change, *, world_size: int = 3, twice: bool = False) -> list[Any]:
+    """Train alike, change something, compare: what every rank's weight is then, or what its error says."""
+
+    def main(group: LocalGroup) -> Any:
+        model = nn.Linear(2, 1)
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        change(group.rank, model, optimizer)
+        check = SyncCheck(group, lambda value: gathered(group, value), lambda: [model, *model.parameters(), optimizer])
+        try:
+            for _ in range(1 + twice):
+                check.compare()
+        except CollectiveMismatchError as error:
+            return error.message
+        return model.weight.detach().clone()
+
+    return run_ranks(world_size, main)
+
+
+def gathered(group: LocalGroup, value: Any) -> list[Any]:
+    """Threads share what they hold: only places are exchanged."""
+    key = torch.tensor([id(value)])
+    rows = [torch.empty_like(key) for _ in range(group.world_size)]
+    held[id(value)] = value
+    group.all_gather(rows, key).wait()
+    return [held[int(row)] for row in rows]
+
+
+held: dict[int, Any] = {}
+
+
+def test_equal_replicas_pass() -> None:
+    first, *others = compare(lambda rank, model, optimizer: None)
+    assert all(torch.equal(other, first) for other in others)
+
+
+def add(amount: float) -> Change:
+    def change(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        if rank == 1:
+            model.weight.data[0, 1] += amount
+
+    return change
+
+
+def momentum(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+    if rank == 1:
+        optimizer.state[model.bias]["exp_avg"].fill_(7.0)
+
+
+def decay(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+    if rank == 1:
+        optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
+def no_state(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+    if rank == 1:
+        del optimizer.state[model.bias]
+
+
+def nan(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+    if rank == 1:
+        model.weight.data.fill_(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (add(0.5), r"Linear\.weight differs \(by .* of the largest value\)"),
+        (momentum, r"Adam\.state\[Linear\.bias\]\.exp_avg differs"),
+        (decay, r"Adam\.param_groups\[0\]\.weight_decay differs"),
+        (no_state, "replica 1: nothing"),
+        (nan, r"Linear\.weight differs"),
+    ],
+)
+def test_a_replica_that_parts_is_named_on_all(change: Change, said: str) -> None:
+    for message in compare(change):
+        assert re.search(said, message)
+        assert "rank 1 differs from the others" in message
+
+
+def test_of_two_neither_is_blamed() -> None:
+    for message in compare(add(0.5), world_size=2):
+        assert "Linear.weight differs" in message
+        assert "from the others" not in message
+
+
+def test_last_bits_become_the_first_ones_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        first, *others = compare(add(1e-7), twice=True)
+    assert all(torch.equal(other, first) for other in others)
+    assert len(caplog.records) == 3  # one a rank
+    assert "last bits of Linear.weight" in caplog.records[0].message
+
+
+def test_the_same_nan_everywhere_is_no_difference() -> None:
+    def everywhere(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        model.weight.data.fill_(float("nan"))
+
+    assert all(isinstance(result, torch.Tensor) for result in compare(everywhere))

@@ -1,0 +1,323 @@
+"""Replicas whose programs part: each kind of it ends in an error on all of them, which says who does what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+from tests.conftest import live_actors
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+# Far below the limits of collectives and steps (300 s, an hour), far above what it takes (2 s on an idle machine).
+_SOON_S = 20.0
+
+
+@dataclass
+class Training:
+    """A model in training, and what a program does with it in a step."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+
+    @classmethod
+    def build(cls) -> Self:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return cls(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = self.model(x).mean()
+        return value
+
+    def step(self, x: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.loss(x).backward()
+        self.optimizer.step()
+
+
+Program = Callable[[Training, Any, int], None]
+"""Gets the training, the batch (or the iterator) and the rank; replica 1 is the one that parts."""
+
+
+def skips_backward(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.optimizer.zero_grad()
+    if rank != 1:
+        training.loss(x).backward()
+    training.optimizer.step()
+
+
+def returns_early(training: Training, x: torch.Tensor, rank: int) -> None:
+    if rank != 1:
+        training.step(x)
+
+
+def runs_backward_twice(training: Training, x: torch.Tensor, rank: int) -> None:
+    for _ in range(2 if rank == 1 else 1):
+        training.loss(x).backward()
+    training.optimizer.step()
+
+
+def searches_longer(training: Training, x: torch.Tensor, rank: int) -> None:
+    """As LBFGS's line search would, with one more call of its closure."""
+    for _ in range(3 + (rank == 1)):
+        training.optimizer.zero_grad()
+        training.loss(x).backward()
+    training.optimizer.step()
+
+
+def reduces_once_more(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(1))
+
+
+def reduces_once_less(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank != 1:
+        rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(1))
+
+
+def reduces_before_backward(training: Training, x: torch.Tensor, rank: int) -> None:
+    if rank == 1:
+        rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(1))
+    training.loss(x).backward()
+    if rank != 1:
+        rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(1))
+    training.optimizer.step()
+
+
+def gathers_instead(training: Training, x: torch.Tensor, rank: int) -> None:
+    context = rd.get_replica_context()
+    if rank == 1:
+        context.all_gather(torch.ones(1), 0)
+    else:
+        context.all_reduce(rd.ReduceOp.SUM, torch.ones(1))
+
+
+def reduces_otherwise(training: Training, x: torch.Tensor, rank: int) -> None:
+    rd.get_replica_context().all_reduce(rd.ReduceOp.MEAN if rank == 1 else rd.ReduceOp.SUM, torch.ones(1))
+
+
+def reduces_another_shape(training: Training, x: torch.Tensor, rank: int) -> None:
+    rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, torch.ones(2 if rank == 1 else 1))
+
+
+def reduces_another_dtype(training: Training, x: torch.Tensor, rank: int) -> None:
+    rd.get_replica_context().all_reduce(
+        rd.ReduceOp.SUM, torch.ones(1, dtype=torch.float64 if rank == 1 else torch.float32)
+    )
+
+
+def merges_alone(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        rd.get_replica_context().merge_call(lambda strategy, value: value, args=(rank,))
+
+
+def keeps_gradients(training: Training, x: torch.Tensor, rank: int) -> None:
+    if rank == 1:
+        with rd.get_replica_context().no_sync():
+            training.loss(x).backward()
+    else:
+        training.loss(x).backward()
+
+
+def freezes(training: Training, x: torch.Tensor, rank: int) -> None:
+    if rank == 1:
+        next(iter(training.model.parameters())).requires_grad_(False)
+    training.step(x)
+
+
+def leaves_the_loop(training: Training, batches: Any, rank: int) -> None:
+    for number, x in enumerate(batches):
+        if rank == 1 and number == 2:
+            return
+        training.step(x)
+
+
+def passes_over_a_batch(training: Training, batches: Any, rank: int) -> None:
+    for number, x in enumerate(batches):
+        if not (rank == 1 and number == 2):
+            training.step(x)
+
+
+def skips_a_step(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.loss(x).backward()
+    if rank != 1:
+        training.optimizer.step()
+
+
+def steps_twice(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        training.optimizer.step()
+
+
+def sets_another_rate(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        training.optimizer.param_groups[0]["lr"] = 0.2
+
+
+def schedules_alone(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        training.scheduler.step()
+
+
+def writes_a_parameter(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        next(iter(training.model.parameters())).data.add_(0.5)
+
+
+def forgets_momentum(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        training.optimizer.state.clear()
+
+
+def decays_alone(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.step(x)
+    if rank == 1:
+        training.optimizer.param_groups[0]["weight_decay"] = 0.01
+
+
+def updates_by_hand(training: Training, x: torch.Tensor, rank: int) -> None:
+    training.loss(x).backward()
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(0.1 * (1 + (rank == 1)) * parameter.grad)
+
+
+IN_STEPS: list[Program] = [
+    skips_backward,
+    returns_early,
+    runs_backward_twice,
+    searches_longer,
+    reduces_once_more,
+    reduces_once_less,
+    reduces_before_backward,
+    gathers_instead,
+    reduces_otherwise,
+    reduces_another_shape,
+    reduces_another_dtype,
+    merges_alone,
+    keeps_gradients,
+    freezes,
+    skips_a_step,
+    steps_twice,
+    sets_another_rate,
+    schedules_alone,
+    writes_a_parameter,
+    forgets_momentum,
+    decays_alone,
+    updates_by_hand,
+]
+IN_LOOPS: list[Program] = [leaves_the_loop, passes_over_a_batch]
+
+
+@pytest.fixture(scope="module")
+def three(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.MirroredStrategy]:
+    before = live_actors()
+    strategy = rd.MirroredStrategy(3)
+    with strategy:
+        for batch in strategy.distribute_dataset(rd.Dataset.range(3).batch(3)):  # its pipeline's host stays
+            strategy.local_results(strategy.run(lambda x: 1, args=(batch,)))
+        mine = live_actors() - before
+        shared_actors |= mine
+        yield strategy
+    shared_actors -= mine
+
+
+def batches() -> rd.Dataset:
+    return rd.Dataset.range(60).map(lambda number: torch.ones(4) * number / 60).batch(6)
+
+
+def step_of(training: Training, program: Program) -> Callable[[Any], int]:
+    def step(batch: Any) -> int:
+        program(training, batch, rd.get_replica_context().replica_id_in_sync_group)
+        return 1
+
+    return step
+
+
+def parts(strategy: rd.MirroredStrategy, body: Callable[[], object]) -> str:
+    """The message of the error that `body` ends with, which must come soon."""
+    begin = time.monotonic()
+    with pytest.raises(rd.CollectiveMismatchError) as caught:
+        body()
+    assert time.monotonic() - begin < _SOON_S
+    assert strategy.local_results(strategy.run(lambda: 1)) == (1, 1, 1)  # and it can be used again
+    return str(caught.value)
+
+
+def build(strategy: rd.MirroredStrategy) -> Training:
+    with strategy.scope():
+        return Training.build()
+
+
+@pytest.mark.parametrize("program", IN_STEPS)
+def test_a_step_that_parts_is_an_error_that_names_the_replica(three: rd.MirroredStrategy, program: Program) -> None:
+    training = build(three)
+    options = rd.RunOptions(check_in_sync=1)
+    data = iter(three.distribute_dataset(batches()))
+
+    def train() -> None:
+        for x in data:
+            three.local_results(three.run(step_of(training, program), args=(x,), options=options))
+
+    message = parts(three, train)
+    assert "rank 1 differs from the others" in message, message
+    data.close()
+
+
+@pytest.mark.parametrize("program", IN_LOOPS)
+def test_a_loop_that_parts_is_an_error_that_names_the_replica(three: rd.MirroredStrategy, program: Program) -> None:
+    training = build(three)
+    data = iter(three.distribute_dataset(batches()))
+    step = step_of(training, program)
+    message = parts(three, lambda: three.local_results(three.run(step, args=(data,))))
+    assert "rank 1 differs from the others" in message, message
+    data.close()
+
+
+def test_replicas_that_do_not_part_are_compared_without_a_word(three: rd.MirroredStrategy) -> None:
+    training = build(three)
+    options = rd.RunOptions(check_in_sync=1)
+
+    def step(x: torch.Tensor) -> int:
+        training.step(x)
+        training.scheduler.step()
+        return rd.get_replica_context().num_rows or 0
+
+    counts = [
+        three.local_results(three.run(step, args=(x,), options=options))
+        for x in three.distribute_dataset(rd.Dataset.range(20).map(lambda number: torch.ones(4) * number).batch(7))
+    ]
+    assert [sum(count) for count in counts] == [7, 7, 6]
+
+
+def test_a_slow_replica_is_waited_for(three: rd.MirroredStrategy) -> None:
+    training = build(three)
+
+    def step(x: torch.Tensor) -> int:
+        if rd.get_replica_context().replica_id_in_sync_group == 1:
+            time.sleep(4.0)  # several looks of the detector
+        training.step(x)
+        return 1
+
+    data = iter(three.distribute_dataset(batches()))
+    assert three.local_results(three.run(step, args=(next(data),))) == (1, 1, 1)
+    data.close()
