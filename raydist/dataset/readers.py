@@ -29,7 +29,7 @@ def TFRecordDataset(
 
     A plain file that was cut off exactly between two records looks whole, and so does one whose whole records were
     doubled or swapped: the format says nowhere how many there are. Where you know the number, `assert_cardinality`
-    notices; a "GZIP" or "ZLIB" file that was cut off is always noticed.
+    notices; a "GZIP" or "ZLIB" file that was cut off is noticed unless nothing is left of it.
 
     The state of an iterator is a file number and an offset for each file in turn. Resuming opens these files there; a
     compressed one is decompressed up to there.

@@ -164,7 +164,7 @@ class Sources(DatasetBase):
         return cls(named(GeneratorOp.of(generator, output_signature, args, output_types, output_shapes), name))
 
     @classmethod
-    def from_arrow(cls, source: Any) -> Self:
+    def from_arrow(cls, source: Any, *, max_batch_bytes: int | None = None) -> Self:
         """The rows of an Arrow table: dicts of its columns, with a dict inside for every struct.
 
         Numbers keep their types, strings are str and binary values bytes. `fixed_shape_tensor` and fixed-size lists are
@@ -178,6 +178,8 @@ class Sources(DatasetBase):
         Args:
             source: A `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`, or a table of another library that has
                 Arrow's C stream interface; or a path or a list of paths, local or URIs.
+            max_batch_bytes: What a compressed record batch of a file may have in memory, whatever the file says. None:
+                64 MiB, or 64 times what it has in the file.
 
         Raises:
             InvalidArgumentError: There are nulls, or a path is that of a directory.
@@ -192,7 +194,7 @@ class Sources(DatasetBase):
         >>> list(rd.Dataset.from_arrow(pa.table({"x": [1, 2], "y": ["a", "b"]})).as_numpy_iterator())[1]
         {'x': np.int64(2), 'y': 'b'}
         """
-        return cls(arrow_files_op(source) if is_paths(source) else ArrowTableOp.of(source))
+        return cls(arrow_files_op(source, max_batch_bytes) if is_paths(source) else ArrowTableOp.of(source))
 
     @classmethod
     def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:

@@ -6,6 +6,7 @@ costs some ten microseconds; it is done after the first run of a function, the t
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import itertools
@@ -83,7 +84,7 @@ class Captures:
         if isinstance(value, torch.Tensor):
             return id(value), None if self._is_shared(value) or value.is_inference() else value._version
         if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
-            return id(value), zlib.crc32(np.ascontiguousarray(value).data)
+            return id(value), zlib.crc32(value.tobytes())
         return id(value)
 
 
@@ -157,7 +158,9 @@ class CaptureWatch:
 
     def __init__(self, function: Any, is_shared: Callable[[Any], bool]) -> None:
         self._title = _title(function)
-        self._captures: Captures | None = Captures(function, is_shared)
+        self._captures: Captures | None = None
+        with contextlib.suppress(Exception):  # of odd objects: the step must run, and will say more of them
+            self._captures = Captures(function, is_shared)
         self._runs = 0
         self._next_look = 1
 
@@ -167,7 +170,9 @@ class CaptureWatch:
         if self._runs < self._next_look or self._captures is None:
             return ""
         self._next_look *= 10
-        changed = self._captures.changed()
+        changed = ""
+        with contextlib.suppress(Exception):  # see above
+            changed = self._captures.changed()
         if not changed:
             return ""
         self._captures = None

@@ -143,6 +143,43 @@ def test_an_object_that_is_called() -> None:
     assert "The step function, a Callee, changed calls:" in watch.after_run()
 
 
+class Odd:
+    """Whoever looks into it gets an error."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            raise ZeroDivisionError
+        return super().__getattribute__(name)
+
+
+def test_odd_objects_fail_no_step() -> None:
+    odd = Odd()
+    assert CaptureWatch(lambda: odd, nobody).after_run() == ""
+    later: list[Any] = []
+    watch = CaptureWatch(lambda: later, nobody)
+    later.append(odd)
+    assert "changed later" in watch.after_run()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(2, "M8[s]"),
+        np.zeros((2, 3))[:, ::2],
+        np.array(1.0),
+        np.zeros(0),
+        np.zeros(2, [("a", int), ("b", "S3")]),
+    ],
+    ids=["dates", "strided", "scalar", "empty", "records"],
+)
+def test_arrays_of_every_kind(array: Any) -> None:
+    captures = Captures(lambda: array, nobody)
+    assert captures.changed() == ""
+    if array.size:
+        array[...] = np.full(array.shape, 5).astype(array.dtype) if array.dtype.names is None else (1, b"x")
+        assert captures.changed() == "array"
+
+
 def test_replica_zero_tells_once() -> None:
     mirror = Mirror()
     layer = linear(mirror)

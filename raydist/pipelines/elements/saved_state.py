@@ -19,6 +19,7 @@ __all__ = ["counts_in", "require_state", "state_errors", "texts_in"]
 _MAX_COUNT = (1 << 63) - 1
 _MAX_DEPTH = 4000  # of operations behind each other; a state is two deeper with each
 _SIGNED = {"seed", "orders"}  # numbers in these parts may be negative
+_LEFT = "left"  # of take and skip: -1 is all
 _PACKAGE = str(Path(__file__).parents[2])
 
 _Path = tuple[str | int, ...]
@@ -41,7 +42,7 @@ def require_state(state: Any) -> State:
         if isinstance(part, dict | list | tuple):
             open_parts += _entries(path, part)
         elif isinstance(part, int) and not isinstance(part, bool):
-            least = -1 if _SIGNED.isdisjoint(path[:3]) else -_MAX_COUNT
+            least = -_MAX_COUNT if not _SIGNED.isdisjoint(path[:3]) else -1 if path[-1] == _LEFT else 0
             if not least <= part <= _MAX_COUNT:
                 raise _wrong(path, f"must be from {least} to {_MAX_COUNT}, got a number of {part.bit_length()} bits")
         elif not isinstance(part, str | bool | None):

@@ -13,12 +13,15 @@ import pyarrow as pa
 
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
+from raydist.pipelines.formats.arrow_sizes import ArrowSizes
 from raydist.pipelines.formats.files import as_arrow_file, data_loss, file_errors, open_file
 
 __all__ = ["ArrowFile", "arrow_errors"]
 
 _MAGIC = b"ARROW1"
 _OLD_MAGIC = b"FEA1"
+_USUAL_BATCH_BYTES = 1 << 26  # what a compressed record batch may become however small it is in the file
+_USUAL_RATIO = 64  # and beyond that
 
 
 @final
@@ -32,9 +35,15 @@ class ArrowFile:
         num_batches: As the footer says.
     """
 
-    def __init__(self, path: str) -> None:
-        """Open the file and read its footer. Errors as those of `open_file`, and DataLossError."""
+    def __init__(self, path: str, max_batch_bytes: int | None = None) -> None:
+        """Open the file and read its footer. Errors as those of `open_file`, and DataLossError.
+
+        `max_batch_bytes` is what a compressed record batch may become; None: 64 MiB, or 64 times what it has in the
+        file.
+        """
         self.path = path
+        self._max_batch_bytes = max_batch_bytes
+        self._sizes: ArrowSizes | None = None
         opened = open_file(path)
         self.size = opened.size
         self._file = opened.file
@@ -59,9 +68,27 @@ class ArrowFile:
     def batch(self, number: int) -> pa.RecordBatch:
         """A record batch, checked in full. DataLossError where it is damaged."""
         with arrow_errors(self.path, None, f"record batch {number} of {self.num_batches}"):
+            self._require_moderate(number)
             batch = self._reader.get_batch(number)
             batch.validate(full=True)  # what was read from a file may have any offsets
             return batch
+
+    def _require_moderate(self, number: int) -> None:
+        """DataLossError where Arrow would take all memory. 40 us."""
+        first = self._sizes is None
+        if self._sizes is None:
+            size = as_arrow_file(self._file).size() if self.size is None else self.size
+            self._sizes = ArrowSizes(self._file, size)
+        for part in (*(self._sizes.dictionaries() if first else ()), self._sizes.batch(number)):
+            usual = max(_USUAL_BATCH_BYTES, _USUAL_RATIO * part.stored)
+            most = usual if self._max_batch_bytes is None else self._max_batch_bytes
+            if part.raw > max(most, part.stored):
+                raise data_loss(
+                    self.path,
+                    part.offset,
+                    f"A record batch may have at most {most} bytes, but {part.stored} compressed ones are to become "
+                    f"{part.raw}. Raise max_batch_bytes if the file is right",
+                )
 
     def close(self) -> None:
         """Close the file. May be called twice."""

@@ -52,15 +52,20 @@ class Member:
 
     def compare(self, path: str, name: str) -> None:
         """Read them all; DataLossError where they are not those that were written. 1 ms per MB."""
+        crc, left = self._read(path)
+        if left or crc != self.crc32:
+            problem = f"The checksum of {array_name(path, name)} must be {self.crc32:#010x}, got {crc:#010x}"
+            raise data_loss(path, self.start, problem)
+
+    def _read(self, path: str) -> tuple[int, int]:
+        """Their checksum now, and how many are missing."""
         crc, left = 0, self.size
         with open(path, "rb") as file:
             file.seek(self.start)
             while left and (part := file.read(min(left, _READ_BYTES))):
                 crc = zlib.crc32(part, crc)
                 left -= len(part)
-        if left or crc != self.crc32:
-            problem = f"The checksum of {array_name(path, name)} must be {self.crc32:#010x}, got {crc:#010x}"
-            raise data_loss(path, self.start, problem)
+        return crc, left
 
 
 @final

@@ -52,9 +52,9 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[ThriftStruct, int]:
             number, at = _integer(data, at)
         if number in fields:
             raise ValueError(f"a struct has field {number} twice")
-        if _FIRST_INT <= kind <= _LAST_INT and (value := data[at]) <= 0x7F:
+        if _FIRST_INT <= kind <= _LAST_INT:
+            value, at = (data[at], at + 1) if data[at] <= 0x7F else _varint(data, at)
             fields[number] = (value >> 1) ^ -(value & 1)
-            at += 1
         elif kind in (_TRUE, _FALSE):
             fields[number] = kind == _TRUE
         else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, final
 
 import pyarrow as pa
 
-from raydist.errors import DataLossError, SpecError
+from raydist.errors import DataLossError, InvalidArgumentError, SpecError
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.op import DatasetOp
@@ -33,12 +33,14 @@ def is_paths(source: Any) -> bool:
     return all(isinstance(one, str | bytes | os.PathLike) for one in several)
 
 
-def arrow_files_op(paths: Any) -> DatasetOp:
+def arrow_files_op(paths: Any, max_batch_bytes: int | None = None) -> DatasetOp:
     """The rows of the files at `paths`. Reads the footers of all files."""
+    if max_batch_bytes is not None and max_batch_bytes < 1:
+        raise InvalidArgumentError(f"max_batch_bytes must be >= 1 or None, got {max_batch_bytes!r}.")
     names = table_paths(paths, "from_arrow")
     first = ArrowFile(names[0])
     first.close()
-    table_format = ArrowFormat(first.schema)
+    table_format = ArrowFormat(first.schema, max_batch_bytes)
     _ = table_format.rows  # finds out whether every column can be a leaf
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, table_format)))
     return SplitFilesOp(splits, table_format, UNKNOWN_CARDINALITY, shown_paths(names))
@@ -57,10 +59,11 @@ def _splits(path: str, table_format: ArrowFormat) -> Iterator[FileSplit]:
 @final
 @dataclass(frozen=True, eq=False)
 class ArrowFormat(SplitFormat):
-    """Record batches of `schema`."""
+    """Record batches of `schema`; see :class:`ArrowFile` for `max_batch_bytes`."""
 
     name: ClassVar[str] = "from_arrow"
     schema: pa.Schema
+    max_batch_bytes: int | None = field(default=None, metadata={"fingerprint": False})
 
     @property
     def label(self) -> str:
@@ -77,7 +80,7 @@ class ArrowFormat(SplitFormat):
 
     def open_checked(self, path: str) -> ArrowFile:
         """Open a file that must have the columns of the format."""
-        file = ArrowFile(path)
+        file = ArrowFile(path, self.max_batch_bytes)
         if file.schema.equals(self.schema):
             return file
         file.close()

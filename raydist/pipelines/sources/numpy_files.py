@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
+from raydist.errors import DataLossError, InvalidArgumentError
 from raydist.nest import LEAF, Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
@@ -112,11 +113,17 @@ class _FileAccess(RandomAccess):
         return {"structure": self.structure, "arrays": self.arrays, "verify": self.verify}  # never what was loaded
 
     @cached_property
-    def _loaded(self) -> list[np.ndarray[Any, Any]]:
-        return [array.load(verify=self.verify) for array in self.arrays]
+    def _loaded(self) -> list[np.ndarray[Any, Any]] | DataLossError:
+        """The arrays, or why there are none: a damaged file is not read again for each of its rows."""
+        try:
+            return [array.load(verify=self.verify) for array in self.arrays]
+        except DataLossError as loss:
+            return loss.with_traceback(None)
 
     def gather(self, indices: Any) -> Block:
         loaded = self._loaded
+        if isinstance(loaded, DataLossError):
+            raise copy.copy(loaded)
         max(self.arrays, key=_end).require_whole()
         columns = tuple(_rows(array, indices) for array in loaded)
         return Block(self.structure, _specs(self.arrays), columns, len(indices))

@@ -35,7 +35,10 @@ class Signature:
         specs, structure = flatten_element(output_signature)
         for spec in specs:
             if not isinstance(spec, TensorSpec):
-                raise SpecError(f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}.")
+                raise SpecError(
+                    f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}. "
+                    "Dtypes alone: output_types=."
+                )
         if not specs:
             raise SpecError(f"output_signature must have at least one rd.TensorSpec, got {output_signature!r}.")
         return cls(structure, tuple(specs))

@@ -13,7 +13,7 @@ import pytest
 from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
-from raydist.errors import FailedPreconditionError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import InputOptions
 from tests.actors.readers.fakes import fake_side
 from tests.pipelines.threads import in_threads, quick_switches
@@ -109,6 +109,15 @@ def test_loading_waits_for_loops_under_way() -> None:
         iterator.__reduce__()
         iterator.load_state_dict(state)
         assert waited == [1]
+
+
+def test_what_is_no_state_is_refused_before_anything_is_given_up() -> None:
+    waited = []
+    with fake_side(1) as side:
+        iterator = start(InputSide(side.opener, 1, side.timeouts, drain=lambda: waited.append(1)))
+        with pytest.raises(InvalidArgumentError, match=r"part \['at'\] must be .* got 0.5"):
+            iterator.load_state_dict({"at": 0.5})
+        assert waited == []
 
 
 def test_an_error_of_the_drain_comes_out() -> None:

@@ -15,6 +15,7 @@ from raydist.pipelines.elements.saved_state import counts_in, require_state, sta
     [
         {},
         {"seed": -5, "at": {"next": 0, "names": ["a"], "ended": False, "none": None}, "skip": (1 << 63) - 1},
+        {"at": {"left": -1}},
         {"orders": {"map-1": [0, [[1, 2]], 0, [[-1, 1]]]}},
     ],
 )
@@ -25,10 +26,12 @@ def test_states(state: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "where"),
     [
+        ({"skip": -1}, r"\['skip'\] must be from 0"),
+        ({"at": {"left": -2}}, r"\['left'\] must be from -1"),
         (None, "the state must be a dict, got None"),
         ([], "the state must be a dict"),
-        ({"at": {"next": -2}}, r"the state's part \['at'\]\['next'\] must be from -1"),
-        ({"at": [0, 1 << 80]}, r"\['at'\]\[1\] must be from -1 to .* 81 bits"),
+        ({"at": {"next": -1}}, r"the state's part \['at'\]\['next'\] must be from 0"),
+        ({"at": [0, 1 << 80]}, r"\['at'\]\[1\] must be from 0 to .* 81 bits"),
         ({"at": [10**5000]}, "bits"),
         ({"skip": 0.5}, r"\['skip'\] must be .* got 0.5"),
         ({"skip": float("nan")}, "got nan"),

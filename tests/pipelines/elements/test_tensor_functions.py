@@ -73,6 +73,20 @@ def test_modules_receive_tensors_as_they_are() -> None:
     )
 
 
+@pytest.mark.ray
+def test_modules_on_input_workers(ray_cluster: object) -> None:
+    layer = torch.nn.Linear(1, 1)
+    rows = torch.arange(4.0).reshape(4, 1)
+    ds = Dataset.from_tensor_slices(rows).map(layer).with_options(rd.Options(num_input_workers=1))
+    torch.testing.assert_close(torch.stack(list(ds)), layer(rows).detach())
+    wrapped = Dataset.from_tensor_slices(rows).map(with_tensors(torch.neg)).with_options(ds.options())
+    torch.testing.assert_close(torch.stack(list(wrapped)), -rows)
+    failing = Dataset.from_tensor_slices(rows).map(lambda x: torch.neg(x)).with_options(ds.options())
+    with pytest.raises(TypeError) as raised:
+        next(iter(failing))
+    assert any("rd.with_tensors" in note for note in raised.value.__notes__)
+
+
 def test_a_module_and_a_wrapped_function_may_ask_for_rng() -> None:
     noisy = Noisy()
     assert wants_rng(noisy)

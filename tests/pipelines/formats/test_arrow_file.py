@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from raydist.errors import DataLossError, NotFoundError
+import raydist as rd
+from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from raydist.pipelines.formats.arrow_file import ArrowFile, arrow_errors
 
 
@@ -58,3 +60,25 @@ def test_errors_that_are_no_damage() -> None:
         raise FileNotFoundError(2, "gone")
     with pytest.raises(OSError, match="disk"), arrow_errors("x", 0):
         raise OSError(5, "disk")
+
+
+def test_a_batch_that_would_take_all_memory(tmp_path: Path) -> None:
+    """8 KB that become 128 MB."""
+    path, table = tmp_path / "x", pa.table({"x": np.zeros(1 << 24)})
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    before = pa.total_allocated_bytes()
+    file = ArrowFile(str(path))
+    with pytest.raises(DataLossError, match="at most 67108864 bytes, .* become 134217728.*max_batch_bytes") as caught:
+        file.batch(0)
+    file.close()
+    assert caught.value.offset is not None
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    allowed = ArrowFile(str(path), 1 << 28)
+    assert allowed.batch(0).num_rows == 1 << 24
+    allowed.close()
+    with pytest.raises(InvalidArgumentError, match="max_batch_bytes must be >= 1"):
+        rd.Dataset.from_arrow(path, max_batch_bytes=0)
+    with pytest.raises(DataLossError, match="max_batch_bytes"):
+        next(rd.Dataset.from_arrow(path).as_numpy_iterator())
+    assert next(rd.Dataset.from_arrow(path, max_batch_bytes=1 << 28).as_numpy_iterator()) == {"x": 0.0}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raydist as rd
 from raydist.errors import DataLossError
 from raydist.pipelines.formats.byte_streams import open_stream
 from raydist.pipelines.formats.tfrecord import MAX_RECORD_BYTES, TFRecordReader, frame, masked_crc32c
@@ -273,3 +274,27 @@ def test_an_error_of_the_system_keeps_its_type(tmp_path: Path, monkeypatch: pyte
     assert isinstance(error, OSError)
     assert reader.ended
     reader.close()
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_which_cuts_are_noticed(tmp_path: Path, compression: str | None) -> None:
+    """All but those of a plain file exactly between two records: the format says nowhere how many there are.
+
+    A compressed file of no bytes counts as one without records, as in TensorFlow.
+    """
+    records = [b"x" * size for size in (0, 3, 40)]
+    content = COMPRESS[compression](framed(*records))
+    borders = [sum(len(record) + 16 for record in records[:count]) for count in range(len(records) + 1)]
+    unnoticed = []
+    for size in range(len(content)):
+        (tmp_path / "x").write_bytes(content[:size])
+        if not read_all(tmp_path / "x", compression)[1]:
+            unnoticed.append(size)
+    assert unnoticed == (borders[:-1] if compression is None else [0])
+
+
+def test_a_known_number_of_records_notices_a_cut_between_two(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(framed(b"1", b"2"))
+    with pytest.raises(rd.FailedPreconditionError, match="3"):
+        list(rd.TFRecordDataset(path).assert_cardinality(3))

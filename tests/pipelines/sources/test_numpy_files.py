@@ -146,8 +146,12 @@ def test_checksums_are_compared_before_the_first_row(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1000] ^= 1
     path.write_bytes(content)
-    with pytest.raises(rd.DataLossError, match="checksum of 'a'"):
-        next(rd.Dataset.from_numpy(path).as_numpy_iterator())
+    iterator = rd.Dataset.from_numpy(path).as_numpy_iterator()
+    for _ in range(3):  # the error of each row
+        with pytest.raises(rd.DataLossError, match="checksum of 'a'"):
+            next(iterator)
+        path.with_name("moved.npz").exists() or path.rename(path.with_name("moved.npz"))  # it is read only once
+    path.with_name("moved.npz").rename(path)
     assert len(list(rd.Dataset.from_numpy(path, verify=False).batch(1000))) == 100
     with pytest.raises(rd.DataLossError, match="checksum of 'a'"):
         list(pickle.loads(pickle.dumps(rd.Dataset.from_numpy(path).batch(9))).take(1))
