@@ -163,8 +163,9 @@ def _build(architecture: Any, device: str | None, depth: int = 0) -> nn.Module:
     arguments = {key: tuple(one) if isinstance(one, list) else one for key, one in architecture["arguments"].items()}
     if not (arguments.keys() <= known.keys() and all(map(_is_plain, arguments.values()))):
         raise ValueError(f"{name} has no such arguments: {arguments!r:.200}")
-    if kind in _RECURRENT and not arguments["num_layers"] <= _MAX_LAYERS:
-        raise ValueError(f"{name} may have {_MAX_LAYERS} layers, it says {arguments['num_layers']!r:.20}")
+    layers = arguments.get("num_layers", 1)
+    if not isinstance(layers, int) or layers > _MAX_LAYERS:
+        raise ValueError(f"{name} may have {_MAX_LAYERS} layers, it says {layers!r:.20}")
     with torch.device(device) if device else torch.device("cpu"):
         module = kind(**arguments)
     dtype = architecture.get("dtype")

@@ -33,12 +33,13 @@ def mirrored(
 ) -> Iterator[rd.Strategy]:
     """One strategy for all tests here: replica processes cost seconds to start, a new scope on them nothing."""
     limits = rd.Timeouts(start_s=60, collective_s=30, step_s=60, input_s=60)
-    with rd.MirroredStrategy(NUM_REPLICAS, resources_per_replica={"CPU": 0.01}, timeouts=limits) as strategy:
+    made = rd.MirroredStrategy(NUM_REPLICAS, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+    with made as strategy:
         before = live_actors()
         for batch in strategy.distribute_dataset(rd.Dataset.range(1).batch(1)):
             strategy.run(len, args=(batch,))
         shared_actors |= live_actors() - before
-        shared_threads.add(dispatching_thread(strategy))
+        shared_threads.add(dispatching_thread(made))
         yield strategy
 
 
