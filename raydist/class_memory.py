@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,17 +23,19 @@ def remembered_by_class(fn: Callable[[Any], _T]) -> Callable[[Any], _T]:
     >>> name_of(int), name_of(int)
     ('int', 'int')
     """
-    known: dict[int, tuple[weakref.ref[Any], _T]] = {}
+    known: dict[int, _T] = {}
+    living: dict[int, weakref.ref[Any]] = {}
 
     def remembered(cls: Any) -> _T:
-        found = known.get(id(cls))
-        if found is None:
-            key = id(cls)
-            found = known[key] = weakref.ref(cls, lambda _: _drop(known, key)), fn(cls)
-        return found[1]
+        try:
+            return known[id(cls)]
+        except KeyError:
+            living[id(cls)] = weakref.ref(cls, functools.partial(_forget, id(cls), known, living))
+            return known.setdefault(id(cls), fn(cls))
 
     return remembered
 
 
-def _drop(known: dict[int, Any], key: int) -> None:
+def _forget(key: int, known: dict[int, Any], living: dict[int, Any], _: object) -> None:
     known.pop(key, None)
+    living.pop(key, None)

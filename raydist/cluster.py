@@ -5,15 +5,12 @@ With `actors/` and `collectives/ray_backend.py` this is the only module that imp
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import logging
 import os
 import socket
 import sys
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -24,9 +21,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.job_environment import script_folder_for_workers
 from raydist.lasting_thread import run_where_it_lasts
-from raydist.owning_process import never_free
 
-__all__ = ["Cluster", "Node", "RaySession", "connect", "place", "release"]
+__all__ = ["Cluster", "Node", "connect", "place", "release"]
 
 _STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the mark lives exactly as long as the cluster
 _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
@@ -38,26 +34,6 @@ _NEEDED = {"gcs_server", "raylet"}  # of the processes of a Ray: what it does no
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
 _log = logging.getLogger("raydist")
-
-
-def _leave_ray_to_the_parent() -> None:
-    """In a forked child: its end must neither wait for threads that only the parent has, nor end the parent's Ray.
-
-    Ray wants to hear of an exception that nobody caught, and to shut down at exit.
-    """
-    if not ray.is_initialized():
-        return
-    atexit.unregister(ray.shutdown)
-    if sys.excepthook is ray._private.worker.custom_excepthook:
-        sys.excepthook = ray._private.worker.normal_excepthook
-    for kept in (*vars(ray._private.state.state).values(), *vars(ray._private.worker.global_worker).values()):
-        never_free(kept)
-    system = ctypes.CDLL(None)
-    if hasattr(system, "on_exit"):  # what it is given last is called first: the C++ destructors behind it hang
-        system.on_exit(ctypes.cast(system._exit, ctypes.c_void_p), None)
-
-
-os.register_at_fork(after_in_child=_leave_ray_to_the_parent)
 
 
 @final
@@ -101,32 +77,6 @@ class Cluster:
     def cpu_replica_resources(self) -> dict[str, float]:
         """What one CPU replica asks for."""
         return {"CPU": _SHARED_CPU if self.started_here else 1.0}
-
-
-@final
-class RaySession:
-    """This process's connection to Ray, from `ray.init` to `ray.shutdown`: what was started through it ends with it.
-
-    Whatever is asked of Ray when it is shut down starts another one, so ask here before.
-    """
-
-    def __init__(self) -> None:
-        self._node = weakref.ref(ray._private.worker._global_node)  # every ray.init makes one
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it still is. Costs 0.3 us."""
-        node = self._node()
-        return node is not None and node is ray._private.worker._global_node and ray.is_initialized()
-
-    def require(self, what: str) -> None:
-        """UnavailableError if Ray was shut down since."""
-        if not self.is_open:
-            raise UnavailableError(
-                f"{what} needs the Ray that it was started with, and that was shut down (ray.shutdown()). Keep Ray "
-                "until it is closed, or make a new one.",
-                actor=what,
-            )
 
 
 def connect() -> Cluster:

@@ -7,11 +7,14 @@ import os
 import sys
 import traceback
 import weakref
-from typing import Protocol, final
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, final
 
 from raydist.errors import FailedPreconditionError
 
-__all__ = ["Inherited", "OwningProcess", "end_forked_child", "never_free", "note_inherited"]
+__all__ = ["Inherited", "OwningProcess", "call_here", "end_forked_child", "never_free", "note_inherited"]
+
+_T = TypeVar("_T")
 
 
 @final
@@ -79,6 +82,22 @@ def note_inherited(thing: Inherited) -> None:
 def never_free(thing: object) -> None:
     """Keep a C++ object of the parent to the end of a forked child: its destructor would want threads of the parent."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def call_here(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    """Call a user's function; a child that it forks does not come back from it.
+
+    >>> call_here(max, 2, 3)
+    3
+    """
+    pid = os.getpid()
+    try:
+        result = fn(*args, **kwargs)
+    except BaseException as error:
+        end_forked_child(pid, error)
+        raise
+    end_forked_child(pid)
+    return result
 
 
 def end_forked_child(pid: int, error: BaseException | None = None) -> None:

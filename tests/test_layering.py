@@ -14,7 +14,7 @@ LAYERS = (
     {"class_memory", "errors", "foreign_errors", "nest", "values", "settings", "options", "metrics", "owning_process"},
     {"pipelines"},
     {"image", "text"},
-    {"collectives", "job_environment", "lasting_thread", "cluster"},
+    {"collectives", "job_environment", "lasting_thread", "ray_session", "cluster"},
     {"actors"},
     {"dataset"},
     {"distributed_dataset"},
@@ -50,7 +50,7 @@ ROOMS = {
     ),
 }
 
-RAY_ALLOWED = ("raydist.actors", "raydist.cluster", "raydist.collectives.ray_backend")
+RAY_ALLOWED = ("raydist.actors", "raydist.cluster", "raydist.ray_session", "raydist.collectives.ray_backend")
 WITHOUT_TORCH = ("errors", "nest", "values", "settings", "options", "pipelines", "image", "text", "dataset")
 TORCH_AT_IMPORT = ("raydist.dataset.torch_dataset",)  # a class of torch's: see Dataset.to_torch
 

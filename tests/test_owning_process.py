@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 
 from raydist.errors import FailedPreconditionError
-from raydist.owning_process import OwningProcess, end_forked_child, note_inherited
+from raydist.owning_process import OwningProcess, call_here, end_forked_child, note_inherited
 from tests.forks import in_a_forked_child
 
 
@@ -60,3 +61,19 @@ def test_a_child_that_a_function_left_behind_ends(
 
     assert in_a_forked_child(child) == status
     assert ("KeyError: 'mine'" in capfd.readouterr().err) == (error is not None)
+
+
+def test_a_child_that_a_function_forks_does_not_come_back_from_it(tmp_path: Path) -> None:
+    def fork(fails: bool) -> int:
+        pid = os.fork()
+        if pid == 0 and fails:
+            raise KeyError("in the child")
+        return pid
+
+    for fails, status in ((False, 0), (True, 1)):
+        pid = call_here(fork, fails)
+        (tmp_path / f"{os.getpid()}-{fails}").touch()  # a child that came back would leave one, too
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(KeyError, match="mine"):
+        call_here({}.__getitem__, "mine")

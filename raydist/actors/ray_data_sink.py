@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+import numpy as np
+import pyarrow as pa
 import ray.data
 from ray.data.block import Block as RayBlock
 from ray.data.block import BlockAccessor, BlockMetadata
@@ -12,8 +14,11 @@ from ray.data.datasource import Datasource, ReadTask
 
 from raydist.actors.workers.executors import open_executor
 from raydist.cluster import connect
+from raydist.errors import SpecError
 from raydist.options import Options
+from raydist.pipelines.elements.arrow import column_to_arrow
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.small_floats import is_small_float
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.run.iterator import DatasetIterator
 
@@ -72,15 +77,39 @@ class PipelineDatasource(Datasource):
         )
         try:
             for block in blocks:
-                yield BlockAccessor.batch_to_block(_columns(block))
+                yield _ray_block(block)
         finally:
             blocks.close()
 
 
-def _columns(block: Block) -> dict[str, Any]:
-    """Columns by the paths of their leaves; tuples and single values are named as Ray names rows that are no dicts."""
-    paths = block.of_tensors("to_ray").structure.paths()
-    return {_column_name(paths[place]): block.columns[place] for place in block.structure.places()}
+def _ray_block(block: Block) -> RayBlock:
+    """The elements as rows of Ray's. Columns go by the paths of their leaves, as Ray names rows that are no dicts."""
+    structure = block.of_tensors("to_ray").structure
+    paths = structure.paths()
+    columns = {_column_name(paths[place]): _column(block, place) for place in structure.places()}
+    plain = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+    if len(plain) == len(columns):
+        return BlockAccessor.batch_to_block(plain)
+    rest = BlockAccessor.for_block(BlockAccessor.batch_to_block(plain)).to_arrow() if plain else {}
+    return pa.table({name: rest[name] if name in plain else column for name, column in columns.items()})
+
+
+def _column(block: Block, place: int) -> Any:
+    """A column as Ray takes it; arrays of text, which it would pickle, as Arrow's lists."""
+    column, spec = block.columns[place], block.specs[place]
+    if is_small_float(spec.dtype):
+        raise SpecError(
+            f"Ray Data holds numbers that Arrow has, got a leaf of {spec.dtype.name}. Map it to float32 before to_ray."
+        )
+    is_text = spec.dtype.kind in "SU" and spec.shape != () and isinstance(column[0], np.ndarray)
+    return _lists(list(column), spec.dtype.kind == "U") if is_text else column
+
+
+def _lists(rows: Sequence[np.ndarray[Any, Any]], is_str: bool) -> Any:
+    values = column_to_arrow(np.concatenate(rows))
+    if not len(values):
+        values = values.cast(pa.large_string() if is_str else pa.large_binary())
+    return pa.LargeListArray.from_arrays(pa.array(np.cumsum([0, *map(len, rows)]), pa.int64()), values)
 
 
 def _column_name(path: str) -> str:

@@ -16,8 +16,8 @@ from raydist.actors.portable_errors import pack_error
 from raydist.actors.reservation_guard import guard_reservation
 from raydist.actors.supervision import RemoteFailure, done_before_failure, kill_actors, wait_for_all
 from raydist.actors.workers.kept_pages import keep_pages
-from raydist.cluster import RaySession, release
-from raydist.owning_process import end_forked_child
+from raydist.cluster import release
+from raydist.ray_session import RaySession
 
 __all__ = ["ReplicaActors", "ReplicaHost"]
 
@@ -47,10 +47,8 @@ class ReplicaHost:
 
     def steps(self, group: Any, *objects: Any) -> Any:
         """Run some steps. `objects` were given as object refs: Ray has mapped them before this starts."""
-        pid = os.getpid()
         with _errors_travel():
             result = self._runner.steps(group, objects)
-        end_forked_child(pid, result.error)
         if result.error is not None:
             raise RemoteFailure(pack_error(result.error), replace(result, error=None)) from None
         return result

@@ -191,6 +191,8 @@ class ReplicaContext:
     def no_sync(self) -> Iterator[None]:
         """Keep the gradients of backwards inside local: they are reduced together with the next one outside.
 
+        Hooks on parameters wait until then, too, and get the sum.
+
         Waits for nothing. All replicas must use it for the same backwards.
 
         Source: torch.nn.parallel.DistributedDataParallel.no_sync.

@@ -14,6 +14,7 @@ from raydist.actors.workers.executors import Executors
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.run.chain_length import require_short_chain
 
 __all__ = ["DatasetBase", "graphs", "named"]
 
@@ -41,7 +42,7 @@ class DatasetBase:
     __dataset_leaf__: ClassVar[bool] = True  # what the engine knows datasets by that are elements
 
     def __init__(self, op: DatasetOp) -> None:
-        self._op = op
+        self._op = require_short_chain(op)
         self._epochs = itertools.count()
         self._drawn_seed: int | None = None
         self._element_seed: int | None = None  # of a dataset that is an element of another

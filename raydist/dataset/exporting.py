@@ -16,8 +16,8 @@ class Exporting(Running):
         """This dataset as a `torch.utils.data.IterableDataset`, for a plain `DataLoader`.
 
         With n workers each gives every n-th element, so that nothing comes twice. But each runs the whole pipeline to
-        find them: prefer `num_workers=0` and raydist's own parallelism. Every pass is a new epoch; with workers its
-        order follows torch's seed (`torch.manual_seed`) too.
+        find them: prefer `num_workers=0` and raydist's own parallelism. Every pass is a new epoch, the
+        same one with workers as without.
 
         Source: torch.utils.data.IterableDataset.
 

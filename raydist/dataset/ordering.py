@@ -11,7 +11,7 @@ from raydist.pipelines.elements.arguments import whole_number
 from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
 from raydist.pipelines.ops.class_balance import ClassBalance
 from raydist.pipelines.ops.enumerate import EnumerateOp
-from raydist.pipelines.ops.gather import GatherOp
+from raydist.pipelines.ops.gather import picked_op
 from raydist.pipelines.ops.ignore_errors import IgnoreErrorsOp
 from raydist.pipelines.ops.rejection_resample import RejectionResampleOp
 from raydist.pipelines.ops.repeat import RepeatOp
@@ -59,7 +59,8 @@ class Ordering(DatasetBase):
         """All elements in random order, without a buffer: every element is read by its index, where it lies.
 
         A full permutation in constant memory, and a state that is one number. Use it right behind a source whose
-        elements can be read by their index: `range`, `from_tensor_slices`, `from_numpy`.
+        elements can be read by their index: `range`, `from_tensor_slices`, `from_numpy`, `from_torch` of a map-style
+        dataset.
 
         Args:
             seed: With a seed, every epoch's order is the same in every process. None: as for :meth:`shuffle`.
@@ -74,14 +75,14 @@ class Ordering(DatasetBase):
         >>> sorted(int(x) for x in ds) == list(range(1000))
         True
         """
-        access = self._op.random_access()
-        if access is None:
+        count = self._op.cardinality()
+        picked = picked_op(PermutationOp(max(0, count), seed, reshuffle_each_iteration), self._op)
+        if picked is None:
             raise FailedPreconditionError(
-                f"global_shuffle needs a source whose elements can be read by their index, got {self._op.label}. "
-                "Put it right behind range, from_tensor_slices or from_numpy, or use shuffle(buffer_size)."
+                f"global_shuffle needs a source whose elements can be read by their index, got {self._op.label}. Put "
+                "it right behind range, from_tensor_slices, from_numpy or from_torch, or use shuffle(buffer_size)."
             )
-        order = PermutationOp(len(access), seed, reshuffle_each_iteration)
-        return type(self)(GatherOp(order, self._op))
+        return type(self)(picked)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Self:
         """`count` passes over the elements, each an epoch of what is before: a shuffle there draws a new order.

@@ -200,7 +200,8 @@ class Sources(DatasetBase):
     def from_torch(cls, dataset: Any, output_signature: Any = None, *, num_parallel_calls: int | None = 1) -> Self:
         """The samples of a `torch.utils.data.Dataset`, or of anything with its methods.
 
-        A map-style dataset (`__getitem__` and `__len__`) is read by index: resuming and sharding cost nothing. An
+        A map-style dataset (`__getitem__` and `__len__`) is read by index: resuming, sharding and `global_shuffle` cost
+        nothing. An
         iterable-style one (`__iter__`) is iterated afresh for every pass, its samples copied; resuming iterates it
         again and drops what was handed out. An error of a sample stands in its place; that of an iterator ends the
         iteration.
@@ -209,7 +210,7 @@ class Sources(DatasetBase):
         Args:
             dataset: The dataset. Its samples are nests of what an element may hold.
             output_signature: Nest of `rd.TensorSpec` of one sample. Without it `element_spec` is that of the first
-                sample, and all samples of an iterable-style dataset must have its shapes.
+                samples, and all samples of an iterable-style dataset must have their structure and dtypes.
             num_parallel_calls: Samples of a map-style dataset read at a time, as for :meth:`map`; more than 1 only
                 where it may be read by several threads or processes.
 

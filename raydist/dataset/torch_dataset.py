@@ -11,12 +11,15 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from raydist.actors.workers.executors import open_executor
 from raydist.dataset.running import Running
+from raydist.dataset.shared_epochs import SharedEpochs
 from raydist.pipelines.elements.convert import torch_rows
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS
 from raydist.pipelines.run.iterator import DatasetIterator
 
 __all__ = ["TorchDataset"]
+
+_NAMES = 1 << 62
 
 
 @final
@@ -27,7 +30,8 @@ class TorchDataset(IterableDataset[Any]):
         self._dataset = dataset
         seed = dataset.options().seed
         self._seed = draw_seed() if seed is None else seed
-        self._num_passes = 0
+        self._epochs = SharedEpochs()
+        self._passes_here = 0  # in this process
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -35,10 +39,11 @@ class TorchDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         index, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        # A worker is a copy that has not seen earlier epochs. Torch's base seed is equal in all workers, and another
-        # one in every epoch.
-        epoch = self._num_passes + (0 if worker is None else worker.seed - worker.id)
-        self._num_passes += 1
+        if worker is None:
+            epoch = self._epochs.begin()
+        else:  # Torch's base seed is equal in all workers, and another one whenever they are started.
+            epoch = self._epochs.of_pass((worker.seed - worker.id + self._passes_here) % _NAMES)
+        self._passes_here += 1
         elements = DatasetIterator(
             self._dataset._op,
             options=self._dataset.options(),

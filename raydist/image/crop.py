@@ -80,11 +80,11 @@ def random_crop(image: Image, size: Any, *, rng: np.random.Generator) -> Image:
 
     Args:
         image: An image or a batch.
-        size: (height, width) in pixels, or one number for both.
+        size: (height, width) in pixels, one number for both, or the whole shape of the result.
         rng: Draws two integers.
 
     Raises:
-        InvalidArgumentError: `size` is larger than the image, or below 1.
+        InvalidArgumentError: `size` is larger than the image, or below 1, or has other channels than the image.
         SpecError: The image has another shape.
 
     Source: tf.image.random_crop.
@@ -94,7 +94,20 @@ def random_crop(image: Image, size: Any, *, rng: np.random.Generator) -> Image:
     """
     image = require_image(image, "random_crop")
     height, width = image.shape[-3:-1]
-    return crop_to_bounding_box(image, *random_window(height, width, size, "random_crop", rng))
+    return crop_to_bounding_box(image, *random_window(height, width, _of_shape(image, size), "random_crop", rng))
+
+
+def _of_shape(image: Image, size: Any) -> Any:
+    """The (height, width) of a whole shape, as tf.image.random_crop takes it; any other size as it is."""
+    shape = tuple(size) if np.ndim(size) == 1 else ()
+    if len(shape) != image.ndim:
+        return size
+    if (shape[:-3], shape[-1]) != (image.shape[:-3], image.shape[-1]):
+        raise InvalidArgumentError(
+            f"size of random_crop must leave the channels as they are, got {shape} for shape {image.shape}. Give "
+            "(height, width)."
+        )
+    return shape[-3:-1]
 
 
 def random_window(height: int, width: int, size: Any, what: str, rng: np.random.Generator) -> tuple[int, int, int, int]:

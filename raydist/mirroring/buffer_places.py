@@ -53,8 +53,8 @@ class BufferPlaces:
                     held[name] = tensor
 
     def _is_new_value(self, tensor: torch.Tensor, now: torch.Tensor) -> bool:
-        """Not so where another module keeps the old one, or where the new one is mirrored as well."""
-        if self._table.handle_of(now) is not None:
+        """Not so where another module keeps the old one, or where the new one is mirrored as well, or sparse."""
+        if self._table.handle_of(now) is not None or {now.layout, tensor.layout} != {torch.strided}:
             return False
         uses = Counter(id(known) for places in self._places.values() for _, known in places)
         return uses[id(tensor)] == 1

@@ -6,6 +6,7 @@ costs some ten microseconds; it is done after the first run of a function, the t
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import itertools
@@ -83,7 +84,7 @@ class Captures:
         if isinstance(value, torch.Tensor):
             return id(value), None if self._is_shared(value) or value.is_inference() else value._version
         if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
-            return id(value), zlib.crc32(np.ascontiguousarray(value).data)
+            return id(value), zlib.crc32(value.tobytes())
         return id(value)
 
 
@@ -101,7 +102,14 @@ def _items(obj: Any) -> list[tuple[Hashable, Any]] | None:
         items = obj.items() if isinstance(obj, dict) else enumerate(obj)
         return [(_Size.SIZE, len(obj)), *itertools.islice(items, _MOST_ITEMS)]
     is_users_object = not isinstance(obj, type | types.ModuleType) and _is_of_users(type(obj).__module__)
-    return list(attributes(obj).items()) if is_users_object and hasattr(obj, "__dict__") else None
+    return _attributes(obj) if is_users_object else None
+
+
+def _attributes(obj: Any) -> list[tuple[Hashable, Any]] | None:
+    if hasattr(obj, "__dict__"):
+        return list(attributes(obj).items())
+    slots = [name for cls in type(obj).__mro__ for name in vars(cls).get("__slots__", ())]
+    return [(name, getattr(obj, name)) for name in slots if hasattr(obj, name)] or None
 
 
 def _is_of_users(name: str) -> bool:
@@ -150,7 +158,9 @@ class CaptureWatch:
 
     def __init__(self, function: Any, is_shared: Callable[[Any], bool]) -> None:
         self._title = _title(function)
-        self._captures: Captures | None = Captures(function, is_shared)
+        self._captures: Captures | None = None
+        with contextlib.suppress(Exception):  # of odd objects: the step must run, and will say more of them
+            self._captures = Captures(function, is_shared)
         self._runs = 0
         self._next_look = 1
 
@@ -160,7 +170,9 @@ class CaptureWatch:
         if self._runs < self._next_look or self._captures is None:
             return ""
         self._next_look *= 10
-        changed = self._captures.changed()
+        changed = ""
+        with contextlib.suppress(Exception):  # see above
+            changed = self._captures.changed()
         if not changed:
             return ""
         self._captures = None

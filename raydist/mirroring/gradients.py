@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from raydist.collectives.parameter_hooks import OwnHook
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.shipment import TensorImage, Writes
-from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of
+from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.pickling.attribute_table import attributes
 
 __all__ = ["Gradients"]
@@ -159,7 +159,7 @@ _Mark = tuple[int, int, torch.dtype]
 
 def _mark(gradient: torch.Tensor) -> _Mark:
     """Differs once the gradient was written to, or (`model.half()`) given other memory."""
-    return gradient._version, 0 if gradient.is_sparse else gradient.data_ptr(), gradient.dtype
+    return gradient._version, tensor_address(gradient), gradient.dtype
 
 
 def _parameters(obj: Any) -> Iterable[torch.Tensor]:

@@ -18,8 +18,9 @@ __all__ = ["ControlCollector", "TensorCollector", "is_averaged"]
 
 
 def is_averaged(tensor: torch.Tensor) -> bool:
-    """Whether the driver reads the mean over replicas: a buffer of running statistics."""
-    return tensor.is_floating_point() and not isinstance(tensor, torch.nn.Parameter)
+    """Whether the driver reads the mean over replicas: a buffer of running statistics (a sparse one is none)."""
+    is_dense = tensor.layout is torch.strided
+    return is_dense and tensor.is_floating_point() and not isinstance(tensor, torch.nn.Parameter)
 
 
 @final
@@ -96,4 +97,6 @@ def _bytes_digest(image: TensorImage) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((image.dtype, tuple(image.shape))).encode())
     digest.update(image.array.data)
+    for part in image.parts:
+        digest.update(_bytes_digest(part))
     return digest.digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
@@ -58,24 +58,55 @@ class Shipment:
 @final
 @dataclass(frozen=True, slots=True)
 class TensorImage:
-    """The values of a tensor as bytes: numpy carries them through an object store without a copy, bfloat16 too."""
+    """The values of a tensor as bytes: numpy carries them through an object store without a copy, bfloat16 too.
+
+    Attributes:
+        array: The bytes; none for a sparse tensor.
+        dtype: The tensor's.
+        shape: The tensor's.
+        layout: The tensor's.
+        parts: Images of indices and values, for a sparse tensor.
+    """
 
     array: np.ndarray[Any, np.dtype[np.uint8]]
     dtype: torch.dtype
     shape: torch.Size
+    layout: torch.layout = torch.strided
+    parts: tuple[TensorImage, ...] = ()
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorImage:
         """An image of the present values (it shares their memory where they are contiguous on the CPU)."""
         with torch._C.DisableTorchFunctionSubclass():
-            flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+            held = tensor.detach().to("cpu")
+            if held.layout is not torch.strided:
+                parts = tuple(TensorImage.of(part) for part in _parts(held))
+                return TensorImage(np.empty(0, np.uint8), tensor.dtype, tensor.shape, tensor.layout, parts)
+            flat = held.contiguous().reshape(-1)
             return TensorImage(flat.view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
 
     def tensor(self) -> torch.Tensor:
         """The values in memory of their own."""
+        if self.layout is not torch.strided:
+            return _joined(self.layout, [part.tensor() for part in self.parts], self.shape)
         if not self.array.size:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+
+
+def _joined(layout: torch.layout, parts: Sequence[torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    if layout is torch.sparse_coo:
+        indices, values = parts
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
+    rows, columns, values = parts
+    return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
 
 
 @final
@@ -120,9 +151,11 @@ class Writes:
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give `tensor` these values in place; new memory only where shape or dtype differ."""
+    """Give `tensor` these values in place; new memory only where shape, dtype or layout differ, or it is sparse."""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        if tensor.shape == values.shape and tensor.dtype == values.dtype:
+        alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.layout is values.layout
+        # An assignment to the `.data` of a CSR tensor does nothing.
+        if alike and tensor.layout is not torch.sparse_coo:
             tensor.copy_(values)
         else:
             tensor.data = values.to(tensor.device)

@@ -22,6 +22,7 @@ __all__ = [
     "mirror_tensor",
     "plain_tensor",
     "record_of",
+    "tensor_address",
 ]
 
 _RECORD = "_raydist_record"
@@ -123,11 +124,21 @@ def is_shared(tensor: torch.Tensor) -> bool:
     The storage is counted once by `tensor` and once by the handle that this very question makes.
     """
     with torch._C.DisableTorchFunctionSubclass():
+        if tensor.layout is not torch.strided:  # its memory is that of several others
+            return False
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
 
 
 def _address(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape
+    return tensor_address(tensor), tensor.dtype, tensor.shape
+
+
+def tensor_address(tensor: torch.Tensor) -> int:
+    """Of the values' memory."""
+    if tensor.layout is torch.strided:
+        return tensor.data_ptr()
+    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return values.data_ptr()
 
 
 def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

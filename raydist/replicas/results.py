@@ -18,6 +18,7 @@ import torch
 
 from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten
+from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 from raydist.values import Part, PerReplica
 
 __all__ = ["ResultLeaf", "StepOutcome", "StepResult", "StepValues", "StructureMemory", "pack_result", "returns_nothing"]
@@ -31,7 +32,9 @@ class _PackedTensor:
     array: np.ndarray[Any, np.dtype[Any]]
 
     def unpack(self) -> torch.Tensor:
-        return torch.from_numpy(self.array.copy())  # the mapping is read-only and shared; the user's tensor is neither
+        # The mapping is read-only and shared; the user's tensor is neither.
+        tensor: torch.Tensor = tensor_of_array(self.array.copy(), torch.from_numpy)
+        return tensor
 
 
 @final
@@ -101,8 +104,8 @@ def _pack_leaf(leaf: Any, path: str) -> Any:
 def _pack_tensor(tensor: torch.Tensor) -> Any:
     plain = tensor.detach().as_subclass(torch.Tensor).cpu()
     try:
-        return _PackedTensor(plain.numpy().copy())
-    except (TypeError, RuntimeError):  # bfloat16, sparse, ...: numpy has no word for it
+        return _PackedTensor(array_of_tensor(plain).copy())
+    except (TypeError, RuntimeError):  # sparse, quantised, ...: numpy has no word for it
         return plain.clone()
 
 

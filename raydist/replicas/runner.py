@@ -31,6 +31,7 @@ from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.replica import MirrorReplica
 from raydist.nest import flatten
+from raydist.owning_process import call_here
 from raydist.replicas.connected import Connected
 from raydist.replicas.kept_objects import KeptObjects
 from raydist.replicas.replica_view import ReplicaView
@@ -177,7 +178,7 @@ class ReplicaRunner:
             enter_replica(ReplicaContext(self._view, peers)),
             self._mirror.guard(),
         ):
-            value = fn(*args, **kwargs)
+            value = call_here(fn, *args, **kwargs)
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
         absent = header.stand_in and header.rows is not None and header.rows[self._setup.rank] == 0
         return pack_result(value, absent=absent, rows=peers.num_rows_seen)

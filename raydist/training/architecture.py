@@ -34,6 +34,8 @@ _RECURRENT: dict[type[nn.Module], tuple[str, ...]] = {
     nn.GRU: _RECURRENT_SIZES,
     nn.LSTM: (*_RECURRENT_SIZES, "proj_size"),
 }
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MAX_LAYERS = 1000
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -66,14 +68,21 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(module: nn.Module, depth: int) -> Architecture | None:
-    name = module.__class__.__name__  # a mirrored object has another type, which says that it is of this class
-    if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not module.__class__:
+    kind = module.__class__  # a mirrored module's type is another one
+    name = kind.__name__
+    if depth > _MAX_DEPTH or (_CONTAINERS.get(name) or _leaves().get(name)) is not kind or _is_changed(module):
         return None
     if name not in _CONTAINERS:
         return _describe_leaf(module)
     children = [[key, _describe(child, depth + 1)] for key, child in module.named_children()]
     known = all(child is not None for _, child in children) and len(children) == len(module._modules)
     return {"class": name, "children": children} if known else None
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether it does something of its own that no class says."""
+    held = vars(module)
+    return "forward" in held or any(held.get(hooks) for hooks in _HOOKS)
 
 
 def _describe_leaf(module: nn.Module) -> Architecture | None:
@@ -154,6 +163,8 @@ def _build(architecture: Any, device: str | None, depth: int = 0) -> nn.Module:
     arguments = {key: tuple(one) if isinstance(one, list) else one for key, one in architecture["arguments"].items()}
     if not (arguments.keys() <= known.keys() and all(map(_is_plain, arguments.values()))):
         raise ValueError(f"{name} has no such arguments: {arguments!r:.200}")
+    if kind in _RECURRENT and not arguments["num_layers"] <= _MAX_LAYERS:
+        raise ValueError(f"{name} may have {_MAX_LAYERS} layers, it says {arguments['num_layers']!r:.20}")
     with torch.device(device) if device else torch.device("cpu"):
         module = kind(**arguments)
     dtype = architecture.get("dtype")

@@ -167,10 +167,10 @@ class Model:
             optimizer: Over parameters of the module; or the name of one of torch's ("adam", "AdamW"), with its
                 defaults.
             loss: `loss(prediction, target)` on one replica's rows, a function or a module: a scalar that is their
-                mean, or one loss per row (required for sample weights), or a loss of torch's with `reduction="sum"`. A
-                mean over anything else but rows, such as class weights or ignored tokens, does not add up over
-                replicas, nor does a sum that does not say so: give losses per row then. Or the name of one of torch's
-                ("mse", "cross_entropy"), with its defaults.
+                mean, or one loss per row (required for sample weights). Of torch's modules also those that add rows up
+                (`reduction="sum"`), and means over tokens or by weights of classes (`CrossEntropyLoss`, `NLLLoss`). A
+                function of yours that is a sum, or a mean over anything else but rows, does not add up over replicas:
+                give losses per row then. Or the name of one of torch's ("mse", "cross_entropy"), with its defaults.
             metrics: torchmetrics metrics, updated with (prediction, target): a sequence, or a dict that names them in
                 logs. Otherwise they are named by their class: "multiclass_accuracy". Each replica updates its own with
                 its rows; those of torchmetrics' classification, which guess from a batch whether it holds logits, see

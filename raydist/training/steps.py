@@ -18,6 +18,7 @@ from raydist.errors import SpecError
 from raydist.nest import flatten, map_structure
 from raydist.strategies.default import get_replica_context
 from raydist.training.class_weights import ClassWeights
+from raydist.training.counted_losses import divides_by_count, total_and_count
 from raydist.training.elements import Example, apply_module, inputs_of, unpack
 from raydist.training.losses import LocalLoss, adds_rows_up, mean_loss, sum_loss, weighted_loss
 from raydist.training.trackers import Trackers
@@ -131,10 +132,13 @@ def _loss_function(compiled: Compiled) -> Callable[[Any, Example], LocalLoss]:
     def local_loss(prediction: Any, example: Example) -> LocalLoss:
         if example.sample_weight is not None:
             return weighted_loss(row_loss(prediction, example.y), example.sample_weight)
-        num_rows = _num_rows(example)
+        num_rows, context = _num_rows(example), get_replica_context()
+        everywhere = context.global_num_rows or num_rows
         if is_sum:
-            everywhere = get_replica_context().global_num_rows or num_rows
             return sum_loss(loss(prediction, example.y), num_rows, everywhere)
+        if context.num_replicas_in_sync > 1 and divides_by_count(loss, example.y):
+            total, count = total_and_count(loss, prediction, example.y)
+            return sum_loss(total / context.all_reduce(ReduceOp.SUM, count), num_rows, everywhere)
         return mean_loss(loss(prediction, example.y), num_rows)
 
     return local_loss

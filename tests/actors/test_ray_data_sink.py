@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import raydist as rd
 
@@ -36,6 +37,38 @@ def test_every_execution_reads_the_same_epoch() -> None:
 def test_there_and_back() -> None:
     dataset = rd.Dataset.range(20).map(lambda x: {"x": x, "text": str(x)})
     assert list(rd.Dataset.from_ray(dataset.to_ray()).as_numpy_iterator()) == list(dataset.as_numpy_iterator())
+
+
+def batched_text(kind: str) -> rd.Dataset:
+    words = np.array(["a", "bb", "", "c\0", "d"], object)
+    if kind == "bytes":
+        words = np.array([word.encode() for word in words], object)
+    elements = rd.Dataset.from_tensor_slices({"z": words, "a": np.arange(5)})
+    if kind == "alone":
+        return elements.map(lambda e: e["z"]).batch(2)
+    if kind == "ragged":
+        return elements.map(lambda e: {"z": words[: int(e["a"])], "a": e["a"]})
+    return elements.batch(2).map(lambda e: {"z": e["z"], "a": e["a"].sum()})
+
+
+@pytest.mark.parametrize("kind", ["str", "bytes", "ragged", "alone"])
+def test_batched_text_there_and_back(kind: str) -> None:
+    dataset = batched_text(kind)
+    expected = list(dataset.as_numpy_iterator())
+    found = list(rd.Dataset.from_ray(dataset.to_ray()).as_numpy_iterator())
+    if kind == "alone":
+        found = [row["item"] for row in found]
+    else:
+        assert [list(row) for row in found] == [["z", "a"]] * len(expected)
+        assert [row["a"] for row in found] == [row["a"] for row in expected]
+        found, expected = ([row["z"] for row in rows] for rows in (found, expected))
+    assert [row.tolist() for row in found] == [row.tolist() for row in expected]
+
+
+def test_what_ray_has_no_word_for_says_so() -> None:
+    for dataset in (rd.Dataset.from_tensor_slices(torch.ones(3).bfloat16()), rd.Dataset.range(4).window(2)):
+        with pytest.raises(Exception, match="Map it to float32 before to_ray|must be tensors, got datasets"):
+            dataset.to_ray().take_all()
 
 
 def test_an_error_of_an_element_fails_the_execution() -> None:

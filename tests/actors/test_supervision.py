@@ -103,8 +103,8 @@ def test_an_error_keeps_its_type_notes_and_traceback(workers: list[Any]) -> None
 
 
 @pytest.mark.ray
-def test_an_error_that_cannot_travel_is_still_told(workers: list[Any]) -> None:
-    with pytest.raises(Exception, match="Odd: one two"):
+def test_an_error_with_an_odd_constructor_keeps_its_type(workers: list[Any]) -> None:
+    with pytest.raises(Odd, match="one two"):
         wait([workers[0].fail_oddly.remote()])
 
 

@@ -14,7 +14,8 @@ from raydist.nest import flatten
 from raydist.options import Options
 from raydist.pipelines.elements.convert import numpy_rows
 from raydist.pipelines.elements.element_nests import flatten_element
-from raydist.pipelines.elements.spec import spec_of_value
+from raydist.pipelines.elements.small_floats import dtype_kind
+from raydist.pipelines.elements.spec import DatasetSpec, spec_of_value
 from raydist.pipelines.engine.executor import Executor, InlineExecutor
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.run.iterator import DatasetIterator
@@ -23,6 +24,7 @@ from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 __all__ = ["check_op", "collect", "is_error", "iterate", "same"]
 
 SEED = 11
+MOST_INSIDE = 20  # elements compared of a dataset that is an element
 EXECUTORS: tuple[Callable[[Options], Executor], ...] = (
     lambda options: InlineExecutor(),
     lambda options: ThreadExecutor(3),
@@ -59,20 +61,34 @@ def is_error(item: Any) -> bool:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two lists of elements agree in structure, dtype, shape and value."""
+    """Whether two lists of elements agree in structure, order of keys, dtype, shape and value."""
     mine, structure = flatten(tuple(first))
     theirs, other = flatten(tuple(second))
-    return structure == other and all(map(_same_leaf, mine, theirs))
+    if structure != other or structure.places() != other.places():
+        return False
+    return all(map(_same_leaf, mine, theirs))
+
+
+def _inside(dataset: Dataset) -> list[Any]:
+    """The first elements of a dataset that is an element; the first epoch, however often it is asked for."""
+    iterator = DatasetIterator(
+        dataset._op, options=dataset.options(), seed=dataset._root_seed(), epoch=0, convert=numpy_rows
+    )
+    found = collect(iterator, MOST_INSIDE)
+    iterator.close()
+    return found
 
 
 def _same_leaf(mine: Any, theirs: Any) -> bool:
     if type(mine) is not type(theirs):
         return False
+    if isinstance(mine, Dataset):
+        return same(_inside(mine), _inside(theirs))
     if not isinstance(mine, np.ndarray | np.generic):
         return bool(mine == theirs)
     if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
-    return bool(np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f"))
+    return bool(np.array_equal(mine, theirs, equal_nan=dtype_kind(mine.dtype) == "f"))
 
 
 def check_op(
@@ -135,7 +151,8 @@ def _check_spec(dataset: Dataset, elements: list[Any]) -> None:
         leaves, found = flatten_element(element)
         assert found == structure
         for spec, leaf in zip(specs, leaves, strict=True):
-            assert spec.accepts(spec_of_value(leaf)), f"{spec} does not accept {leaf!r}"
+            found_spec = DatasetSpec() if isinstance(leaf, Dataset) else spec_of_value(leaf)
+            assert spec.accepts(found_spec), f"{spec} does not accept {leaf!r}"
 
 
 def _check_resume(

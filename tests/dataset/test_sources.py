@@ -55,5 +55,7 @@ def test_types_and_shapes_that_do_not_fit() -> None:
         Dataset.from_generator(range, output_types="words")
     with pytest.raises(InvalidArgumentError, match="got 'int64' and 3"):
         Dataset.from_generator(range, output_types="int64", output_shapes=3)
+    with pytest.raises(SpecError, match=r"nest of rd.TensorSpec, got a leaf torch.int64. Dtypes alone: output_types="):
+        Dataset.from_generator(range, torch.int64)
     with pytest.raises(SpecError, match="needs output_signature"):
         Dataset.from_generator(range, output_shapes=())

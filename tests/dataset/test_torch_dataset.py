@@ -31,7 +31,20 @@ def test_workers_share_the_elements() -> None:
     first, second = epochs(2)
     assert sorted(first) == sorted(second) == list(range(30))
     assert first != second
-    assert epochs(2) == [first, second]
+    assert epochs(2) == epochs(0) == [first, second]
+
+
+@pytest.mark.timeout(120)
+def test_workers_give_what_none_give_whoever_iterates() -> None:
+    dataset = rd.Dataset.range(20).shuffle(20).with_options(rd.Options(seed=2)).to_torch()
+    expected = [[int(x) for x in dataset] for _ in range(4)]
+    assert len({tuple(order) for order in expected}) == 4
+    again = rd.Dataset.range(20).shuffle(20).with_options(rd.Options(seed=2)).to_torch()
+    kept: DataLoader[Any] = DataLoader(again, batch_size=None, num_workers=2, persistent_workers=True)
+    spawned: DataLoader[Any] = DataLoader(again, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    found = [[int(x) for x in source] for source in (kept, again, spawned, kept)]
+    del kept
+    assert found == expected
 
 
 def test_errors_come_from_one_worker_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,3 +77,14 @@ def test_a_window_touching_all_borders_fits() -> None:
 @pytest.mark.parametrize("row", values_of("central_crop"), ids=lambda row: str(row["call"]))
 def test_the_middle_is_tensorflows(row: dict[str, Any]) -> None:
     check_call(row)
+
+
+def test_a_random_crop_takes_a_whole_shape_too() -> None:
+    image = np.arange(4 * 5 * 3).reshape(4, 5, 3)
+    by_shape = rd.image.random_crop(image, (2, 3, 3), rng=np.random.default_rng(1))
+    assert np.array_equal(by_shape, rd.image.random_crop(image, (2, 3), rng=np.random.default_rng(1)))
+    batch = rd.image.random_crop(image[np.newaxis], [1, 2, 3, 3], rng=np.random.default_rng(1))
+    assert np.array_equal(batch[0], by_shape)
+    for shape in ((2, 3, 1), (2, 2, 3, 3)):
+        with pytest.raises(rd.InvalidArgumentError, match="size of random_crop must"):
+            rd.image.random_crop(image if len(shape) == 3 else image[np.newaxis], shape, rng=np.random.default_rng(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,11 @@ class Trainer:
             self.seen["rows"].append(3)
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    count: int = 0
+
+
 def nobody(_: Any) -> bool:
     return False
 
@@ -44,7 +50,7 @@ def changes() -> dict[str, tuple[Callable[[], object], str]]:
     table: dict[str, Any] = {"n": 0}
     names: set[str] = set()
     recent: deque[int] = deque(maxlen=1)
-    history, weights, trainer, number = np.zeros(3), torch.zeros(2), Trainer(), 0
+    history, weights, trainer, number, slotted = np.zeros(3), torch.zeros(2), Trainer(), 0, Slotted()
 
     def rebind() -> None:
         nonlocal number
@@ -68,6 +74,7 @@ def changes() -> dict[str, tuple[Callable[[], object], str]]:
         "attribute": (trainer.step, "self.count"),
         "deep": (functools.partial(trainer.step, "deep"), "self.seen['rows']"),
         "object": (lambda: trainer.step(), "trainer.count"),
+        "slot": (lambda: setattr(slotted, "count", 1), "slotted.count"),
         "variable": (rebind, "number"),
         "global": (count, "COUNT"),
         "default": (keep, "seen"),
@@ -134,6 +141,43 @@ def test_an_object_that_is_called() -> None:
     watch = CaptureWatch(step, nobody)
     step()
     assert "The step function, a Callee, changed calls:" in watch.after_run()
+
+
+class Odd:
+    """Whoever looks into it gets an error."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            raise ZeroDivisionError
+        return super().__getattribute__(name)
+
+
+def test_odd_objects_fail_no_step() -> None:
+    odd = Odd()
+    assert CaptureWatch(lambda: odd, nobody).after_run() == ""
+    later: list[Any] = []
+    watch = CaptureWatch(lambda: later, nobody)
+    later.append(odd)
+    assert "changed later" in watch.after_run()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(2, "M8[s]"),
+        np.zeros((2, 3))[:, ::2],
+        np.array(1.0),
+        np.zeros(0),
+        np.zeros(2, [("a", int), ("b", "S3")]),
+    ],
+    ids=["dates", "strided", "scalar", "empty", "records"],
+)
+def test_arrays_of_every_kind(array: Any) -> None:
+    captures = Captures(lambda: array, nobody)
+    assert captures.changed() == ""
+    if array.size:
+        array[...] = np.full(array.shape, 5).astype(array.dtype) if array.dtype.names is None else (1, b"x")
+        assert captures.changed() == "array"
 
 
 def test_replica_zero_tells_once() -> None:

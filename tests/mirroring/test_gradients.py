@@ -212,6 +212,19 @@ def test_a_cast_on_the_driver_takes_gradients_along(trained: Trained) -> None:
     assert layer.weight.grad.dtype is torch.float64
 
 
+def test_sparse_gradients_are_read_and_written() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        table = nn.Embedding(4, 2, sparse=True)
+    mirror.run(lambda: table(torch.tensor([1, 1])).sum().backward())
+    gradient = table.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert gradient.to_dense().tolist() == [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+    table.weight.grad = gradient * 3
+    assert mirror.run(lambda: table.weight.grad.to_dense().sum().item()) == [12.0, 12.0]  # type: ignore[union-attr]
+
+
 def test_gradient_of_an_alias_is_its_own(trained: Trained) -> None:
     mirror, layer, _ = trained
     alias = layer.weight.detach()

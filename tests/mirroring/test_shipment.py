@@ -23,6 +23,15 @@ def test_image_is_exact(tensor: torch.Tensor) -> None:
     assert image.tensor().dtype is tensor.dtype
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_image_of_a_sparse_tensor(layout: torch.layout) -> None:
+    dense = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    image = pickle.loads(pickle.dumps(TensorImage.of(dense.to_sparse(layout=layout))))
+    assert image.tensor().layout is layout
+    assert torch.equal(image.tensor().to_dense(), dense)
+
+
 def test_image_gives_private_memory() -> None:
     tensor = torch.zeros(2)
     copy = TensorImage.of(tensor).tensor()

@@ -259,6 +259,22 @@ def test_running_statistics_read_as_the_mean() -> None:
     assert mirror.bytes_of_last["writes"] == 0  # what was read as a mean is not written back
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_buffers(layout: Any) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        graph: Any = nn.Linear(2, 2)
+        graph.register_buffer("edges", torch.eye(2).to_sparse(layout=layout))
+    assert mirror.run(lambda: (graph.edges @ torch.ones(2, 1)).sum().item()) == [2.0, 2.0]
+    assert (graph.edges.to_dense() + graph.state_dict()["edges"].to_dense()).sum().item() == 4.0
+    mirror.run(lambda: setattr(graph, "edges", (torch.ones(2, 2) * 3).to_sparse(layout=layout)))
+    assert graph.edges.layout is layout
+    assert graph.edges.to_dense().sum().item() == 12.0
+    graph.edges = (torch.ones(2, 2) * 2).to_sparse(layout=layout)
+    assert mirror.run(lambda: graph.edges.to_dense().sum().item()) == [8.0, 8.0]
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d])
 def test_running_statistics_of_a_forward_on_the_driver(norm: Any, training: bool) -> None:

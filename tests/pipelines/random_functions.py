@@ -15,6 +15,18 @@ NUMBER_SPEC = TensorSpec((), np.int64)
 ROWS_SPEC = TensorSpec((None,), np.int64)
 
 
+BFLOAT16 = TensorSpec((), "bfloat16").dtype
+
+
+def smalls(*values: int) -> np.ndarray[Any, Any]:
+    return np.array([[value, 0.5] for value in values], BFLOAT16).reshape(-1, 2)
+
+
+def turned_table(rows: int) -> dict[str, Any]:
+    names = [f"n{row % 3}" for row in range(rows)]
+    return {"weight": np.arange(rows, dtype=np.float32), "name": names, "id": np.arange(rows)}
+
+
 def numbers(*values: int) -> np.ndarray[Any, Any]:
     return np.array(values, np.int64)
 
@@ -49,6 +61,10 @@ def jitter(x: Any, *, rng: np.random.Generator) -> Any:
     return x + rng.integers(0, 3)
 
 
+def beside_none(x: Any) -> Any:
+    return {"x": (x, None), "none": None}
+
+
 def no_thirds(x: Any) -> bool:
     return bool(x % 3 != 0)
 
@@ -67,6 +83,52 @@ def pair_of(x: Any) -> Any:
 
 def record_of(x: Any) -> Any:
     return {"id": x, "name": f"n{x % 3}", "weight": np.float32(x)}
+
+
+def turned_record_of(x: Any) -> Any:
+    return {"weight": np.float32(x), "id": x, "name": f"n{x % 3}"}
+
+
+def small_of(x: Any) -> Any:
+    return np.array([x, 0.5], BFLOAT16)
+
+
+def never(x: Any) -> bool:
+    return False
+
+
+def shuffled_range(x: Any) -> Dataset:
+    return Dataset.range(int(x % 4)).shuffle(3)
+
+
+def parts_of(x: Any) -> Any:
+    return {"rest": Dataset.range(int(fail_some(x) % 4)).map(jitter), "at": x}
+
+
+# Of a row of bfloat16.
+
+
+def small_total(row: Any) -> Any:
+    return np.int64(row.astype(np.float32).sum())
+
+
+def is_small(row: Any) -> bool:
+    return bool(row[0] < 7)
+
+
+# Of a dataset of numbers.
+
+
+def jittered(dataset: Dataset) -> Dataset:
+    return dataset.map(jitter).shuffle(2)
+
+
+def first_or_none(dataset: Dataset) -> Any:
+    return next(dataset.as_numpy_iterator(), np.int64(-1))
+
+
+def added(dataset: Dataset) -> Any:
+    return dataset.reduce(np.int64(0), np.add)
 
 
 def row_of(x: Any) -> Any:

@@ -26,8 +26,12 @@ from tests.pipelines import random_functions as fn
 
 __all__ = ["Pipeline", "Shown", "evaluate", "pipelines"]
 
-NUMBER, PAIR, ROW, TEXT, RECORD, OTHER = KINDS = ("number", "pair", "row", "text", "record", "other")
-"""int64; two numbers; 1-d int64 of any length; str; a dict of id, name and weight; anything."""
+NUMBER, PAIR, ROW, TEXT, RECORD, SMALL, NESTED, OTHER = KINDS = (
+    *("number", "pair", "row", "text", "record", "small", "nested", "other"),
+)
+"""int64; two numbers; 1-d int64 of any length; str; a dict of id, name and weight in any order; two bfloat16; a
+dataset of numbers; anything."""
+TENSORS = tuple(kind for kind in KINDS if kind != NESTED)
 
 
 @final
@@ -131,6 +135,18 @@ def _table(draw: Draw) -> Pipeline:
     return _on_class("from_arrow", Shown(f"table({rows})", fn.table(rows)), kind=RECORD)
 
 
+def _turned_table(draw: Draw) -> Pipeline:
+    rows = draw(st.integers(1, 8))
+    return _on_class("from_tensor_slices", Shown(f"turned_table({rows})", fn.turned_table(rows)), kind=RECORD)
+
+
+def _smalls(draw: Draw) -> Pipeline:
+    values = draw(st.lists(st.integers(-4, 12), max_size=8))
+    return _on_class(
+        "from_tensor_slices", Shown(f"smalls({', '.join(map(str, values))})", fn.smalls(*values)), kind=SMALL
+    )
+
+
 def _generator(draw: Draw) -> Pipeline:
     signature = Shown("NUMBER_SPEC", fn.NUMBER_SPEC)
     return _on_class("from_generator", fn.count_up, signature, (draw(st.integers(0, 9)),))
@@ -156,6 +172,8 @@ SOURCES: tuple[Callable[[Draw], Pipeline], ...] = (
     _slices,
     _words,
     _table,
+    _turned_table,
+    _smalls,
     _generator,
     _random_numbers,
     _counted,
@@ -171,7 +189,10 @@ def _map(draw: Draw, ds: Pipeline, *choices: tuple[Callable[..., Any], str]) -> 
 
 def _map_number(draw: Draw, ds: Pipeline) -> Pipeline:
     changes = ((fn.double, NUMBER), (fn.fail_some, NUMBER), (fn.jitter, NUMBER), (fn.remainder, NUMBER))
-    return _map(draw, ds, *changes, (fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.record_of, RECORD))
+    others = ((fn.pair_of, PAIR), (fn.text_of, TEXT), (fn.small_of, SMALL), (fn.beside_none, OTHER))
+    records = ((fn.record_of, RECORD), (fn.turned_record_of, RECORD))
+    nested = ((fn.shuffled_range, NESTED), (fn.parts_of, OTHER))
+    return _map(draw, ds, *changes, *others, *records, *nested)
 
 
 def _filter(draw: Draw, ds: Pipeline, *choices: Callable[..., bool]) -> Pipeline:
@@ -195,6 +216,25 @@ def _window(draw: Draw, ds: Pipeline) -> Pipeline:
     if draw(st.booleans()):
         return windows.then("flat_map", fn.itself)
     return windows.then("flat_map", fn.three_at_a_time, kind=ROW if ds.kind == NUMBER else OTHER)
+
+
+def _taken_apart(draw: Draw, ds: Pipeline) -> Pipeline:
+    """What datasets within the elements hold."""
+    way = draw(st.sampled_from(["flat_map", "interleave", "map", "map"]))
+    if way == "flat_map":
+        return ds.then("flat_map", fn.itself, kind=NUMBER)
+    if way == "interleave":
+        return ds.then("interleave", fn.itself, draw(st.integers(1, 3)), draw(st.integers(1, 3)), kind=NUMBER)
+    return _map(draw, ds, (fn.jittered, NESTED), (fn.first_or_none, NUMBER), (fn.added, NUMBER))
+
+
+def _with_nothing(draw: Draw, ds: Pipeline) -> Pipeline:
+    """A branch that is empty, which is found out by reading it."""
+    nothing = Pipeline("range", (draw(st.integers(0, 3)),), {}, NUMBER).then("filter", fn.never).then("map", fn.double)
+    way = draw(st.sampled_from(["before", "behind", "sampled"]))
+    if way == "sampled":
+        return Pipeline("sample_from_datasets", ([nothing, ds], [0.5, 0.5]), {}, NUMBER)
+    return nothing.then("concatenate", ds) if way == "before" else ds.then("concatenate", nothing)
 
 
 def _with_itself(draw: Draw, ds: Pipeline) -> Pipeline:
@@ -270,6 +310,11 @@ STEPS: tuple[tuple[tuple[str, ...], Step], ...] = (
     ((NUMBER,), lambda draw, ds: ds.then("scan", 0, fn.running_sum)),
     ((NUMBER,), _nested),
     ((NUMBER,), _by_parity),
+    ((NUMBER,), _with_nothing),
+    ((SMALL,), lambda draw, ds: _map(draw, ds, (fn.double, SMALL), (fn.small_total, NUMBER))),
+    ((SMALL,), lambda draw, ds: _filter(draw, ds, fn.is_small)),
+    ((SMALL,), lambda draw, ds: ds.then("padded_batch", draw(st.integers(1, 4)), kind=OTHER)),
+    ((NESTED,), _taken_apart),
     ((NUMBER, TEXT), lambda draw, ds: ds.then("unique")),
     ((PAIR,), lambda draw, ds: _map(draw, ds, (fn.change_signs, PAIR), (fn.first_of_two, NUMBER))),
     ((PAIR,), lambda draw, ds: _filter(draw, ds, fn.is_small_pair)),
@@ -287,7 +332,7 @@ STEPS: tuple[tuple[tuple[str, ...], Step], ...] = (
     (KINDS, _shuffle),
     (KINDS, _shard),
     (KINDS, _options),
-    (KINDS, _batched),
+    (TENSORS, _batched),
     (KINDS, lambda draw, ds: ds.then("take", draw(st.integers(-1, 12)))),
     (KINDS, lambda draw, ds: ds.then("skip", draw(st.integers(-1, 6)))),
     (KINDS, lambda draw, ds: ds.then("repeat", draw(st.integers(0, 3)))),
@@ -323,5 +368,7 @@ _PLAIN: dict[str, tuple[Callable[[Draw], Pipeline], ...]] = {
     PAIR: (lambda draw: SOURCES[0](draw).then("map", fn.pair_of, kind=PAIR),),
     ROW: (lambda draw: _rows(draw, _slices(draw)),),
     TEXT: (_words, lambda draw: SOURCES[0](draw).then("map", fn.text_of, kind=TEXT)),
-    RECORD: (_table, lambda draw: SOURCES[0](draw).then("map", fn.record_of, kind=RECORD)),
+    RECORD: (_table, _turned_table, lambda draw: SOURCES[0](draw).then("map", fn.record_of, kind=RECORD)),
+    SMALL: (_smalls, lambda draw: SOURCES[0](draw).then("map", fn.small_of, kind=SMALL)),
+    NESTED: (lambda draw: SOURCES[0](draw).then("map", fn.shuffled_range, kind=NESTED),),
 }

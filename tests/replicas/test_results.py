@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ def test_tensors_come_back_detached_private_and_equal() -> None:
 def test_dtypes_without_a_numpy_name_travel_too() -> None:
     result = pack_result(torch.ones(2, dtype=torch.bfloat16), absent=False)
     assert result.leaf(0).dtype is torch.bfloat16
+    (loaded,) = pickle.loads(pickle.dumps(pack_result(torch.ones(2).to(torch.float8_e5m2), absent=False))).leaves
+    assert torch.equal(loaded.unpack().float(), torch.ones(2))
 
 
 def test_what_cannot_be_pickled_is_named() -> None:

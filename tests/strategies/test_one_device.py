@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import raydist as rd
+from tests.forks import in_a_forked_child
 
 
 @pytest.fixture
@@ -109,3 +110,15 @@ def test_rows_of_a_batch_are_known_by_any_of_its_leaves_as_long_as_it_lives() ->
 def test_arguments_reach_the_function_as_they_are() -> None:
     held: dict[str, Any] = {"x": torch.ones(1)}
     assert rd.OneDeviceStrategy("cpu").run(lambda value: value, args=(held,)) is held
+
+
+def test_a_forked_child_is_told_as_under_every_strategy() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+
+    def child() -> None:
+        with pytest.raises(rd.FailedPreconditionError, match="this is its forked child"):
+            strategy.run(len, args=([],))
+        assert rd.OneDeviceStrategy("cpu").run(len, args=([],)) == 0
+
+    assert in_a_forked_child(child) == 0
+    assert strategy.run(len, args=([],)) == 0

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.mirroring.objects import MirroredClasses
 from raydist.training.architecture import architecture_of, build_module
 
 MODULES: list[nn.Module] = [
@@ -50,6 +51,24 @@ def test_heads_are_not_in_the_repr() -> None:
     assert built.num_heads == 4
 
 
+class Nobody:
+    """Owns mirrored objects and lets everybody read and write them."""
+
+    def before_read(self, obj: Any, name: str) -> None: ...
+
+    def before_write(self, obj: Any, name: str) -> None: ...
+
+
+def test_mirrored_modules_are_described_as_what_they_were() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+    plain = architecture_of(module)
+    classes = MirroredClasses(Nobody())
+    for part in module.modules():
+        classes.mirror(part)
+    assert type(module) is not nn.Sequential
+    assert architecture_of(module) == plain is not None
+
+
 class Mine(nn.Linear):
     pass
 
@@ -71,9 +90,24 @@ def with_a_hole() -> nn.Module:
     return module
 
 
+def with_hook() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_forward_hook(lambda *args: None)
+    return module
+
+
+def with_own_forward() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.__dict__["forward"] = lambda x: x
+    return module
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        with_hook,
+        lambda: nn.Sequential(with_hook()),
+        with_own_forward,
         lambda: Mine(2, 3),
         lambda: nn.Sequential(nn.Linear(2, 2), Mine(2, 2)),
         lambda: nn.TransformerEncoderLayer(8, 2),
@@ -110,6 +144,7 @@ LINEAR = {"class": "Linear", "arguments": {"in_features": 2, "out_features": 3, 
         LINEAR | {"dtype": "load"},
         LINEAR | {"dtype": "int64"},
         LINEAR | {"dtype": "float64"},
+        {"class": "LSTM", "arguments": {"input_size": 1, "hidden_size": 1, "num_layers": 1 << 40}},
         {"class": "Sequential", "children": [["a.b", LINEAR]]},
         {"class": "Sequential", "children": 3},
     ],

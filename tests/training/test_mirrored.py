@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryF1Sco
 
 import raydist as rd
 from tests.conftest import live_actors
+from tests.shared_strategies import dispatching_thread
 from tests.training.toys import Recorder, column, line, regression, regression_arrays, small_net
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -26,7 +28,9 @@ SIZES = [1, 2, 4, 5, 6, 8]
 
 
 @pytest.fixture(scope="module")
-def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.Strategy]:
+def mirrored(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[rd.Strategy]:
     """One strategy for all tests here: replica processes cost seconds to start, a new scope on them nothing."""
     limits = rd.Timeouts(start_s=60, collective_s=30, step_s=60, input_s=60)
     with rd.MirroredStrategy(NUM_REPLICAS, resources_per_replica={"CPU": 0.01}, timeouts=limits) as strategy:
@@ -34,6 +38,7 @@ def mirrored(ray_cluster: None, shared_actors: set[str]) -> Iterator[rd.Strategy
         for batch in strategy.distribute_dataset(rd.Dataset.range(1).batch(1)):
             strategy.run(len, args=(batch,))
         shared_actors |= live_actors() - before
+        shared_threads.add(dispatching_thread(strategy))
         yield strategy
 
 
@@ -106,6 +111,44 @@ def test_a_loss_that_adds_rows_up_gives_the_same(
         model = built(strategy, loss=nn.MSELoss(reduction="sum"), steps_per_execution=steps_per_execution)
         history = model.fit(regression(num_rows, BATCH), epochs=2, verbose=False)
         return state(model), history.history, model.evaluate(regression(num_rows, BATCH), verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
+class Tagger(nn.Module):
+    """Scores of three classes for each of five tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.scores = nn.Embedding(7, 3, dtype=torch.float64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.scores(tokens).transpose(1, 2)
+        return scores.log_softmax(dim=1)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+@pytest.mark.parametrize("class_weights", [None, [1.0, 0.5, 4.0]])
+@pytest.mark.parametrize("num_rows", [1, 5, 11])
+def test_means_over_tokens_that_count_give_the_same(
+    mirrored: rd.Strategy, num_rows: int, class_weights: Any, kind: Any, steps_per_execution: int
+) -> None:
+    rng = np.random.default_rng(0)
+    tokens, tags = rng.integers(0, 7, (num_rows, 5)), rng.integers(0, 3, (num_rows, 5))
+    tags[::2, 1:] = -100  # every other text has one token
+    tags[num_rows // 2, 0 if num_rows > 1 else 1 :] = -100  # and one none that counts
+    data = rd.Dataset.from_tensor_slices((tokens, tags)).batch(BATCH)
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        with strategy.scope():
+            weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+            loss = kind(weight=weight)
+        model = built(strategy, Tagger, loss=loss, steps_per_execution=steps_per_execution)
+        history = model.fit(data, epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(data, verbose=False)
 
     for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
         assert_same(found, expected)

@@ -17,9 +17,9 @@ from raydist.actors.passes.piece import GroupPiece, Ref
 from raydist.actors.passes.production import Poll
 from raydist.actors.passes.shared import SharedPieces
 from raydist.actors.supervision import first_line, kill_actors
-from raydist.cluster import RaySession
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.owning_process import OwningProcess
+from raydist.ray_session import RaySession
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import Position, QueueEntry

@@ -16,10 +16,10 @@ from raydist.actors.workers.buffered_results import BufferedBlock, write_block
 from raydist.actors.workers.last_words import LastWords
 from raydist.actors.workers.shared_buffers import BufferLease, BufferShelf
 from raydist.actors.workers.worker import InputWorker
-from raydist.cluster import RaySession
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.elements.blocks import Block
+from raydist.ray_session import RaySession
 
 __all__ = ["WorkerHandle", "WorkerKind"]
 
@@ -100,6 +100,11 @@ class WorkerHandle:
     def under_way(self) -> tuple[Any, ...]:
         """References to the results of its blocks that were not finished when last looked."""
         return tuple(self._under_way)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether there is still the Ray that it is of."""
+        return self._session.is_open
 
     def forget_finished(self, finished: set[Any]) -> int:
         """Leave out what is `finished`; the number of blocks that are left."""

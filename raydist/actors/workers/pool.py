@@ -16,16 +16,14 @@ from typing import Any, final
 import ray
 from ray.exceptions import RayActorError
 
-from raydist.actors.supervision import first_line, wait_for
-from raydist.actors.workers.blame_element import RowsDone, Streak, isolate
+from raydist.actors.supervision import first_line
 from raydist.actors.workers.failed_starts import FailedStarts
 from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
 from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask, Sending
+from raydist.actors.workers.rows_apart import RowsApart
 from raydist.actors.workers.stage_pickles import StagePickles
-from raydist.actors.workers.worker import unpack_result
-from raydist.cluster import RaySession
-from raydist.errors import CancelledError, DeadlineExceededError, InvalidArgumentError
+from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
@@ -33,6 +31,7 @@ from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.metering.reading import StagePlace
+from raydist.ray_session import RaySession
 
 __all__ = ["ActorExecutor"]
 
@@ -75,7 +74,6 @@ class ActorExecutor(Executor):
         self.mapped = MappedResults()
         self.num_workers = num_workers
         self._consumed_here = consumed_here
-        self._condemned = Streak()
         self._failed_starts = FailedStarts()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
@@ -85,6 +83,7 @@ class ActorExecutor(Executor):
         self._workers: list[WorkerHandle] = []
         self._retired: list[WorkerHandle] = []
         self._pickles = StagePickles(KEPT_STAGES)
+        self._apart = RowsApart(self._start_apart, self._pickle_of, self._timeouts.element_s, self._failed_starts)
         self._started = 0
         self._sizes: dict[tuple[tuple[str, ...], int], BlockSize] = {}
 
@@ -154,7 +153,7 @@ class ActorExecutor(Executor):
 
     def received(self, ref: Any, result: StageResult) -> None:
         """The result of a block has been fetched by its reference."""
-        self._condemned.end()
+        self._apart.condemned.end()
         self._failed_starts.end()
         self.mapped.remember(ref, result)
 
@@ -182,54 +181,15 @@ class ActorExecutor(Executor):
 
     def run_alone(self, task: PoolTask, cancelled: Callable[[], bool]) -> StageResult:
         """The result of a block on which a worker died; an element that kills its worker is an error in its place."""
+        return self._apart.run(task, cancelled)
 
-        def run_rows(first: int) -> RowsDone:
-            worker = self._start_apart(cancelled)
-            try:
-                results = self._rows_on(worker, task, first, cancelled)
-                return RowsDone(results, worker.name, worker.words.read())
-            finally:
-                worker.kill()
-
-        return isolate(task.spec, task.block, task.starts, run_rows, self._condemned)
-
-    def _start_apart(self, cancelled: Callable[[], bool]) -> WorkerHandle:
-        """A worker that runs and gets no blocks of others. The caller kills it."""
-        while True:
-            with self._lock:
-                worker = self._start_worker()
-            try:
-                worker.await_start(cancelled)
-            except RayActorError as error:
-                self._failed_starts.add(worker.name, error)
-            except BaseException:
-                worker.kill()
-                raise
-            else:
-                return worker
-
-    def _rows_on(
-        self, worker: WorkerHandle, task: PoolTask, first: int, cancelled: Callable[[], bool]
-    ) -> list[StageResult]:
-        """The results of single rows, from row `first` on, until the worker dies or there are no more."""
+    def _start_apart(self) -> WorkerHandle:
         with self._lock:
-            digest, stage = self._pickles.get(task.spec)
-        results: list[StageResult] = []
-        # One by one: what a worker had done may not have been sent yet when the next row ends its process.
-        for row in range(first, task.block.num_rows):
-            block, starts = task.block.slice(row, row + 1), tuple(start + row for start in task.starts)
-            ref = worker.run(digest, stage, block, starts)
-            if not wait_for(ref, self._timeouts.element_s, cancelled, actor=worker.name):
-                raise DeadlineExceededError(
-                    f"Input worker {worker.name} must finish element {task.starts[0] + first + len(results)} of the "
-                    f"input of stage {task.spec.name} within {self._timeouts.element_s:g} s (Timeouts.element_s), and "
-                    "has not. The worker was killed. If the function is only slow, raise the limit."
-                )
-            try:
-                results.append(unpack_result(ray.get(ref)))
-            except RayActorError:
-                break
-        return results
+            return self._start_worker()
+
+    def _pickle_of(self, spec: StageSpec) -> tuple[bytes, bytes]:
+        with self._lock:
+            return self._pickles.get(spec)
 
     @property
     def worker_names(self) -> list[str]:

@@ -88,6 +88,8 @@ class PoolTask(Pending):
         return self._cancelled or self._pool.closed
 
     def done(self) -> bool:
+        if not self._sent.worker.reachable:
+            return True  # with an error
         return bool(ray.wait([self._sent.ref], timeout=0, fetch_local=False)[0])
 
     def result(self) -> StageResult:

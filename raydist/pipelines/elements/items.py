@@ -64,6 +64,7 @@ class StageResult:
         busy_s: Seconds that it took.
         cpu_s: CPU seconds that its thread used for it.
         worker: Which thread or actor did it.
+        is_numbered: Whether a kernel made datasets: their seeds follow from the numbers of their elements.
     """
 
     items: tuple[Item, ...]
@@ -73,6 +74,7 @@ class StageResult:
     busy_s: float = 0.0
     cpu_s: float = 0.0
     worker: str = ""
+    is_numbered: bool = False
 
 
 @final

@@ -13,7 +13,9 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
+from raydist.foreign_errors import annotate, message_of
 from raydist.pipelines.elements.element_nests import map_element
+from raydist.pipelines.elements.small_floats import tensor_of_array
 
 __all__ = ["TensorFunction", "is_module", "note_numpy_in_torch", "receiving_tensors", "with_tensors"]
 
@@ -71,8 +73,8 @@ def _tensor(leaf: Any, from_numpy: Callable[[Any], Any]) -> Any:
     if isinstance(leaf, np.ndarray):
         if leaf.dtype == object:
             return leaf
-        return from_numpy(leaf if leaf.flags.writeable else leaf.copy())
-    return from_numpy(np.array(leaf)) if isinstance(leaf, np.generic) else leaf
+        return tensor_of_array(leaf if leaf.flags.writeable else leaf.copy(), from_numpy)
+    return tensor_of_array(np.array(leaf), from_numpy) if isinstance(leaf, np.generic) else leaf
 
 
 def is_module(fn: Any) -> bool:
@@ -89,9 +91,10 @@ def receiving_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
 def note_numpy_in_torch(error: BaseException) -> None:
     """Add what to do to the error of a torch function, or of a method of tensors, that met a numpy value."""
     if _met_numpy(error):
-        error.add_note(
+        annotate(
+            error,
             "Functions given to transformations receive numpy values. To get torch tensors, wrap the function: "
-            "rd.with_tensors(fn)."
+            "rd.with_tensors(fn).",
         )
 
 
@@ -99,7 +102,7 @@ def _met_numpy(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    if isinstance(error, AttributeError):
+    if type(error) is AttributeError:
         return isinstance(error.obj, np.ndarray | np.generic) and hasattr(torch.Tensor, error.name or "")
-    text = str(error) if type(error) is TypeError else ""
+    text = message_of(error) if type(error) is TypeError else ""
     return "numpy." in text and "Tensor" in text

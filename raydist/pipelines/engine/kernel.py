@@ -78,10 +78,12 @@ def run_stage(
     begun_at, begin, begin_cpu = time.time(), time.perf_counter(), time.thread_time()
     items: Sequence[Item] = (block,)
     inputs, found = [], []
+    is_numbered = False
     for number, (kernel, start) in enumerate(zip(spec.kernels, starts, strict=True)):
         items, entered = _run_kernel(kernel, number, items, start)
         signature = (signatures[number] if signatures else "") or _first_signature(items)
         items = reject_others(items, signature, kernel.label)
+        is_numbered = is_numbered or any(isinstance(item, Block) and item.holds_datasets for item in items)
         inputs.append(entered)
         found.append(signature)
     return StageResult(
@@ -92,6 +94,7 @@ def run_stage(
         busy_s=time.perf_counter() - begin,
         cpu_s=time.thread_time() - begin_cpu,
         worker=threading.current_thread().name,
+        is_numbered=is_numbered,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, final
 
 from raydist.options import Options
@@ -82,6 +83,11 @@ class DatasetOp(ABC):
     @abstractmethod
     def inputs(self) -> tuple[DatasetOp, ...]:
         """The operations that this one reads, in their order; none for a source."""
+
+    @cached_property
+    def chain_length(self) -> int:
+        """Operations that follow each other up to this one, at most."""
+        return 1 + max((source.chain_length for source in self.inputs), default=0)
 
     @abstractmethod
     def cardinality(self) -> int:

@@ -24,8 +24,8 @@ def join_results(spec: StageSpec, rows: Sequence[StageResult]) -> StageResult:
         items += [_moved(item, entered[_kernel(item)] - number) for item in _checked(spec, row, signatures)]
         entered = [mine + theirs for mine, theirs in zip(entered, row.inputs, strict=True)]
     busy_s, cpu_s = sum(row.busy_s for row in rows), sum(row.cpu_s for row in rows)
-    last = rows[-1]
-    return StageResult(tuple(items), tuple(entered), signatures, last.begun_at, busy_s, cpu_s, last.worker)
+    last, is_numbered = rows[-1], any(row.is_numbered for row in rows)
+    return StageResult(tuple(items), tuple(entered), signatures, last.begun_at, busy_s, cpu_s, last.worker, is_numbered)
 
 
 def _first(signatures: Sequence[str]) -> str:

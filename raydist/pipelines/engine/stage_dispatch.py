@@ -89,8 +89,7 @@ class StageDispatch:
         meter.worked(result, here=here)
         meter.buffered -= sent.block.num_rows
         assumed = sent.starts
-        if assumed != starts and any(isinstance(item, Block) and item.holds_datasets for item in result.items):
-            # Datasets have seeds by the numbers of their elements, and behind a filter these were only assumed.
+        if assumed != starts and result.is_numbered:  # behind a filter, the numbers were only assumed
             result, assumed = run_stage(self._spec, sent.block, starts, self.signatures), starts
         self._explain_errors(result.items, assumed, starts)
         self._size.learn(sent.block, result)

@@ -78,7 +78,7 @@ def _mapped(fn: Callable[..., Any], block: Block) -> Block:
     nest = unflatten(block.structure, tensors)
     result = torch.func.vmap(fn)(*nest) if block.structure.kind is tuple else torch.func.vmap(fn)(nest)
     leaves, structure = flatten_element(result)
-    columns = tuple(array_of_tensor(leaf) for leaf in leaves)
+    columns = tuple(array_of_tensor(leaf.detach()) for leaf in leaves)  # modules give tensors with gradients
     specs = tuple(TensorSpec(column.shape[1:], column.dtype) for column in columns)
     return Block(structure, specs, columns, block.num_rows)
 

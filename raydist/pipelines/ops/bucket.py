@@ -11,8 +11,8 @@ from typing import Any, final
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import Structure, unflatten
 
-# The name is part of the fingerprints of snapshots that there are.
-from raydist.pipelines.elements.element_nests import flatten_element
+# This name in the code below is part of the fingerprints of snapshots that there are.
+from raydist.pipelines.elements.element_nests import flatten_element as flatten
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import DatasetOp
@@ -127,7 +127,7 @@ class _Batches:
         """Nest of TensorSpec of the batches of all buckets."""
         sizes = set(self.buckets.batch_sizes)
         size = sizes.pop() if self.drop_remainder and len(sizes) == 1 else None
-        specs, structure = flatten_element(self.source.element_spec()) if self.padding is None else self._padded_specs
+        specs, structure = flatten(self.source.element_spec()) if self.padding is None else self._padded_specs
         return unflatten(structure, [spec.batched(size) for spec in specs])
 
     def _bounded_padding(self, window: DatasetOp, bucket: int) -> Padding:
@@ -141,7 +141,7 @@ class _Batches:
 
     @cached_property
     def _padded_specs(self) -> tuple[list[TensorSpec], Structure]:
-        specs, structure = flatten_element(self.source.element_spec())
+        specs, structure = flatten(self.source.element_spec())
         return (self.padding or Padding()).specs(structure, specs), structure
 
     def _check_declared(self, window: DatasetOp) -> None:
@@ -155,6 +155,6 @@ class _Batches:
                 )
 
     def _pairs(self, window: DatasetOp) -> Iterator[tuple[TensorSpec, TensorSpec]]:
-        declared, _ = flatten_element(self.source.element_spec())
-        found, _ = flatten_element(window.element_spec())
+        declared, _ = flatten(self.source.element_spec())
+        found, _ = flatten(window.element_spec())
         return zip(declared, found, strict=True)

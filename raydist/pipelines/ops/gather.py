@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from raydist.errors import FailedPreconditionError
@@ -12,8 +12,19 @@ from raydist.pipelines.elements.items import Item
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, UnaryOp
 from raydist.pipelines.engine.random_access import RandomAccess
+from raydist.pipelines.ops.map import MapOp
+from raydist.pipelines.sources.torch_datasets import is_sample_reader
 
-__all__ = ["GatherOp"]
+__all__ = ["GatherOp", "picked_op"]
+
+
+def picked_op(indices: DatasetOp, source: DatasetOp) -> DatasetOp | None:
+    """The elements of `source` that `indices` name; None where they cannot be read by their index."""
+    if source.random_access() is not None:
+        return GatherOp(indices, source)
+    if isinstance(source, MapOp) and is_sample_reader(source.fn):  # its input are the indices
+        return replace(source, input=indices)
+    return None
 
 
 @final

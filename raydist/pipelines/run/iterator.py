@@ -25,6 +25,7 @@ from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
+from raydist.pipelines.run.chain_length import explain_recursion
 from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.optional import Optional
 from raydist.pipelines.run.plan import make_nested_plan, make_plan
@@ -126,6 +127,9 @@ class DatasetIterator(Generic[_T]):
         self.meters.consumer_asks()
         try:
             self._fill()
+        except RecursionError as error:
+            explain_recursion(error, self._op)
+            raise
         finally:
             self.meters.consumer_goes()
 

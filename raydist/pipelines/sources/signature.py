@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import Structure, unflatten
+from raydist.nest import Structure, flatten, unflatten
 from raydist.pipelines.elements.arguments import parts_like
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.element_nests import flatten_element
@@ -35,7 +35,10 @@ class Signature:
         specs, structure = flatten_element(output_signature)
         for spec in specs:
             if not isinstance(spec, TensorSpec):
-                raise SpecError(f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}.")
+                raise SpecError(
+                    f"output_signature must be a nest of rd.TensorSpec, got a leaf {spec!r:.100}. "
+                    "Dtypes alone: output_types=."
+                )
         if not specs:
             raise SpecError(f"output_signature must have at least one rd.TensorSpec, got {output_signature!r}.")
         return cls(structure, tuple(specs))
@@ -58,6 +61,8 @@ class Signature:
     def leaves(self, value: Any) -> list[Any]:
         """The leaves of `value`, copied (a generator may use its buffers again). SpecError where it does not fit."""
         leaves, structure = flatten_element(value)
+        if structure != self.structure:
+            leaves, structure = flatten(value)  # a None that stands for a leaf is told as one
         if structure != self.structure:
             advice = (
                 " A tuple is a structure: yield a list for one tensor." if _has_tuple(self.structure, value) else ""

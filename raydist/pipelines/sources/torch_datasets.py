@@ -19,7 +19,7 @@ from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
 from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY
 
-__all__ = ["IterableSamplesOp", "iterable_samples_op", "read_sample"]
+__all__ = ["IterableSamplesOp", "is_sample_reader", "iterable_samples_op", "read_sample"]
 
 _SAMPLES = 3  # looked at to learn what samples are
 _QUICK_S = 0.2
@@ -30,6 +30,11 @@ def read_sample(dataset: Any) -> Callable[[Any], Any] | None:
     if _is_iterable_style(dataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         return None
     return _Sample(dataset)
+
+
+def is_sample_reader(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` is what `read_sample` gives."""
+    return isinstance(fn, _Sample)
 
 
 def iterable_samples_op(dataset: Any, output_signature: Any) -> DatasetOp:

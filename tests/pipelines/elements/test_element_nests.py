@@ -108,6 +108,25 @@ def test_elements_keep_one_structure() -> None:
         Dataset.from_tensor_slices((None, None))
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"x": 1, "y": 2}, "elements of the structure .*'y': None.* got .*'y': 2"),
+        ({"x": None, "y": None}, "must yield elements of the structure .* got"),
+        (None, "must yield"),
+    ],
+)
+def test_generators_keep_to_their_signature(value: Any, message: str) -> None:
+    signature = {"x": INT, "y": None}
+    assert list(Dataset.from_generator(lambda: iter([{"x": 1, "y": None}]), signature).as_numpy_iterator()) == [
+        {"x": 1, "y": None}
+    ]
+    with pytest.raises(SpecError, match=message):
+        next(iter(Dataset.from_generator(lambda: iter([value]), signature)))
+    with pytest.raises(SpecError, match="must yield TensorSpec.* at 'x'.* got None"):
+        next(iter(Dataset.from_generator(lambda: iter([{"x": None, "y": 1}]), {"x": INT, "y": INT})))
+
+
 def test_batches_of_one_device_have_none_too() -> None:
     strategy = rd.OneDeviceStrategy("cpu")
     batches = strategy.distribute_dataset(pairs().batch(2))

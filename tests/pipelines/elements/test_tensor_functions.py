@@ -43,6 +43,13 @@ def test_every_array_and_number_is_a_tensor_of_its_dtype() -> None:
     assert (fields["n"].shape, fields["text"], fields["raw"], texts.tolist()) == ((), "a", b"a", ["a"])
 
 
+def test_bfloat16_is_torchs() -> None:
+    ds = Dataset.from_tensor_slices(torch.ones(2, 3).bfloat16()).map(with_tensors(lambda x: x + x.sum()))
+    assert [(x.dtype, x.tolist()) for x in ds] == [(torch.bfloat16, [4.0, 4.0, 4.0])] * 2
+    ds = Dataset.from_tensor_slices(torch.ones(2).bfloat16()).map(torch.nn.Identity())
+    assert [x.dtype for x in ds] == [torch.bfloat16] * 2
+
+
 def test_what_may_not_be_written_to_is_copied() -> None:
     frozen = np.zeros(2)
     frozen.flags.writeable = False
@@ -64,6 +71,20 @@ def test_modules_receive_tensors_as_they_are() -> None:
     torch.testing.assert_close(
         torch.stack(list(Dataset.from_tensor_slices(rows).map_batches(torch.nn.Sequential(layer), 2))), expected
     )
+
+
+@pytest.mark.ray
+def test_modules_on_input_workers(ray_cluster: object) -> None:
+    layer = torch.nn.Linear(1, 1)
+    rows = torch.arange(4.0).reshape(4, 1)
+    ds = Dataset.from_tensor_slices(rows).map(layer).with_options(rd.Options(num_input_workers=1))
+    torch.testing.assert_close(torch.stack(list(ds)), layer(rows).detach())
+    wrapped = Dataset.from_tensor_slices(rows).map(with_tensors(torch.neg)).with_options(ds.options())
+    torch.testing.assert_close(torch.stack(list(wrapped)), -rows)
+    failing = Dataset.from_tensor_slices(rows).map(lambda x: torch.neg(x)).with_options(ds.options())
+    with pytest.raises(TypeError) as raised:
+        next(iter(failing))
+    assert any("rd.with_tensors" in note for note in raised.value.__notes__)
 
 
 def test_a_module_and_a_wrapped_function_may_ask_for_rng() -> None:
@@ -108,6 +129,15 @@ def test_reduce_gets_tensors_too() -> None:
     assert float(Dataset.range(3).map(float).reduce(np.zeros((), np.float32), Adds())) == 3
 
 
+class Speechless:
+    def __str__(self) -> str:
+        raise ValueError("numpy. Tensor")
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
 class Adds(torch.nn.Module):
     def forward(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.add(total, x)
@@ -149,6 +179,7 @@ def test_errors_of_torch_that_met_numpy_name_the_way_out(fn: Any, element: Any) 
         lambda x: torch.ones(2) @ torch.ones(3),
         lambda x: with_tensors(lambda y: y.no_such_thing)(x),
         lambda x: {"a": x}["numpy.Tensor"],
+        lambda x: raises(TypeError(Speechless())),
         lambda x: len(3),  # type: ignore[arg-type]  # the point of this test
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
 from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.elements.tensor_functions import with_tensors
 from tests.contracts.op import collect, iterate, same
 
 ON = Options(optimization=OptimizationOptions(map_vectorization=True))
@@ -32,11 +33,30 @@ def half(x: Any) -> Any:
         Dataset.from_tensor_slices((IMAGES, IMAGES[:, 0])).map(lambda x, y: {"x": x + y, "y": y}),
         Dataset.from_tensor_slices({"a": IMAGES}).map(lambda row: (row["a"].sum(), row["a"])),
         Dataset.range(20).map(lambda x: x * 2, output_spec=TensorSpec((), "int64")),
+        Dataset.from_tensor_slices(IMAGES).map(with_tensors(torch.relu)),
     ],
 )
 def test_results_are_those_of_each_element(dataset: Dataset) -> None:
     vectorised, plain = both(dataset)
     assert same(vectorised, plain)
+
+
+def test_modules_are_run_over_whole_blocks() -> None:
+    seen: list[int] = []
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.dim())
+            return x * self.scale
+
+    dataset = Dataset.from_tensor_slices(IMAGES).map(Scaled(), output_spec=TensorSpec((3,)))
+    vectorised, plain = both(dataset)
+    assert same(vectorised, plain)
+    assert len(seen) < 2 * len(IMAGES), "vmap calls it once a block, and twice to compare"
 
 
 def test_whole_blocks_are_run_at_once() -> None:

@@ -80,6 +80,20 @@ def test_random_choices_follow_from_seed_epoch_and_element(calls: int | None) ->
     assert lists(other) != first
 
 
+@pytest.mark.parametrize("calls", [None, 1, 2])
+def test_what_is_made_of_a_dataset_in_the_same_stage_is_the_same(calls: int | None) -> None:
+    def first(dataset: Dataset) -> Any:
+        return next(dataset.as_numpy_iterator())
+
+    def build(num_parallel_calls: int | None) -> Dataset:
+        made = Dataset.range(90).filter(is_odd).map(shuffled, num_parallel_calls=num_parallel_calls)
+        return made.map(first, num_parallel_calls=num_parallel_calls).with_options(Options(seed=3))
+
+    expected = [int(x) for x in build(1)]
+    assert [int(x) for x in build(calls)] == expected
+    assert len(set(expected)) > 5
+
+
 def test_an_element_that_travels_keeps_its_choices() -> None:
     element = next(iter(Dataset.range(1).map(shuffled)))
     orders = [[int(x) for x in element] for element in [pickle.loads(pickle.dumps(element)) for _ in range(2)]]

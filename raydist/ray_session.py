@@ -1,0 +1,69 @@
+"""How long this process has its Ray: until it is shut down, and never in a forked child."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, final
+
+import ray
+
+from raydist.errors import UnavailableError
+from raydist.owning_process import never_free
+
+__all__ = ["RaySession"]
+
+
+@final
+class RaySession:
+    """This process's connection to Ray, from `ray.init` to `ray.shutdown`: what was started through it ends with it.
+
+    Whatever is asked of Ray when it is shut down starts another one, so ask here before.
+    """
+
+    def __init__(self) -> None:
+        node = ray._private.worker._global_node  # every ray.init makes one
+        self._node: Callable[[], Any] = weakref.ref(node) if ray.is_initialized() else _no_node
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still is. Costs 0.3 us."""
+        node = self._node()
+        return node is not None and node is ray._private.worker._global_node and ray.is_initialized()
+
+    def require(self, what: str) -> None:
+        """UnavailableError if Ray was shut down since."""
+        if not self.is_open:
+            raise UnavailableError(
+                f"{what} needs the Ray that it was started with, and that was shut down (ray.shutdown()). Keep Ray "
+                "until it is closed, or make a new one.",
+                actor=what,
+            )
+
+
+def _no_node() -> None:
+    return None
+
+
+def _leave_ray_to_the_parent() -> None:
+    """In a forked child: its end must neither wait for threads that only the parent has, nor end the parent's Ray.
+
+    Ray wants to hear of an exception that nobody caught, and to shut down at exit.
+    """
+    if not ray.is_initialized():
+        return
+    atexit.unregister(ray.shutdown)
+    if sys.excepthook is ray._private.worker.custom_excepthook:
+        sys.excepthook = ray._private.worker.normal_excepthook
+    for kept in (*vars(ray._private.state.state).values(), *vars(ray._private.worker.global_worker).values()):
+        never_free(kept)
+    system = ctypes.CDLL(None)
+    if hasattr(system, "on_exit"):  # what it is given last is called first: the C++ destructors behind it hang
+        system.on_exit(ctypes.cast(system._exit, ctypes.c_void_p), None)
+
+
+os.register_at_fork(after_in_child=_leave_ray_to_the_parent)

@@ -1,0 +1,47 @@
+"""Losses of torch's that divide by something else than rows: by tokens that count, by weights of classes.
+
+Means of replicas do not add up there, sums over one denominator do: each replica adds up its rows, and the replicas
+tell each other what they would have divided by.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+__all__ = ["divides_by_count", "total_and_count"]
+
+
+def divides_by_count(loss: Any, target: Any) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
+    """Whether `loss` is a mean over less than all rows, or over rows that weigh differently.
+
+    Rows (n,) without weights of classes are taken to count all: a row that is not to count weighs 0 as sample weight.
+
+    >>> divides_by_count(nn.CrossEntropyLoss(), torch.tensor([[1, -100]]))
+    True
+    """
+    if type(loss) not in (nn.CrossEntropyLoss, nn.NLLLoss) or loss.reduction != "mean":
+        return False
+    classes = isinstance(target, torch.Tensor) and not target.is_floating_point()
+    return classes and (loss.weight is not None or target.ndim > 1)
+
+
+def total_and_count(
+    loss: nn.CrossEntropyLoss | nn.NLLLoss, prediction: torch.Tensor, target: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `loss` divides by what, for these rows.
+
+    >>> total, count = total_and_count(nn.CrossEntropyLoss(), torch.zeros(1, 2, 3), torch.tensor([[1, -100, 0]]))
+    >>> total / count, count
+    (tensor(0.6931), tensor(2))
+    """
+    counts = target != loss.ignore_index
+    if loss.weight is not None:
+        counts = loss.weight[torch.where(counts, target, 0)] * counts
+    settings: dict[str, Any] = {"weight": loss.weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
+    if isinstance(loss, nn.CrossEntropyLoss):
+        return F.cross_entropy(prediction, target, label_smoothing=loss.label_smoothing, **settings), counts.sum()
+    return F.nll_loss(prediction, target, **settings), counts.sum()
