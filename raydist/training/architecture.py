@@ -160,7 +160,9 @@ def _build(architecture: Any, device: str | None, depth: int = 0) -> nn.Module:
         raise ValueError(f"{name!r:.100} is no class of torch.nn that may be named")
     kind = _leaves()[name]
     known = _parameters_of(kind)
-    arguments = {key: tuple(one) if isinstance(one, list) else one for key, one in architecture["arguments"].items()}
+    arguments: dict[str, Any] = {
+        key: tuple(one) if isinstance(one, list) else one for key, one in architecture["arguments"].items()
+    }
     if not (arguments.keys() <= known.keys() and all(map(_is_plain, arguments.values()))):
         raise ValueError(f"{name} has no such arguments: {arguments!r:.200}")
     layers = arguments.get("num_layers", 1)

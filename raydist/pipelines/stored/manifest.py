@@ -120,8 +120,9 @@ class Manifest:
             content = found["saved"]
             if content["version"] != _VERSION:
                 raise ValueError(f"its version is {content['version']!r}, this one reads {_VERSION}")
-            if found["crc32c"] != crc32c(_canonical(content)):
-                raise ValueError("its checksum does not match")
+            checksum = crc32c(_canonical(content))
+            if found["crc32c"] != checksum:
+                raise ValueError(f"its checksum must be {checksum}, got {found['crc32c']!r:.100}")
             return cls._of_content(content)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, SpecError) as error:
             problem = (
@@ -136,9 +137,8 @@ class Manifest:
         if structure.num_leaves != len(specs):
             raise ValueError(f"it has {len(specs)} specs for {structure.num_leaves} leaves")
         parts = tuple(map(_stored_file, content["parts"]))
-        names = [part.name for part in parts]
-        if len(set(names)) < len(names):
-            raise ValueError(f"it names a file twice: {names!r:.200}")
+        if len({part.name for part in parts}) < len(parts):
+            raise ValueError(f"it names a file twice, of {[part.name for part in parts]!r:.300}")
         container = Container.of(content["format"], content["compression"])
         return cls(structure, specs, container, parts, str(content["origin"]))
 
@@ -148,7 +148,7 @@ def _stored_file(part: Any) -> StoredFile:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"it names {name!r:.100}, which is no file in its directory")
     if any(min(chunk) < 0 for chunk in chunks):
-        raise ValueError(f"it has a negative size in the chunks of {name!r}")
+        raise ValueError(f"sizes must be >= 0, {name!r} has {chunks!r:.200}")
     return StoredFile(name, int(part["shard"]), chunks)
 
 
