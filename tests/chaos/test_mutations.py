@@ -5,22 +5,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.chaos.extent import how_many
 from tests.hostile.cases import CASES
 from tests.hostile.child import STATES
-from tests.hostile.runner import attack
+from tests.hostile.runner import Attacker
 
 COUNT = how_many(100, 2000)
 
 
+@pytest.fixture(scope="module")
+def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
+    """One process for all cases: it takes 2 s to start."""
+    found = Attacker(tmp_path_factory.mktemp("hostile"))
+    yield found
+    found.close()
+
+
 @pytest.mark.timeout(60 + COUNT)
 @pytest.mark.parametrize("name", [*CASES, STATES])
-def test_mutations(name: str, tmp_path: Path) -> None:
-    report = attack(name, COUNT, tmp_path)
+def test_mutations(name: str, attacker: Attacker) -> None:
+    report = attacker.attack(name, COUNT)
     print(f"{name}: {COUNT} copies, {dict(report.counts)}, at most {report.most_memory >> 10} KiB beyond the file")
     assert report.bad == []
     assert sum(report.counts.values()) == COUNT

@@ -1,8 +1,7 @@
 """The process that is attacked. It works through damaged copies and says on each line what it is at.
 
-    python -m tests.hostile.child CASE FIRST END FOLDER
-
-writes `begin NUMBER` before a copy and a JSON list behind it: [number, outcome, words, bytes of memory].
+A line `["CASE", FIRST, END, "FOLDER"]` asks for copies. It writes `begin NUMBER` before each of them, a JSON list
+behind it ([number, outcome, words, bytes of memory]), and `end` behind the last.
 """
 
 from __future__ import annotations
@@ -29,10 +28,19 @@ _ADDRESS_SPACE = 16 << 30  # the machine must outlive what is found
 _MEMORY_FILES = (Path("/proc/self/clear_refs"), Path("/proc/self/status"))
 
 
-def main(name: str, first: int, end: int, folder: Path) -> None:
-    """Copies `first` to `end` - 1."""
+def main() -> None:
+    """Do what is asked for until the asker goes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
+    for line in sys.stdin:
+        name, first, end, folder = json.loads(line)
+        attack_copies(name, first, end, Path(folder))
+        sys.stdout.write("end\n")
+        sys.stdout.flush()
+
+
+def attack_copies(name: str, first: int, end: int, folder: Path) -> None:
+    """Copies `first` to `end` - 1."""
     outcomes = state_outcomes(folder, first, end) if name == STATES else file_outcomes(CASES[name], folder, first, end)
     for number, outcome, words, used in outcomes:
         sys.stdout.write(json.dumps([number, outcome, words, used]) + "\n")
@@ -172,4 +180,4 @@ def words_of(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main()

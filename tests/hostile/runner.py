@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import queue
+import select
 import subprocess
 import sys
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-__all__ = ["Report", "attack"]
+__all__ = ["Attacker", "Report"]
 
 MEMORY_BYTES = 64 << 20
 """What reading may take beyond the size of the file."""
@@ -49,57 +49,97 @@ class Report:
             self.bad.append(f"copy {number}: {used >> 20} MiB: {words}")
 
 
-def attack(name: str, count: int, folder: Path) -> Report:
-    """Copies 0 .. `count` - 1 of a case."""
-    report = Report()
-    first = 0
-    while first < count:
-        first = _run(name, first, count, folder / str(first), report)
-    return report
+@final
+class Attacker:
+    """The attacked process: started when it is first needed, and again behind every copy that ends it."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._starts = 0
+        self._child: subprocess.Popen[str] | None = None
+        self._read = b""  # of the lines that follow
 
-def _run(name: str, first: int, end: int, folder: Path, report: Report) -> int:
-    """Work through copies until the process ends; the number of the next one."""
-    folder.mkdir()
-    command = [sys.executable, "-m", "tests.hostile.child", name, str(first), str(end), str(folder)]
-    with (folder / "stderr").open("wb") as stderr:
-        child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=_ROOT, env=_environment()
-        )
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    reader = threading.Thread(target=_pass_on, args=(child, lines), daemon=True)
-    reader.start()
-    at, left = -1, _START_S
-    try:
-        while line := lines.get(timeout=left):
-            left = _STEP_S
-            if line.startswith("begin "):
-                at = int(line.split()[1])
-            elif line.startswith("["):
-                report.add(*json.loads(line))
-        code = child.wait(timeout=_STEP_S)
-        outcome = "crash"
-    except (queue.Empty, subprocess.TimeoutExpired):
-        code, outcome = 0, "hang"
-    finally:
+    def attack(self, name: str, count: int) -> Report:
+        """Copies 0 .. `count` - 1 of a case."""
+        report = Report()
+        first = 0
+        while first < count:
+            first = self._run(name, first, count, report)
+        return report
+
+    def _run(self, name: str, first: int, end: int, report: Report) -> int:
+        """Work through copies until the process ends; the number of the next one."""
+        child = self._started()
+        folder = self._folder / f"{name}-{first}"
+        folder.mkdir()
+        assert child.stdin is not None
+        child.stdin.write(json.dumps([name, first, end, str(folder)]) + "\n")
+        child.stdin.flush()
+        at, left, outcome = -1, _START_S, "crash"
+        try:
+            while line := self._next_line(child, left):
+                if line == "end\n":
+                    return end
+                if line.startswith("begin "):
+                    at, left = int(line.split()[1]), _STEP_S
+                elif line.startswith("["):
+                    report.add(*json.loads(line))
+        except TimeoutError:
+            outcome = "hang"
+        code, said = self.close(), self._stderr.read_text()[-1000:]
+        if at < 0:
+            raise AssertionError(f"the good file of {name} must be read, but the process ended ({code}): {said}")
+        report.add(at, outcome, f"code {code}: {said}")
+        return at + 1
+
+    @property
+    def _stderr(self) -> Path:
+        return self._folder / f"stderr-{self._starts}"
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._child is not None:
+            return self._child
+        self._starts += 1
+        command = [sys.executable, "-m", "tests.hostile.child"]
+        with self._stderr.open("wb") as stderr:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                cwd=_ROOT,
+                env=_environment(),
+            )
+        self._child, self._read = child, b""
+        return child
+
+    def _next_line(self, child: subprocess.Popen[str], left: float) -> str:
+        """The next line; empty at the end. Without a thread, which would outlive the test."""
+        assert child.stdout is not None
+        while b"\n" not in self._read:
+            if not select.select([child.stdout], [], [], left)[0]:
+                raise TimeoutError(f"nothing for {left} s")
+            more = os.read(child.stdout.fileno(), 1 << 16)
+            if not more:
+                return ""
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return line.decode() + "\n"
+
+    def close(self) -> int:
+        """End the process; its exit code. May be called twice."""
+        child, self._child = self._child, None
+        if child is None:
+            return 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.2)  # one that is ending by itself has a code of its own
         child.kill()
-        child.wait()
-        reader.join()
-        if child.stdout is not None:
-            child.stdout.close()
-    if code == 0 and outcome == "crash":
-        return end
-    said = (folder / "stderr").read_text()[-1000:]
-    if at < 0:
-        raise AssertionError(f"the good file of {name} must be read, but the process ended with code {code}: {said}")
-    report.add(at, outcome, f"code {code}: {said}")
-    return at + 1
-
-
-def _pass_on(child: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-    for line in child.stdout or ():
-        lines.put(line)
-    lines.put("")
+        code = child.wait(timeout=_STEP_S)
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+        return code
 
 
 def _environment() -> dict[str, str]:
