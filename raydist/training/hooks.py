@@ -195,7 +195,8 @@ class PredictHooks:
         >>> class Announce(rd.Callback):
         ...     def on_predict_begin(self, logs):
         ...         print("predicting with", self.model.module)
-        >>> outputs = rd.Model(torch.nn.Identity()).predict(rd.Dataset.range(2).batch(2), [Announce()], verbose=False)
+        >>> model, data = rd.Model(torch.nn.Identity()), rd.Dataset.range(2).batch(2)
+        >>> outputs = model.predict(data, callbacks=[Announce()], verbose=False)
         predicting with Identity()
         """
 
@@ -227,7 +228,8 @@ class PredictHooks:
         >>> class Number(rd.Callback):
         ...     def on_predict_batch_begin(self, batch, logs):
         ...         print("batch", batch)
-        >>> outputs = rd.Model(torch.nn.Identity()).predict(rd.Dataset.range(3).batch(2), [Number()], verbose=False)
+        >>> model, data = rd.Model(torch.nn.Identity()), rd.Dataset.range(3).batch(2)
+        >>> outputs = model.predict(data, callbacks=[Number()], verbose=False)
         batch 0
         batch 1
         """
