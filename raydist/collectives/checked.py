@@ -14,6 +14,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.collectives.translation import mismatch_error
 from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
@@ -92,7 +93,7 @@ def _essence(call: Call, ragged_axis: int | None) -> tuple[object, ...]:
 
 
 @final
-class CheckedCommunicator(Communicator):
+class CheckedCommunicator(DelegatingCommunicator):
     """Another communicator whose collectives are checked on all ranks, and messages by their receiver.
 
     Where the other one checks itself, nothing is added.
@@ -103,24 +104,12 @@ class CheckedCommunicator(Communicator):
     """
 
     def __init__(self, inner: Communicator, device: torch.device) -> None:
-        self._inner = inner
-        self.device = device
+        super().__init__(inner, device)
         self._num_calls = 0
-
-    @property
-    def membership(self) -> Membership:  # type: ignore[override]  # a view of the inner one's
-        return self._inner.membership
-
-    @property
-    def timeout_s(self) -> float:  # type: ignore[override]  # a view of the inner one's
-        return self._inner.timeout_s
 
     @property
     def checks_itself(self) -> bool:
         return True
-
-    def announce(self, what: str) -> None:
-        self._inner.announce(what)
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         return self._inner.allocate(sizes)
@@ -173,12 +162,6 @@ class CheckedCommunicator(Communicator):
     def reconfigure(self, membership: Membership) -> None:
         self._num_calls = 0
         self._inner.reconfigure(membership)
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _check(self, name: str, tensor: torch.Tensor | None) -> None:
         if self._inner.checks_itself:

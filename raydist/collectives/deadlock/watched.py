@@ -8,8 +8,9 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.base import Communicator, Work
 from raydist.collectives.deadlock.status import Progress
+from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.errors import CancelledError, CollectiveMismatchError
 from raydist.values import ReduceOp
 
@@ -19,7 +20,7 @@ _Verdict = Callable[[], CollectiveMismatchError | None]
 
 
 @final
-class WatchedCommunicator(Communicator):
+class WatchedCommunicator(DelegatingCommunicator):
     """Another communicator whose waits a `DeadlockDetector` can see. Messages between two ranks are not watched.
 
     Args:
@@ -30,24 +31,11 @@ class WatchedCommunicator(Communicator):
     """
 
     def __init__(self, inner: Communicator, name: str, progress: Progress, verdict: _Verdict) -> None:
-        self._inner = inner
+        super().__init__(inner, inner.device)
         self._name = name
         self._progress = progress
         self._verdict = verdict
-        self.device = inner.device
         self._about = ""
-
-    @property
-    def membership(self) -> Membership:  # type: ignore[override]  # a view of the inner one's
-        return self._inner.membership
-
-    @property
-    def timeout_s(self) -> float:  # type: ignore[override]  # a view of the inner one's
-        return self._inner.timeout_s
-
-    @property
-    def checks_itself(self) -> bool:
-        return self._inner.checks_itself
 
     def announce(self, what: str) -> None:
         self._about = what
@@ -80,24 +68,9 @@ class WatchedCommunicator(Communicator):
         work = self._inner.reduce_scatter(output, inputs, op)
         return _WatchedWork(self, number, f"reduce_scatter({op.value})", output, work)
 
-    def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        return self._inner.send(tensor, destination)
-
-    def recv(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._inner.recv(tensor, source)
-
     def barrier(self) -> None:
         with self.waiting(self._progress.call(self._name), "barrier", None):
             self._inner.barrier()
-
-    def reconfigure(self, membership: Membership) -> None:
-        self._inner.reconfigure(membership)
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
     @contextmanager
     def waiting(self, number: int, name: str, tensor: torch.Tensor | None) -> Iterator[None]:
