@@ -6,13 +6,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS ?= .venv-peers
+TEST_PROCESSES ?= 2
 PEERS_STAMP := $(PEERS)/.installed
+XLA ?= .venv-xla
+XLA_STAMP := $(XLA)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test chaos lint bench steps autotune clean
+.PHONY: help venv demo test test-long test-autoscaler test-xla chaos lint bench steps asynchronous checkpoints scaling autotune summaries clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -27,7 +30,23 @@ demo: $(STAMP)  ## Train on real images on two replicas of a local Ray
 	$(BIN)/python examples/digits_fit.py --strategy mirrored --replicas 2
 
 test: $(STAMP)  ## Run every test (PYTEST_ARGS="-k shuffle" for some)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+
+$(XLA_STAMP): pyproject.toml constraints-xla.txt
+	$(PYTHON) -m venv $(XLA)
+	$(XLA)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-xla.txt -e '.[dev]' torch_xla
+	@touch $@
+
+# One process for all: the first that counts XLA's CPU devices fixes their number. 7 GB are installed.
+test-xla: $(XLA_STAMP)  ## Train through TPUStrategy by torch_xla itself, on XLA's CPU devices
+	PJRT_DEVICE=CPU CPU_NUM_DEVICES=3 XLA_THREAD_POOL_SIZE=16 $(XLA)/bin/python -m pytest \
+		tests/collectives/test_contract.py tests/collectives/xla tests/strategies/test_tpu.py -k "xla or tpu" $(PYTEST_ARGS)
+
+test-long: $(STAMP)  ## What takes too long for `make test`: machines apart, nodes that come and go, lost nodes, ...
+	RAYDIST_LONG=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+test-autoscaler: $(STAMP)  ## Of these, nodes that come and go, on Ray's fake autoscaler: takes two minutes
+	RAYDIST_LONG=1 $(BIN)/python -m pytest tests/test_autoscaling.py $(PYTEST_ARGS)
 
 chaos: $(STAMP)  ## For long, what `make test` does a little of: kill workers, damage files, open and close strategies
 	RAYDIST_CHAOS=1 $(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
@@ -48,8 +67,20 @@ bench: $(STAMP) $(PEERS_STAMP)  ## Measure pipelines beside tf.data, DataLoader,
 steps: $(STAMP) $(PEERS_STAMP)  ## Measure training steps beside DDP, Ray Train and TensorFlow (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.steps --peer-python $(PEERS)/bin/python $(BENCH_ARGS)
 
+asynchronous: $(STAMP) $(PEERS_STAMP)  ## Measure parameter servers beside TensorFlow's and plain Ray's (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.asynchronous --peer-python $(PEERS)/bin/python $(BENCH_ARGS)
+
+checkpoints: $(STAMP)  ## Measure what saving costs training, beside torch.save and async_save (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.checkpoints $(BENCH_ARGS)
+
+scaling: $(STAMP)  ## Measure 1 to 64 replicas on a simulated device, on one node and on four (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)
+
+summaries: $(STAMP)  ## Compare training steps with summaries and without (BENCH_ARGS="--smoke")
+	$(BIN)/python -m benchmarks.summaries $(BENCH_ARGS)
+
 autotune: $(STAMP)  ## Compare light pipelines with and without AUTOTUNE (BENCH_ARGS="--smoke")
 	$(BIN)/python -m benchmarks.autotune $(BENCH_ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) $(XLA) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

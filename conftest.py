@@ -8,7 +8,7 @@ import pytest
 
 import raydist
 
-pytest_plugins = ("tests.shared_strategies",)
+pytest_plugins = ("tests.shared_scripts", "tests.shared_strategies")
 
 
 @pytest.fixture(autouse=True)

@@ -89,13 +89,6 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def add_strategy_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The flags that choose a strategy."""
-    parser.add_argument("--strategy", choices=["one_device", "mirrored"], default="mirrored")
-    parser.add_argument("--replicas", type=int, default=2, help="of the mirrored strategy")
-    return parser
-
-
 class Stopwatch:
     """Examples per second, the first of several epochs aside: while it runs, input processes start."""
 
@@ -107,6 +100,8 @@ class Stopwatch:
 
     def examples_per_s(self, examples_per_epoch: int) -> float:
         times = self.times[1:] if len(self.times) > 2 else self.times
+        if len(times) < 2:
+            return 0.0  # a run that had come to its end before
         return examples_per_epoch * (len(times) - 1) / (times[-1] - times[0])
 
 

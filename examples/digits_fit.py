@@ -1,10 +1,13 @@
 """Classify handwritten digits with `rd.Model`: compile, fit, evaluate.
 
 python examples/digits_fit.py --strategy mirrored --replicas 2
+python examples/digits_fit.py --checkpoint run --tensorboard run/logs            # stop it with Ctrl-C ...
+python examples/digits_fit.py --checkpoint run --tensorboard run/logs --resume   # ... and it goes on where it was
 """
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -12,12 +15,12 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import raydist as rd
+from chosen_strategy import add_strategy_flags, make_strategy
 from digits_common import (
     LEARNING_RATE,
     NUM_CLASSES,
     Images,
     Stopwatch,
-    add_strategy_flags,
     build_network,
     load_images,
     make_parser,
@@ -25,11 +28,6 @@ from digits_common import (
     split,
     to_inputs,
 )
-
-
-def make_strategy(name: str, replicas: int) -> rd.Strategy:
-    """The only line that changes from one device to many."""
-    return rd.OneDeviceStrategy("cpu") if name == "one_device" else rd.MirroredStrategy(replicas)
 
 
 class Laps(rd.Callback):
@@ -48,7 +46,12 @@ def rows_of(images: Images) -> rd.Dataset:
 
 
 def main() -> None:
-    args = add_strategy_flags(make_parser(__doc__)).parse_args()
+    parser = add_strategy_flags(make_parser(__doc__))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--checkpoint", help="where to save each epoch: a directory, or a URI such as s3://...")
+    parser.add_argument("--resume", action="store_true", help="go on from what --checkpoint has")
+    parser.add_argument("--tensorboard", help="a directory for curves")
+    args = parser.parse_args()
     train, test = split(load_images(args.data), smoke=args.smoke)
     epochs = 1 if args.smoke else args.epochs
 
@@ -69,7 +72,17 @@ def main() -> None:
         test_batches = rows_of(test).batch(args.batch_size).map(to_inputs)
 
         stopwatch = Stopwatch()
-        model.fit(train_batches, epochs=epochs, callbacks=[Laps(stopwatch)])
+        callbacks: list[rd.Callback] = [Laps(stopwatch)]
+        if args.tensorboard is not None:
+            callbacks.append(rd.TensorBoard(args.tensorboard))
+        model.fit(
+            train_batches,
+            epochs=epochs,
+            validation_data=test_batches if args.tensorboard is not None else None,
+            callbacks=callbacks,
+            checkpoint=args.checkpoint,
+            resume=args.resume,
+        )
         results = model.evaluate(test_batches)
         report(results["multiclass_accuracy"], stopwatch.examples_per_s(len(train)), network)
 

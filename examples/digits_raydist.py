@@ -11,10 +11,10 @@ import torch
 from torch.nn import functional as F
 
 import raydist as rd
+from chosen_strategy import add_strategy_flags, make_strategy
 from digits_common import (
     LEARNING_RATE,
     Stopwatch,
-    add_strategy_flags,
     build_network,
     count_correct,
     load_images,
@@ -25,11 +25,6 @@ from digits_common import (
 )
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def make_strategy(name: str, replicas: int) -> rd.Strategy:
-    """The only line that changes from one device to many."""
-    return rd.OneDeviceStrategy("cpu") if name == "one_device" else rd.MirroredStrategy(replicas)
 
 
 def main() -> None:

@@ -11,12 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raydist import image as image
+    from raydist import summary as summary
     from raydist import text as text
+    from raydist.checkpoints.background import SaveHandle as SaveHandle
+    from raydist.checkpoints.checkpoint import Checkpoint as Checkpoint
+    from raydist.checkpoints.latest import checkpoints_iterator as checkpoints_iterator
+    from raydist.checkpoints.latest import latest_checkpoint as latest_checkpoint
+    from raydist.checkpoints.manager import CheckpointManager as CheckpointManager
+    from raydist.checkpoints.state import State as State
+    from raydist.context.cluster_resolver import ClusterResolver as ClusterResolver
+    from raydist.context.cluster_resolver import SimpleClusterResolver as SimpleClusterResolver
+    from raydist.context.cluster_resolver import TFConfigClusterResolver as TFConfigClusterResolver
+    from raydist.context.cluster_spec import ClusterSpec as ClusterSpec
     from raydist.context.current import has_strategy as has_strategy
     from raydist.context.current import in_cross_replica_context as in_cross_replica_context
     from raydist.context.replica_context import ReplicaContext as ReplicaContext
     from raydist.context.strategy import Strategy as Strategy
+    from raydist.context.strategy_stats import StrategyStats as StrategyStats
     from raydist.context.strategy_values import ValueContext as ValueContext
+    from raydist.coordinator.remote_value import RemoteValue as RemoteValue
     from raydist.dataset import Dataset as Dataset
     from raydist.dataset.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
     from raydist.dataset.readers import TextLineDataset as TextLineDataset
@@ -31,18 +44,29 @@ if TYPE_CHECKING:
     from raydist.errors import InvalidArgumentError as InvalidArgumentError
     from raydist.errors import NotFoundError as NotFoundError
     from raydist.errors import OutOfRangeError as OutOfRangeError
+    from raydist.errors import Preempted as Preempted
     from raydist.errors import RaydistError as RaydistError
     from raydist.errors import SpecError as SpecError
     from raydist.errors import UnavailableError as UnavailableError
     from raydist.metrics import Mean as Mean
+    from raydist.mirroring.buffers.aggregation import set_aggregation as set_aggregation
     from raydist.options import AutoShardPolicy as AutoShardPolicy
     from raydist.options import AutotuneOptions as AutotuneOptions
+    from raydist.options import CommunicationOptions as CommunicationOptions
     from raydist.options import InputOptions as InputOptions
+    from raydist.options import InputReplicationMode as InputReplicationMode
     from raydist.options import OptimizationOptions as OptimizationOptions
     from raydist.options import Options as Options
     from raydist.options import RunOptions as RunOptions
     from raydist.options import ThreadingOptions as ThreadingOptions
     from raydist.options import Timeouts as Timeouts
+    from raydist.parameter_servers.consistency import BoundedStaleness as BoundedStaleness
+    from raydist.parameter_servers.consistency import SyncWithBackups as SyncWithBackups
+    from raydist.parameter_servers.partitioners import FixedShardsPartitioner as FixedShardsPartitioner
+    from raydist.parameter_servers.partitioners import MaxSizePartitioner as MaxSizePartitioner
+    from raydist.parameter_servers.partitioners import MinSizePartitioner as MinSizePartitioner
+    from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding as ShardedEmbedding
+    from raydist.parameter_servers.server_stats import ServerStats as ServerStats
     from raydist.pipelines.elements.spec import DatasetSpec as DatasetSpec
     from raydist.pipelines.elements.spec import TensorSpec as TensorSpec
     from raydist.pipelines.elements.tensor_functions import with_tensors as with_tensors
@@ -63,16 +87,39 @@ if TYPE_CHECKING:
     from raydist.pipelines.tf_example.parse import parse_single_example as parse_single_example
     from raydist.pipelines.tf_example.ragged_features import RaggedFeature as RaggedFeature
     from raydist.pipelines.tf_example.ragged_features import RaggedTensorValue as RaggedTensorValue
+    from raydist.replicas.rules import ReplicaRules as ReplicaRules
+    from raydist.replicas.rules import ReplicaVariables as ReplicaVariables
+    from raydist.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+    from raydist.strategies.cluster_coordinator import ClusterCoordinator as ClusterCoordinator
+    from raydist.strategies.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+    from raydist.strategies.cross_device_ops import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+    from raydist.strategies.cross_device_ops import NcclAllReduce as NcclAllReduce
+    from raydist.strategies.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
     from raydist.strategies.default import get_replica_context as get_replica_context
     from raydist.strategies.default import get_strategy as get_strategy
+    from raydist.strategies.global_step import get_global_step as get_global_step
     from raydist.strategies.losses import compute_average_loss as compute_average_loss
     from raydist.strategies.mirrored import MirroredStrategy as MirroredStrategy
+    from raydist.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from raydist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+    from raydist.strategies.one_node import OneNodeStrategy as OneNodeStrategy
+    from raydist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
     from raydist.strategies.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
-    from raydist.training.callbacks import Callback as Callback
-    from raydist.training.callbacks import History as History
-    from raydist.training.early_stopping import EarlyStopping as EarlyStopping
+    from raydist.strategies.tpu import TPUStrategy as TPUStrategy
+    from raydist.training.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
+    from raydist.training.callbacks.callback import Callback as Callback
+    from raydist.training.callbacks.callback import History as History
+    from raydist.training.callbacks.csv_logger import CSVLogger as CSVLogger
+    from raydist.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from raydist.training.callbacks.lambda_callback import LambdaCallback as LambdaCallback
+    from raydist.training.callbacks.learning_rate_scheduler import LearningRateScheduler as LearningRateScheduler
+    from raydist.training.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from raydist.training.callbacks.progress_bar import ProgressBar as ProgressBar
+    from raydist.training.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau as ReduceLROnPlateau
+    from raydist.training.callbacks.tensor_board import TensorBoard as TensorBoard
+    from raydist.training.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
     from raydist.training.model import Model as Model
+    from raydist.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
     from raydist.values import AUTOTUNE as AUTOTUNE
     from raydist.values import INFINITE_CARDINALITY as INFINITE_CARDINALITY
     from raydist.values import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
@@ -84,12 +131,27 @@ __version__ = "0.1.0"
 
 # The public names and the modules that define them. The imports above say the same to type checkers and editors.
 _MODULE_OF = {
+    "checkpoints_iterator": "raydist.checkpoints.latest",
+    "latest_checkpoint": "raydist.checkpoints.latest",
+    "SaveHandle": "raydist.checkpoints.background",
+    "CheckpointManager": "raydist.checkpoints.manager",
+    "Preempted": "raydist.errors",
     "AUTOTUNE": "raydist.values",
     "AutoShardPolicy": "raydist.options",
     "AutotuneOptions": "raydist.options",
-    "Callback": "raydist.training.callbacks",
+    "BackupAndRestore": "raydist.training.callbacks.backup_and_restore",
+    "BoundedStaleness": "raydist.parameter_servers.consistency",
+    "Callback": "raydist.training.callbacks.callback",
+    "CSVLogger": "raydist.training.callbacks.csv_logger",
     "CancelledError": "raydist.errors",
+    "Checkpoint": "raydist.checkpoints.checkpoint",
+    "ClusterCoordinator": "raydist.strategies.cluster_coordinator",
+    "ClusterResolver": "raydist.context.cluster_resolver",
+    "ClusterSpec": "raydist.context.cluster_spec",
+    "CentralStorageStrategy": "raydist.strategies.central_storage",
     "CollectiveMismatchError": "raydist.errors",
+    "CommunicationOptions": "raydist.options",
+    "CrossDeviceOps": "raydist.strategies.cross_device_ops",
     "DataLossError": "raydist.errors",
     "Dataset": "raydist.dataset",
     "DatasetIterator": "raydist.pipelines.run.iterator",
@@ -98,52 +160,82 @@ _MODULE_OF = {
     "DeadlineExceededError": "raydist.errors",
     "DistributedDataset": "raydist.distributed_dataset",
     "DistributedIterator": "raydist.distributed_dataset",
-    "EarlyStopping": "raydist.training.early_stopping",
+    "EarlyStopping": "raydist.training.callbacks.early_stopping",
     "FailedPreconditionError": "raydist.errors",
     "FixedLenFeature": "raydist.pipelines.tf_example.features",
     "FixedLenSequenceFeature": "raydist.pipelines.tf_example.composite_features",
     "FixedLengthRecordDataset": "raydist.dataset.readers",
-    "History": "raydist.training.callbacks",
+    "FixedShardsPartitioner": "raydist.parameter_servers.partitioners",
+    "HierarchicalCopyAllReduce": "raydist.strategies.cross_device_ops",
+    "History": "raydist.training.callbacks.callback",
     "INFINITE_CARDINALITY": "raydist.values",
     "InputContext": "raydist.values",
     "InputOptions": "raydist.options",
+    "InputReplicationMode": "raydist.options",
     "InvalidArgumentError": "raydist.errors",
+    "LambdaCallback": "raydist.training.callbacks.lambda_callback",
+    "LearningRateScheduler": "raydist.training.callbacks.learning_rate_scheduler",
+    "MaxSizePartitioner": "raydist.parameter_servers.partitioners",
     "Mean": "raydist.metrics",
+    "MinSizePartitioner": "raydist.parameter_servers.partitioners",
     "MirroredStrategy": "raydist.strategies.mirrored",
     "Model": "raydist.training.model",
+    "ModelCheckpoint": "raydist.training.callbacks.model_checkpoint",
+    "MultiWorkerMirroredStrategy": "raydist.strategies.multi_worker",
+    "NcclAllReduce": "raydist.strategies.cross_device_ops",
     "NotFoundError": "raydist.errors",
     "OneDeviceStrategy": "raydist.strategies.one_device",
+    "OneNodeStrategy": "raydist.strategies.one_node",
     "OptimizationOptions": "raydist.options",
     "Optional": "raydist.pipelines.run.optional",
     "Options": "raydist.options",
     "OutOfRangeError": "raydist.errors",
+    "ParameterServerStrategy": "raydist.strategies.parameter_server",
     "PerReplica": "raydist.values",
     "PipelineStats": "raydist.pipelines.metering.stats",
     "Profile": "raydist.pipelines.run.profile",
+    "ProgressBar": "raydist.training.callbacks.progress_bar",
     "RaggedFeature": "raydist.pipelines.tf_example.ragged_features",
     "RaggedTensorValue": "raydist.pipelines.tf_example.ragged_features",
     "RaydistError": "raydist.errors",
+    "ReductionToOneDevice": "raydist.strategies.cross_device_ops",
+    "ReduceLROnPlateau": "raydist.training.callbacks.reduce_lr_on_plateau",
     "ReduceOp": "raydist.values",
+    "RemoteValue": "raydist.coordinator.remote_value",
     "ReplicaContext": "raydist.context.replica_context",
+    "ReplicaRules": "raydist.replicas.rules",
+    "ReplicaVariables": "raydist.replicas.rules",
     "RunOptions": "raydist.options",
+    "ServerStats": "raydist.parameter_servers.server_stats",
+    "ShardedEmbedding": "raydist.parameter_servers.rows.sharded_embedding",
+    "SidecarEvaluator": "raydist.training.sidecar_evaluator",
+    "SimpleClusterResolver": "raydist.context.cluster_resolver",
     "SparseFeature": "raydist.pipelines.tf_example.composite_features",
     "SparseTensorValue": "raydist.pipelines.tf_example.composite_features",
     "SpecError": "raydist.errors",
     "StageStats": "raydist.pipelines.metering.stats",
+    "State": "raydist.checkpoints.state",
     "Strategy": "raydist.context.strategy",
+    "SyncWithBackups": "raydist.parameter_servers.consistency",
+    "TFConfigClusterResolver": "raydist.context.cluster_resolver",
+    "SyncBatchNorm": "raydist.strategies.sync_batch_norm",
+    "StrategyStats": "raydist.context.strategy_stats",
     "TFRecordDataset": "raydist.dataset.readers",
     "TFRecordOptions": "raydist.pipelines.formats.tfrecord_writer",
     "TFRecordWriter": "raydist.pipelines.formats.tfrecord_writer",
+    "TPUStrategy": "raydist.strategies.tpu",
+    "TensorBoard": "raydist.training.callbacks.tensor_board",
     "TensorSpec": "raydist.pipelines.elements.spec",
+    "TerminateOnNaN": "raydist.training.callbacks.terminate_on_nan",
     "TextLineDataset": "raydist.dataset.readers",
     "ThreadingOptions": "raydist.options",
     "Timeouts": "raydist.options",
-    "SyncBatchNorm": "raydist.strategies.sync_batch_norm",
     "UNKNOWN_CARDINALITY": "raydist.values",
     "UnavailableError": "raydist.errors",
     "ValueContext": "raydist.context.strategy_values",
     "VarLenFeature": "raydist.pipelines.tf_example.features",
     "compute_average_loss": "raydist.strategies.losses",
+    "get_global_step": "raydist.strategies.global_step",
     "get_replica_context": "raydist.strategies.default",
     "get_strategy": "raydist.strategies.default",
     "has_strategy": "raydist.context.current",
@@ -151,6 +243,8 @@ _MODULE_OF = {
     "in_cross_replica_context": "raydist.context.current",
     "parse_example": "raydist.pipelines.tf_example.parse",
     "parse_single_example": "raydist.pipelines.tf_example.parse",
+    "summary": "raydist",
+    "set_aggregation": "raydist.mirroring.buffers.aggregation",
     "text": "raydist",
     "with_tensors": "raydist.pipelines.elements.tensor_functions",
 }

@@ -1,28 +1,44 @@
 """The Ray cluster under a strategy: start one, or join the one that runs.
 
-With `actors/` and `collectives/ray_backend.py` this is the only module that imports ray.
+With `placement`, `actors/` and `collectives/ray_backend.py` this is the only module that imports ray.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import final
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from raydist.draining import draining_nodes
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.job_environment import script_folder_for_workers
 from raydist.lasting_thread import run_where_it_lasts
+from raydist.placement import Request, await_placed
 
-__all__ = ["Cluster", "Node", "connect", "place", "release"]
+__all__ = [
+    "Cluster",
+    "Node",
+    "address_for",
+    "address_of",
+    "connect",
+    "connected",
+    "hosts_of",
+    "living_nodes",
+    "place",
+    "release",
+    "title_of_this_node",
+    "without_drained",
+]
 
 _STARTED_HERE = "raydist_local"  # a custom resource marks a Ray of ours: the mark lives exactly as long as the cluster
 _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cores, so that any count fits
@@ -31,6 +47,7 @@ _SHARED_CPU = 0.001  # on a Ray of ours replicas and input workers share the cor
 _FREE_AT_ONCE = {"free_objects_period_milliseconds": 0}
 _LOOK_S = 0.5  # between two looks whether Ray is shut down, where a thread waits for that
 _NEEDED = {"gcs_server", "raylet"}  # of the processes of a Ray: what it does not live without
+_LOOPBACK = "127.0.0.1"
 _CONNECT_S = 10.0  # for one TCP connection to a cluster's address
 
 _log = logging.getLogger("raydist")
@@ -53,6 +70,11 @@ class Node:
     def num_gpus(self) -> int:
         return int(self.resources.get("GPU", 0))
 
+    @property
+    def title(self) -> str:
+        """Its name in messages: several nodes may have one address."""
+        return f"node {self.address} ({self.node_id[:8]})"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -61,7 +83,7 @@ class Cluster:
 
     Attributes:
         started_here: raydist started it: it lives until this process ends, and its cores are shared freely.
-        nodes: Living nodes, this process's own first.
+        nodes: Living nodes, this process's own first; those that are drained are left out.
     """
 
     started_here: bool
@@ -74,9 +96,17 @@ class Cluster:
             return gpu_node
         return self.nodes[0] if self.nodes[0].num_cpus else max(self.nodes, key=lambda node: node.num_cpus)
 
+    def replica_resources(self, kind: str) -> dict[str, float]:
+        """What one replica on a "GPU" or a "CPU" asks for, where the user has not said."""
+        return {"GPU": 1.0} if kind == "GPU" else self.cpu_replica_resources()
+
     def cpu_replica_resources(self) -> dict[str, float]:
         """What one CPU replica asks for."""
         return {"CPU": _SHARED_CPU if self.started_here else 1.0}
+
+    def store_host(self) -> str:
+        """The address of this machine for all others of the cluster; loopback where there is no other."""
+        return "127.0.0.1" if len(self.nodes) == 1 else self.nodes[0].address
 
 
 def connect() -> Cluster:
@@ -87,8 +117,13 @@ def connect() -> Cluster:
     if not ray.is_initialized():
         _initialize()
     _require_living()
-    nodes = _alive_nodes()
-    return Cluster(_STARTED_HERE in nodes[0].resources, nodes)
+    nodes = living_nodes()
+    return Cluster(_STARTED_HERE in nodes[0].resources, without_drained(nodes, draining_nodes()))
+
+
+def connected() -> Cluster | None:
+    """The cluster that this process is connected to already, if it is; nothing is started."""
+    return connect() if ray.is_initialized() else None
 
 
 def _initialize() -> None:
@@ -148,7 +183,8 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
-def _alive_nodes() -> tuple[Node, ...]:
+def living_nodes() -> tuple[Node, ...]:
+    """The nodes that live, this process's own first."""
     nodes = [
         Node(info["NodeID"], info["NodeManagerAddress"], dict(info["Resources"]))
         for info in ray.nodes()
@@ -158,6 +194,38 @@ def _alive_nodes() -> tuple[Node, ...]:
     return tuple(sorted(nodes, key=lambda node: (node.node_id != here, node.node_id)))
 
 
+def without_drained(nodes: Sequence[Node], going: Collection[str]) -> tuple[Node, ...]:
+    """Nodes that take something new; this process's own stays the first, without resources where it is drained.
+
+    Args:
+        nodes: Living ones, this process's own first.
+        going: Ids of those that are drained. Where that is all, nothing is left out: Ray says what it misses.
+
+    >>> here, there = (Node(name, "10.0.0.1", {"CPU": 4.0}) for name in ("here", "there"))
+    >>> [(node.node_id, node.num_cpus) for node in without_drained((here, there), {"here"})]
+    [('here', 0), ('there', 4)]
+    """
+    if all(node.node_id in going for node in nodes):
+        return tuple(nodes)
+    here, *others = nodes
+    first = replace(here, resources={}) if here.node_id in going else here
+    return (first, *(node for node in others if node.node_id not in going))
+
+
+def title_of_this_node() -> str:
+    """The `Node.title` of the node that this process is on."""
+    return Node(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), {}).title
+
+
+def address_of(host: str) -> str:
+    """The address of a host as Ray's nodes have it; the host itself where nobody knows it. May ask a name server."""
+    try:
+        found = socket.gethostbyname(host)
+    except (OSError, UnicodeError):
+        return host
+    return living_nodes()[0].address if ipaddress.ip_address(found).is_loopback else found
+
+
 def place(bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: float) -> PlacementGroup:
     """Reserve one bundle per replica; wait until all are there.
 
@@ -165,16 +233,37 @@ def place(bundles: Sequence[Mapping[str, float]], *, strategy: str, timeout_s: f
 
     Raises:
         DeadlineExceededError: Not placed in time; says what was asked for and what each node has.
+        FailedPreconditionError: It can never be, on the nodes that there are or that an autoscaler may add.
     """
     group: PlacementGroup = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
-    if group.wait(timeout_s):
-        return group
-    remove_placement_group(group)
-    raise DeadlineExceededError(
-        f"The cluster could not place {len(bundles)} replicas within {timeout_s:g} s. Asked: {_describe(bundles)}"
-        f"{' on one node' if strategy == 'STRICT_PACK' else ''}. There is: {_describe_nodes()}. Use fewer replicas, "
-        "give each less (resources_per_replica), add nodes, or raise Timeouts.start_s where the cluster grows itself."
-    )
+    request = Request(tuple(bundles), strategy, key=group.id.hex(), what="replicas")
+    grows = False if any(_STARTED_HERE in node.resources for node in living_nodes()) else None
+    try:
+        if await_placed(request, group.wait, timeout_s=timeout_s, grows=grows):
+            return group
+        raise DeadlineExceededError(
+            f"The cluster could not place {len(bundles)} replicas within {timeout_s:g} s. Asked: {request}. There is: "
+            f"{_describe_nodes()}. Use fewer replicas, give each less (resources_per_replica), add nodes, or raise "
+            "Timeouts.start_s where the cluster grows itself."
+        )
+    except BaseException:
+        remove_placement_group(group)
+        raise
+
+
+def hosts_of(group: PlacementGroup) -> tuple[str, ...]:
+    """The id of the node that each bundle of a placed group is on, in the order of the bundles."""
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    return tuple(nodes[index] for index in range(len(nodes)))
+
+
+def address_for(hosts: Sequence[str], address: str) -> str:
+    """Where these nodes reach this process: at `address`, but for nodes that were added since that was chosen."""
+    here = ray.get_runtime_context().get_node_id()
+    if address == _LOOPBACK and set(hosts) != {here}:
+        reached_at: str = ray.util.get_node_ip_address()
+        return reached_at
+    return address
 
 
 def release(group: PlacementGroup) -> None:
@@ -184,18 +273,11 @@ def release(group: PlacementGroup) -> None:
             remove_placement_group(group)
 
 
-def _describe(bundles: Sequence[Mapping[str, float]]) -> str:
-    kinds = {tuple(sorted(bundle.items())) for bundle in bundles}
-    return ", ".join(
-        f"{sum(tuple(sorted(b.items())) == kind for b in bundles)} x {dict(kind)}" for kind in sorted(kinds)
-    )
-
-
 def _describe_nodes() -> str:
     free = ray._private.state.available_resources_per_node()
     return "; ".join(
         f"node {node.address}: " + ", ".join(_describe_resource(node, free, name) for name in ("CPU", "GPU"))
-        for node in _alive_nodes()
+        for node in living_nodes()
     )
 
 

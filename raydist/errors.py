@@ -14,6 +14,8 @@ The tree (each also derives from the builtin in brackets, so that ordinary `exce
     +-- CancelledError                          work given up because other work failed
     +-- CollectiveMismatchError                 replicas called different collectives or shapes
 
+`Preempted` is none of them: it is a SystemExit, as the process is to end.
+
 A message says what must hold, what was got, and what to do. All of them keep their type, message, fields and
 notes when they cross a process border.
 """
@@ -31,6 +33,7 @@ __all__ = [
     "InvalidArgumentError",
     "NotFoundError",
     "OutOfRangeError",
+    "Preempted",
     "RaydistError",
     "SpecError",
     "UnavailableError",
@@ -50,6 +53,8 @@ class RaydistError(Exception):
     >>> error = InvalidArgumentError("batch_size must be >= 1, got 0.")
     >>> pickle.loads(pickle.dumps(error))
     InvalidArgumentError('batch_size must be >= 1, got 0.')
+
+    Source: raydist's own; tf.errors.OpError.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -78,6 +83,8 @@ class InvalidArgumentError(RaydistError, ValueError):
     >>> rd.Dataset.range(3).batch(0)
     Traceback (most recent call last):
     raydist.errors.InvalidArgumentError: batch_size must be >= 1, got 0.
+
+    Source: tf.errors.InvalidArgumentError.
     """
 
 
@@ -88,6 +95,8 @@ class SpecError(RaydistError, TypeError):
     >>> rd.Dataset.range(3).concatenate(rd.Dataset.from_tensors("a")).element_spec  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     raydist.errors.SpecError: The datasets must have one structure and dtype, got TensorSpec(shape=(), dtype=int64) ...
+
+    Source: raydist's own; TensorFlow raises TypeError and ValueError.
     """
 
 
@@ -98,6 +107,8 @@ class OutOfRangeError(RaydistError):
     >>> iter(rd.Dataset.range(0)).get_next()
     Traceback (most recent call last):
     raydist.errors.OutOfRangeError: The dataset has ended. Take a new iterator with iter(dataset).
+
+    Source: tf.errors.OutOfRangeError.
     """
 
 
@@ -123,6 +134,8 @@ class DataLossError(RaydistError):
     ... except rd.DataLossError as error:
     ...     print(error.path == path, error.offset)
     True 0
+
+    Source: tf.errors.DataLossError.
     """
 
     def __init__(self, message: str = "", *, path: str | None = None, offset: int | None = None) -> None:
@@ -138,6 +151,8 @@ class NotFoundError(RaydistError, FileNotFoundError):
     >>> rd.Dataset.list_files("/nowhere/*.txt")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     raydist.errors.NotFoundError: At least one file must match, but none matches '/nowhere/*.txt'. ...
+
+    Source: tf.errors.NotFoundError.
     """
 
 
@@ -150,6 +165,8 @@ class FailedPreconditionError(RaydistError):
     >>> next(iterator)
     Traceback (most recent call last):
     raydist.errors.FailedPreconditionError: This iterator is closed. Take a new one with iter(dataset).
+
+    Source: tf.errors.FailedPreconditionError.
     """
 
 
@@ -166,6 +183,8 @@ class UnavailableError(RaydistError):
 
     >>> UnavailableError("Replica 1 is gone.", actor="replica-1").actor
     'replica-1'
+
+    Source: tf.errors.UnavailableError.
     """
 
     def __init__(self, message: str = "", *, actor: str | None = None) -> None:
@@ -184,14 +203,56 @@ class DeadlineExceededError(RaydistError, TimeoutError):
     ... except TimeoutError as error:
     ...     print(error)
     Replica 1 must answer within 10 s. Raise Timeouts.close_s.
+
+    Source: tf.errors.DeadlineExceededError.
     """
 
 
 @final
 class CancelledError(RaydistError):
-    """Work that was given up because other work failed or the owner was closed."""
+    """Work that was given up because other work failed or the owner was closed.
+
+    >>> issubclass(CancelledError, RaydistError)
+    True
+
+    Source: tf.errors.CancelledError.
+    """
 
 
 @final
 class CollectiveMismatchError(RaydistError):
-    """Replicas called different collectives, or the same one with other shapes or dtypes; all are shown."""
+    """Replicas called different collectives, or the same one with other shapes or dtypes; all are shown.
+
+    >>> str(CollectiveMismatchError("Replica 0 called all_reduce, replica 1 barrier."))
+    'Replica 0 called all_reduce, replica 1 barrier.'
+
+    Source: raydist's own; TensorFlow waits, or says that a collective has inconsistent parameters.
+    """
+
+
+@final
+class Preempted(SystemExit):
+    """The process was asked to end (SIGTERM, or its node goes away) and has saved a checkpoint: it ends with `code`.
+
+    A `SystemExit`: left alone it ends the program with that code, so that whoever started it can start it again.
+
+    Args:
+        code: The exit code.
+        message: What happened, and where the checkpoint is.
+
+    >>> error = Preempted(42, "This process is to end: it received SIGTERM.")
+    >>> error.code, str(error)
+    (42, 'This process is to end: it received SIGTERM.')
+
+    Source: the exit of tf.distribute.experimental.PreemptionCheckpointHandler, with its exit code.
+    """
+
+    def __init__(self, code: int = 42, message: str = "") -> None:
+        super().__init__(code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message or str(self.code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Preempted, (self.code, self.message), self.__dict__

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.no_number import NoNumber
 
 __all__ = [
     "AUTOTUNE",
@@ -91,12 +92,14 @@ class Part:
         leaf_index: Which leaf.
         value: The value itself.
         place: Which of the steps in the object.
+        on_host: It stays in the host's memory, whatever the replica's device.
     """
 
     ref: Any = None
     leaf_index: int = 0
     value: Any = None
     place: int = 0
+    on_host: bool = False
 
 
 _ONE_FOR_EACH = (
@@ -105,7 +108,7 @@ _ONE_FOR_EACH = (
 )
 
 
-class PerReplica:
+class PerReplica(NoNumber):
     """One value per replica: a leaf of a distributed batch or of the result of `strategy.run`.
 
     The values themselves may still be computed; :attr:`values` waits for them, and so does printing. Subclasses know
@@ -185,13 +188,9 @@ class PerReplica:
         hint = "" if name.startswith("_") else f" {_ONE_FOR_EACH}"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self)
 
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise InvalidArgumentError(f"{_ONE_FOR_EACH} It is no number and has no truth value.")
-
-    __bool__ = __int__ = __float__ = __complex__ = __round__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __pos__ = __abs__ = _refuse
+    @staticmethod
+    def _refusal() -> str:
+        return f"{_ONE_FOR_EACH} It is no number and has no truth value."
 
     def __format__(self, spec: str) -> str:
         return self._refuse() if spec else str(self)

@@ -9,14 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.shared_files import shared_files
+
 # Before torch is imported, here and in every process that a test starts: many small processes share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Bytecode is kept whatever the shell says: hundreds of processes import what each of them would compile anew, which is
+# 0.6 of the 2.6 s that a replica takes, and more than half of the time in which pytest collects the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Ray gives its workers niceness 15: they starve, for minutes, beside another process of the tests that computes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 LEAK_GRACE_S = 10.0
 """How long what a test closed may take to be gone (I7 allows 10 s)."""
@@ -29,7 +37,13 @@ LIBRARY_THREADS = (
     *("fsspecIO", "PythonGCThread"),
 )
 LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
-LIBRARY_VARIABLES = ("RAY_", "PYTEST_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "TRITON_", "GRPC_")
+LIVING = ("RESTARTING", "DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING")
+"""States of actors in an order in which none that goes from one to the next is missed."""
+LIBRARY_VARIABLES = (
+    *("RAY_", "PYTEST_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "CUDA_", "TRITON_", "GRPC_"),
+    "CRC32C_SW_MODE",  # tensorboardX's
+    *("TPU_", "PJRT_", "XLA_", "CPU_NUM_DEVICES", "TF_CPP_"),  # torch_xla's, for as long as tests of a folder use it
+)
 
 hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
@@ -42,7 +56,9 @@ def ray_cluster() -> Iterator[None]:
     import ray
 
     ray.init(
+        "local",  # whatever else runs on this machine
         num_cpus=4,
+        resources={"session": 1000},  # what is shared asks for it, so that no node which a test adds gets hold of it
         include_dashboard=False,
         object_store_memory=500 * 2**20,
         log_to_driver=False,
@@ -50,6 +66,23 @@ def ray_cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where several processes run the tests: each cluster of the session is for one of them."""
+    from tests.scheduling import ClusterScheduling
+
+    return ClusterScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest begins first; what takes too long is left to `make test-long`."""
+    if "RAYDIST_LONG" not in os.environ:
+        too_long = [item for item in items if item.get_closest_marker("long")]
+        for item in too_long:
+            items.remove(item)
+        config.hook.pytest_deselected(items=too_long)
+    items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))
 
 
 def _foreign_threads() -> set[threading.Thread]:
@@ -60,19 +93,17 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(LIBRARY_VARIABLES)}
 
 
-def _shared_memory_files() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("*raydist*")}
-
-
 def live_actors() -> set[str]:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return set()
     from ray._private.state import state
 
-    table: dict[str, Any] = state.actor_table(None)
-    alive = {key: actor["ActorClassName"] for key, actor in table.items() if actor["State"] != "DEAD"}
-    return {f"{name} {key}" for key, name in alive.items() if name not in LIBRARY_ACTORS}
+    found: dict[str, str] = {}
+    for kind in LIVING:  # not all at once: the dead ones are hundreds, and reading these took 20 ms a test
+        table: dict[str, Any] = state.actor_table(None, actor_state_name=kind)
+        found.update({key: actor["ActorClassName"] for key, actor in table.items()})
+    return {f"{name} {key}" for key, name in found.items() if name not in LIBRARY_ACTORS}
 
 
 def _process_group() -> set[str]:
@@ -97,7 +128,7 @@ def _no_leaks(shared_actors: set[str], shared_threads: set[threading.Thread]) ->
     """Fail a test that leaves threads, actors, shared memory, environment variables or a process group behind."""
     probes: dict[str, Callable[[], set[Any]]] = {
         "threads": lambda: _foreign_threads() - shared_threads,
-        "shared-memory files": _shared_memory_files,
+        "shared-memory files": shared_files,
         "actors": lambda: live_actors() - shared_actors,
         "process groups": _process_group,
     }
@@ -112,7 +143,9 @@ def _no_leaks(shared_actors: set[str], shared_threads: set[threading.Thread]) ->
 
 def _wait_until_gone(probe: Callable[[], set[Any]], before: set[Any]) -> set[Any]:
     deadline = time.monotonic() + LEAK_GRACE_S
-    while (left := probe() - before) and time.monotonic() < deadline:
+    left = probe() - before
+    while left and time.monotonic() < deadline:
         gc.collect()  # an exception that a test has caught holds the test's variables, and these hold the exception
         time.sleep(0.05)
+        left &= probe()  # not what came meanwhile: tests in other processes have files, too, for a moment each
     return left

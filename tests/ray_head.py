@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,11 @@ class RayHead:
     home: RayHome
     dashboard: str
 
+    @property
+    def address(self) -> str:
+        """That `RAY_ADDRESS` and `ray start --address` take."""
+        return _address_file(self.home).read_text().strip()
+
 
 @contextlib.contextmanager
 def ray_home() -> Iterator[RayHome]:
@@ -75,6 +80,7 @@ def ray_home() -> Iterator[RayHome]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "auth_token"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # with Ray's own 15 they starve beside whatever else runs the tests
     }
     home = RayHome(folder, {**inherited, **own})
     try:
@@ -96,11 +102,20 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_head(home: RayHome) -> Iterator[RayHead]:
-    """Start a head node with a dashboard; stop it, and only it, at the end."""
-    port, dashboard_port, agent_port, client_port = free_ports(4)
+def running_head(
+    home: RayHome, *, port: int | None = None, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[RayHead]:
+    """Start a head node with a dashboard; stop it, and only it, at the end.
+
+    Args:
+        home: Its files.
+        port: Of its GCS; a free one unless given.
+        flags: More of them for `ray start`.
+        environment: Variables for its processes alone.
+    """
+    own_port, dashboard_port, agent_port, client_port = free_ports(4)
     command = [
-        *(str(RAY), "start", "--head", "--block", f"--port={port}"),
+        *(str(RAY), "start", "--head", "--block", f"--port={port or own_port}", *flags),
         *(f"--dashboard-port={dashboard_port}", f"--dashboard-agent-listen-port={agent_port}"),
         *(f"--ray-client-server-port={client_port}", "--min-worker-port=0", "--max-worker-port=0"),
         f"--object-store-memory={300 * 2**20}",
@@ -108,7 +123,9 @@ def running_head(home: RayHome) -> Iterator[RayHead]:
     log = (home.folder / "ray_start.log").open("wb")
     with (
         log,
-        subprocess.Popen(command, env=home.environment, stdout=log, stderr=log, start_new_session=True) as process,
+        subprocess.Popen(
+            command, env={**home.environment, **(environment or {})}, stdout=log, stderr=log, start_new_session=True
+        ) as process,
     ):
         try:
             head = RayHead(home, f"http://127.0.0.1:{dashboard_port}")
@@ -118,11 +135,35 @@ def running_head(home: RayHome) -> Iterator[RayHead]:
             stop(process)
 
 
+@contextlib.contextmanager
+def running_node(head: RayHead) -> Iterator[None]:
+    """Let another node join, as `ray start` on a second machine does; stop it, and only it, at the end."""
+    (agent_port,) = free_ports(1)
+    command = [
+        *(str(RAY), "start", f"--address={head.address}", "--block", f"--dashboard-agent-listen-port={agent_port}"),
+        *("--min-worker-port=0", "--max-worker-port=0", f"--object-store-memory={100 * 2**20}"),
+    ]
+    log_file = head.home.folder / "ray_start_node.log"
+    with (
+        log_file.open("wb") as log,
+        subprocess.Popen(command, env=head.home.environment, stdout=log, stderr=log, start_new_session=True) as process,
+    ):
+        try:
+            deadline = time.monotonic() + START_S
+            while b"Ray runtime started" not in log_file.read_bytes():
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise RuntimeError(f"a second node did not come up:\n{log_file.read_text()}")
+                time.sleep(0.2)
+            yield
+        finally:
+            stop(process)
+
+
 def wait_until_up(head: RayHead, process: subprocess.Popen[bytes]) -> None:
     request = urllib.request.Request(
         f"{head.dashboard}/api/jobs/", headers={"Authorization": f"Bearer {head.home.token}"}
     )
-    address_file = head.home.folder / "ray" / "ray_current_cluster"  # where "auto" looks; written after all is started
+    address_file = _address_file(head.home)  # where "auto" looks; written after all is started
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
@@ -132,6 +173,10 @@ def wait_until_up(head: RayHead, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
     log = (head.home.folder / "ray_start.log").read_text()
     raise RuntimeError(f"ray start did not come up within {START_S} s (exit status {process.poll()}):\n{log}")
+
+
+def _address_file(home: RayHome) -> Path:
+    return home.folder / "ray" / "ray_current_cluster"
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

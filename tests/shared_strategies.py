@@ -5,41 +5,173 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Generic, TypeVar
 
 import pytest
 
 import raydist as rd
+from raydist.strategies.synchronous import SynchronousStrategy
 from tests.conftest import live_actors
+from tests.several_nodes import Nodes, several_nodes
+from tests.tpu_nodes import tpu_slice
+from tests.xla_world import IS_REAL, TPU_LIMIT_S
+
+S = TypeVar("S", bound=rd.OneNodeStrategy)
 
 
 @pytest.fixture(scope="session")
 def mirrored(
     ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
 ) -> Iterator[Callable[[int], rd.MirroredStrategy]]:
-    """`mirrored(n)`: a MirroredStrategy of n CPU replicas, started once a session."""
-    made: dict[int, rd.MirroredStrategy] = {}
+    """`mirrored(n)`: a MirroredStrategy of n CPU replicas, kept for the next tests."""
     with ExitStack() as stack:
+        yield _Shared(rd.MirroredStrategy, stack, shared_actors, shared_threads)
 
-        def strategy(num_replicas: int) -> rd.MirroredStrategy:
-            if num_replicas not in made:
-                made[num_replicas] = rd.MirroredStrategy(
-                    num_replicas,
-                    resources_per_replica={"CPU": 0.01},
-                    timeouts=rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30),
-                )
-                stack.callback(made[num_replicas].close)
-                before = live_actors()
-                for batch in made[num_replicas].distribute_dataset(rd.Dataset.range(1).batch(1)):
-                    made[num_replicas].run(len, args=(batch,))
-                shared_actors.update(live_actors() - before)
-                shared_threads.add(dispatching_thread(made[num_replicas]))
-            return made[num_replicas]
 
+@pytest.fixture(scope="session")
+def central(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[Callable[[int], rd.CentralStorageStrategy]]:
+    """`central(n)`: a CentralStorageStrategy of n CPU replicas, kept for the next tests."""
+    with ExitStack() as stack:
+        yield _Shared(rd.CentralStorageStrategy, stack, shared_actors, shared_threads)
+
+
+# Of a replica or server that several tests share: on the node that stays, and little of it.
+_SHARE = {"CPU": 0.01, "session": 0.01}
+_KEPT = 3  # of one class, because each that starts anew takes seconds; more would take the memory of a machine
+
+
+class _Shared(Generic[S]):
+    """Strategies of one class by their number of replicas: made when it is asked for, kept while few others are."""
+
+    def __init__(
+        self, cls: type[S], stack: ExitStack, shared_actors: set[str], shared_threads: set[threading.Thread]
+    ) -> None:
+        self._cls = cls
+        self._stack = stack
+        self._actors, self._threads = shared_actors, shared_threads
+        self._made: dict[int, S] = {}
+
+    def __call__(self, num_replicas: int) -> S:
+        made = self._made.pop(num_replicas, None)
+        while made is None and len(self._made) >= _KEPT:
+            self._made.pop(next(iter(self._made))).close()
+        self._made[num_replicas] = made or self._start(num_replicas)
+        return self._made[num_replicas]
+
+    def _start(self, num_replicas: int) -> S:
+        strategy = self._cls(
+            num_replicas,
+            resources_per_replica=_SHARE,
+            timeouts=rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30),
+        )
+        self._stack.callback(strategy.close)
+        before = live_actors()
+        use_once(strategy)
+        self._actors.update(live_actors() - before)
+        self._threads.add(dispatching_thread(strategy))
+        return strategy
+
+
+@pytest.fixture(scope="session")
+def two_workers(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[rd.MultiWorkerMirroredStrategy]:
+    """Two workers of one CPU replica, which share the only node; tests/several_nodes.py has nodes for them."""
+    limits = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30)
+    strategy = rd.MultiWorkerMirroredStrategy(2, 1, resources_per_replica=_SHARE, timeouts=limits)
+    with strategy:
+        before = live_actors()
+        use_once(strategy)
+        shared_actors.update(live_actors() - before)
+        shared_threads.add(dispatching_thread(strategy))
         yield strategy
 
 
-def dispatching_thread(strategy: rd.MirroredStrategy) -> threading.Thread:
+@pytest.fixture(scope="session")
+def served(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[Callable[[int], rd.ParameterServerStrategy]]:
+    """`served(n)`: a ParameterServerStrategy of n workers and a server, kept for the next tests."""
+    made: dict[int, rd.ParameterServerStrategy] = {}
+    with ExitStack() as stack:
+
+        def of(num_workers: int) -> rd.ParameterServerStrategy:
+            if num_workers not in made:
+                while len(made) >= _KEPT:
+                    made.pop(next(iter(made))).close()
+                made[num_workers] = strategy = few_workers(num_workers)
+                stack.callback(strategy.close)
+                before = live_actors()
+                use_once(strategy)
+                shared_actors.update(live_actors() - before)
+                shared_threads.add(coordinating_thread(strategy))
+            return made[num_workers]
+
+        yield of
+
+
+def few_workers(num_workers: int, num_ps: int = 1) -> rd.ParameterServerStrategy:
+    """A strategy that leaves room for others on the session's cluster; nothing is started."""
+    return rd.ParameterServerStrategy(
+        num_workers,
+        num_ps,
+        resources_per_server=_SHARE,
+        resources_per_replica=_SHARE,
+        timeouts=rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30, close_s=5),
+    )
+
+
+def coordinating_thread(strategy: rd.ParameterServerStrategy) -> threading.Thread:
+    """The thread that gives closures to workers."""
+    assert strategy._launched is not None
+    thread = strategy._launched.coordinator._thread
+    assert thread is not None
+    return thread
+
+
+@pytest.fixture(scope="module")
+def tpu_slices(ray_cluster: None) -> Iterator[None]:
+    """Two slices without TPUs: a v4 one for `tpu`, and a v5litepod one of one chip that is free.
+
+    The v4 one has two hosts, of two chips each; by the real torch_xla, whose CPU devices are in one process, one host.
+    """
+    with tpu_slice("slice-a", "v4", "2x2x1", chips=4 if IS_REAL else 2), tpu_slice("slice-b", "v5litepod", "1x1"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def tpu(tpu_slices: None, shared_actors: set[str], shared_threads: set[threading.Thread]) -> Iterator[rd.TPUStrategy]:
+    """A strategy on the four chips of the v4 slice."""
+    limits = rd.Timeouts(start_s=TPU_LIMIT_S / 2, collective_s=TPU_LIMIT_S / 9, step_s=TPU_LIMIT_S / 4, input_s=30)
+    strategy = rd.TPUStrategy(accelerator_version="v4", timeouts=limits)
+    with strategy:
+        before = live_actors()
+        use_once(strategy)
+        shared_actors.update(live_actors() - before)
+        shared_threads.add(dispatching_thread(strategy))
+        yield strategy
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """A cluster of two nodes of 4 CPUs beside a head without any, and the process that drives strategies on them."""
+    with several_nodes((4, 4)) as started:
+        yield started
+
+
+def use_once(strategy: rd.Strategy) -> None:
+    """Have everything started that a strategy needs."""
+    for batch in strategy.distribute_dataset(rd.Dataset.range(1).batch(1)):
+        strategy.run(len, args=(batch,))
+    for batch in strategy.distribute_datasets_from_function(lambda _: rd.Dataset.range(1).batch(1)):  # in every worker
+        strategy.run(len, args=(batch,))
+
+
+def dispatching_thread(strategy: rd.Strategy) -> threading.Thread:
     """The thread that sends steps while the program does something else; started here, and kept for all tests."""
+    assert isinstance(strategy, SynchronousStrategy)
     group = strategy._launched
     assert group is not None
     dispatcher = group._dispatcher

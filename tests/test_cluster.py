@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from raydist.cluster import Cluster, Node, connect, place, release
+from raydist.cluster import Cluster, Node, address_for, connect, connected, hosts_of, place, release, without_drained
 from raydist.errors import DeadlineExceededError
 from tests.ray_head import free_ports, ray_home
 
@@ -32,6 +32,16 @@ def test_a_driver_on_a_head_without_cpus_uses_the_largest_node() -> None:
     assert cluster(node("own"), node("small", CPU=2), node("big", CPU=64)).best_node().node_id == "big"
 
 
+def test_nodes_that_are_drained_get_nothing_new() -> None:
+    nodes = (node("own", CPU=2), node("there", CPU=2), node("far", CPU=1))
+    assert without_drained(nodes, set()) == nodes
+    assert without_drained(nodes, {"there", "gone"}) == (nodes[0], nodes[2])
+    left = cluster(*without_drained(nodes, {"own"}))
+    assert [each.node_id for each in left.nodes] == ["own", "there", "far"]
+    assert left.best_node().node_id == "there"
+    assert without_drained(nodes, {"own", "there", "far"}) == nodes
+
+
 def test_cpu_replicas_share_the_cores_of_a_ray_that_was_started_for_them() -> None:
     assert cluster(node("own", CPU=2)).cpu_replica_resources() == {"CPU": 1.0}
     assert Cluster(started_here=True, nodes=()).cpu_replica_resources()["CPU"] * 1000 <= 1.0
@@ -53,7 +63,21 @@ def test_a_reservation_is_given_back(ray_cluster: None) -> None:
 
 
 @pytest.mark.ray
+def test_the_nodes_of_a_reservation_are_known_in_the_order_of_its_bundles(ray_cluster: None) -> None:
+    reservation = place([{"CPU": 1.0}] * 2, strategy="STRICT_PACK", timeout_s=20)
+    assert hosts_of(reservation) == (connect().nodes[0].node_id,) * 2
+    release(reservation)
+
+
+@pytest.mark.ray
 @pytest.mark.timeout(120)
+def test_a_node_that_was_added_does_not_find_the_driver_on_its_own_loopback(ray_cluster: None) -> None:
+    here = connect().nodes[0]
+    assert address_for([here.node_id] * 2, "127.0.0.1") == "127.0.0.1"
+    assert address_for([here.node_id, "added"], "127.0.0.1") == here.address
+    assert address_for(["added"], "10.0.0.9") == "10.0.0.9"
+
+
 def test_an_address_without_a_ray_is_an_error_that_says_what_to_do() -> None:
     (port,) = free_ports(1)
     with ray_home() as home:
@@ -113,6 +137,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(150)
 def test_ray_lasts_when_the_thread_that_needed_it_first_ends() -> None:
@@ -129,3 +154,8 @@ def test_ray_lasts_when_the_thread_that_needed_it_first_ends() -> None:
     lasted, told, end = done.stdout.strip().splitlines()
     assert (lasted, end) == ("lasted", "done")
     assert re.match(r"told: .*raylet.*thread that has ended since.*ray\.shutdown\(\).* True", told)
+
+
+@pytest.mark.ray
+def test_the_cluster_of_this_process_is_known_without_starting_one(ray_cluster: None) -> None:
+    assert connected() == connect()

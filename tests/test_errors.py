@@ -9,7 +9,7 @@ import pytest
 from raydist import errors
 from raydist.errors import DataLossError, RaydistError
 
-CLASSES = [getattr(errors, name) for name in errors.__all__]
+CLASSES = [cls for cls in (getattr(errors, name) for name in errors.__all__) if cls is not errors.Preempted]
 
 BUILTIN_OF = {
     errors.InvalidArgumentError: ValueError,
@@ -41,6 +41,15 @@ def test_is_a_raydist_error_and_shows_its_message(cls: type[RaydistError]) -> No
 def test_is_caught_as_its_builtin(cls: type[RaydistError], builtin: type[Exception]) -> None:
     with pytest.raises(builtin, match="got 0"):
         raise cls("got 0")
+
+
+def test_the_end_of_a_process_is_no_error_and_keeps_its_code() -> None:
+    ended = errors.Preempted(7, "saved in ckpt-3")
+    ended.add_note("replica 1")
+    copy = pickle.loads(pickle.dumps(ended))
+    assert isinstance(copy, SystemExit)
+    assert not isinstance(copy, RaydistError | Exception)
+    assert (copy.code, str(copy), copy.__notes__) == (7, "saved in ckpt-3", ["replica 1"])
 
 
 def test_data_loss_keeps_file_and_offset() -> None:

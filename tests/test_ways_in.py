@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray_head import RAY, RayHead, RayHome, ray_home, running_head
+from tests.ray_head import RAY, RayHead, RayHome, ray_home, running_head, running_node
+from tests.shared_files import left_behind, shared_files
 
 ROOT = Path(__file__).parent.parent
 FLAGS = ("--strategy", "mirrored", "--replicas", "2", "--smoke")
@@ -63,9 +64,11 @@ def processes_left(home: RayHome, within_s: float) -> dict[int, str]:
 @pytest.fixture(scope="module")
 def expected_fingerprint() -> str:
     """What the run with a Ray of its own ends with; nothing of that Ray may outlive it."""
+    files = shared_files()
     with ray_home() as home:
         output = output_of([sys.executable, *EXAMPLE], home.environment)
         assert processes_left(home, within_s=10) == {}
+    assert not left_behind(files)
     return fingerprint_in(output)
 
 
@@ -79,6 +82,7 @@ def test_running_cluster_found_by_ray_address(head: RayHead, expected_fingerprin
     assert output_of([sys.executable, "-c", LIST_ACTORS], environment).split() == ["0"]
 
 
+@pytest.mark.long
 def test_running_cluster_joined_interactively(head: RayHead, expected_fingerprint: str) -> None:
     command = [sys.executable, "-c", INTERACTIVE, "digits_fit.py", *FLAGS]  # as typed in a session started in examples/
     output = output_of(command, head.home.environment, folder=ROOT / "examples")
@@ -88,3 +92,29 @@ def test_running_cluster_joined_interactively(head: RayHead, expected_fingerprin
 def test_submitted_job(head: RayHead, expected_fingerprint: str) -> None:
     submit = [str(RAY), "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--", "python", *EXAMPLE]
     assert fingerprint_in(output_of(submit, head.home.environment)) == expected_fingerprint
+
+
+def wait_for_agent(head: RayHead, within_s: float = 60.0) -> None:
+    """Ray refuses jobs until the agent of its head has reported."""
+    submit = [str(RAY), "job", "submit", "--address", head.dashboard, "--", "true"]
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        done = subprocess.run(
+            submit, env=head.home.environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        if "No available agent" not in done.stderr + done.stdout:
+            return
+        time.sleep(1.0)
+
+
+def test_two_machines_and_one_job(head: RayHead) -> None:
+    """README, "Several machines": a node joins, and a worker is on each of the two."""
+    submit = [str(RAY), "job", "submit", "--address", head.dashboard, "--working-dir", ".", "--", "python"]
+    flags = ("--strategy", "multi_worker", "--replicas", "1", "--smoke")
+    with running_node(head):
+        wait_for_agent(head)
+        output = output_of([*submit, "examples/digits_fit.py", *flags], head.home.environment)
+    (devices,) = re.findall(r"^MultiWorkerMirroredStrategy: (.*)$", output, flags=re.MULTILINE)
+    assert len(devices.split(", ")) == 2
+    # Not the same bits: a replica that has a node for itself has more threads.
+    assert len(fingerprint_in(output)) == 16

@@ -55,7 +55,9 @@ def _ratio(workload: str, mine: str, others: str, *, scale: float = 1.0) -> Valu
     return value
 
 
-def _times_faster(workload: str, mine: str, others: str, variant: str) -> Value:
+def times_faster(workload: str, mine: str, others: str, variant: str = "") -> Value:
+    """The speed of one line as a multiple of another's."""
+
     def value(figures: Figures) -> float | None:
         below, above = figures.median(workload, mine, variant), figures.median(workload, others, variant)
         return above / below if above is not None and below else None
@@ -89,7 +91,7 @@ def _all_reduce_bars(name: str, ranks: int, limits: tuple[float, ...]) -> list[B
         Bar(
             name,
             f"all-reduce, {ranks} ranks, {size}, {label}: speed against {STOCK}",
-            _times_faster(workload, label, STOCK, size),
+            times_faster(workload, label, STOCK, size),
             limit,
             at_least=True,
         )
@@ -119,6 +121,7 @@ BARS = (
     *_step_bars("P4", "cnn", {"loop": 1.0, "run": 1.05}),
     Bar("P4", f"cnn, loop: time against {ONE_REPLICA}", _ratio("cnn", "raydist, loop", ONE_REPLICA), 0.85),
     *_step_bars("P5", "mlp16", {"same batch": 0.35, "loop": 0.7, "run": 1.1, "read": 1.5}),
+    *_step_bars("C2", "mlp1024_nodes", {"loop": 1.0, "run": 1.0}),
     _cpu_beside_replicas("run"),
     _cpu_beside_replicas("loop"),
     Bar(

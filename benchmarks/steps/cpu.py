@@ -8,7 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-DRIVER, INPUT, REPLICAS, RAYLET, GCS, OTHER = KINDS = ("driver", "input", "replicas", "raylet", "gcs", "other")
+DRIVER, INPUT, REPLICAS, RAYLET, GCS, OTHER, SERVERS = KINDS = (
+    *("driver", "input", "replicas", "raylet", "gcs", "other"),
+    "servers",
+)
 
 _MARKS = (
     ("torch.distributed.run", OTHER),  # it names the module of its ranks
@@ -18,6 +21,12 @@ _MARKS = (
     ("ray::RayTrainWorker", REPLICAS),
     ("ray::Member", REPLICAS),
     ("benchmarks.steps.peers.rank_", REPLICAS),
+    ("ray::ParameterServer", SERVERS),
+    ("ray::ServerHost", SERVERS),
+    ("ray::DataWorker", REPLICAS),
+    ("peers.rank_tf_chief", DRIVER),
+    ("peers.rank_tf_server worker", REPLICAS),
+    ("peers.rank_tf_server ps", SERVERS),
     ("raylet/raylet", RAYLET),
     ("gcs/gcs_server", GCS),
 )

@@ -80,9 +80,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Figures:
-    """All tables of a run. What was not measured is None."""
+    """All tables of a run. What was not measured is None.
+
+    Attributes:
+        tables: One a workload.
+        findings: What was found that is no time, by name.
+    """
 
     tables: tuple[Table, ...]
+    findings: Mapping[str, float] = field(default_factory=dict)
 
     def find(self, workload: str, label: str, variant: str = "") -> Measured | None:
         """A line of a workload."""

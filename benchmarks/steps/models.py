@@ -37,8 +37,17 @@ def cnn() -> nn.Module:
 
 
 MODELS: Mapping[str, Model] = MappingProxyType(
-    {"mlp16": Model(lambda: mlp(16), 128), "mlp1024": Model(lambda: mlp(1024), 256), "cnn": Model(cnn, 256)}
+    {
+        "mlp16": Model(lambda: mlp(16), 128),
+        "mlp1024": Model(lambda: mlp(1024), 256),
+        "cnn": Model(cnn, 256),
+    }
 )
+
+
+def model_of(workload: str) -> Model:
+    """What a workload trains, on however many nodes."""
+    return MODELS[workload.removesuffix("_nodes")]
 
 
 def load_images(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -9,14 +9,15 @@ from typing import Any
 
 from benchmarks.pipelines.report import number
 from benchmarks.steps.bars import BARS, Bar
-from benchmarks.steps.cpu import KINDS
+from benchmarks.steps.cpu import KINDS, SERVERS
 from benchmarks.steps.figures import Figures, Measured, Table
 
 
 def table_of(table: Table) -> str:
     """One workload: a line for each way to do it."""
     against = (f"of {label}" for label in table.workload.references)
-    titles = [table.workload.name, "ms", "spread", *against, *_cpu_titles(table)]
+    rate = [f"{table.workload.unit}/s"] if table.workload.unit else []
+    titles = [table.workload.name, "ms", *rate, "spread", *against, *(f"CPU {kind}" for kind in _cpu_kinds(table))]
     return markdown(titles, [cells(table, one) for one in table.lines])
 
 
@@ -29,8 +30,10 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])
 
 
-def _cpu_titles(table: Table) -> tuple[str, ...]:
-    return tuple(f"CPU {kind}" for kind in KINDS) if table.workload.tells_cpu else ()
+def _cpu_kinds(table: Table) -> tuple[str, ...]:
+    if not table.workload.tells_cpu:
+        return ()
+    return tuple(kind for kind in KINDS if kind != SERVERS or table.workload.servers)
 
 
 def cells(table: Table, one: Measured) -> list[str]:
@@ -38,10 +41,11 @@ def cells(table: Table, one: Measured) -> list[str]:
     if one.outcome.median is None:
         return [one.line.name, f"not available: {one.outcome.problem}"[:40]]
     ratios = [table.ratio(one, label) for label in table.workload.references]
-    cpu = [one.cpu_ms([kind]) or 0.0 for kind in KINDS] if table.workload.tells_cpu else []
+    cpu = [one.cpu_ms([kind]) or 0.0 for kind in _cpu_kinds(table)]
     return [
         one.line.name,
         number(one.outcome.median),
+        *([number(1000 / one.outcome.median)] if table.workload.unit else []),
         f"{100 * (one.outcome.spread or 0):.0f} %",
         *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
         *(f"{value:.2f}" for value in cpu),
@@ -60,15 +64,15 @@ def bars_of(figures: Figures, bars: Sequence[Bar] = BARS) -> str:
     )
 
 
-def write_json(path: Path, about: dict[str, Any], figures: Figures) -> None:
+def write_json(path: Path, about: dict[str, Any], figures: Figures, bars: Sequence[Bar] = BARS) -> None:
     """Replace the file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    bars = [(bar, bar.value(figures)) for bar in BARS]
     told = [
         {"bar": bar.name, "what": bar.what, "goal": bar.goal, "measured": value, "verdict": bar.verdict(value)}
-        for bar, value in bars
+        for bar, value in ((bar, bar.value(figures)) for bar in bars)
     ]
-    content = {"machine": about, "tables": [table.as_json() for table in figures.tables], "bars": told}
+    tables = [table.as_json() for table in figures.tables]
+    content = {"machine": about, "tables": tables, "findings": dict(figures.findings), "bars": told}
     unfinished.write_text(json.dumps(content, indent=1) + "\n")
     unfinished.replace(path)

@@ -60,6 +60,7 @@ class StepRunner:
             "workload": workload.name,
             "folder": str(self._settings.folder),
             "ranks": workload.ranks,
+            "servers": workload.servers,
             "target_s": min(workload.target_s, SMOKE_TARGET_S) if self._settings.smoke else workload.target_s,
         }
         jobs = [(line, self._contestant(line)) for line in lines if not self._leaves_out(line, table)]
@@ -103,7 +104,7 @@ class StepRunner:
         """Its process is started by its first request."""
         if line.contender not in self._contestants:
             python = self._settings.peer_python if line.is_peer else sys.executable
-            command = (str(python), "-m", "benchmarks.steps.worker", line.contender)
+            command = (str(python), "-m", "benchmarks.steps.worker", line.module)
             log = self._settings.cache / "logs" / f"steps_{line.contender}.log"
             contestant = Contestant(command, log, self._settings.limit_s)
             self._contestants[line.contender] = contestant

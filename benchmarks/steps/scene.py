@@ -19,8 +19,9 @@ class Scene:
     Attributes:
         workload: Its name.
         folder: Where the generated data lies.
-        ranks: Replicas, or members of a group.
+        ranks: Replicas, members of a group, or workers.
         target_s: Seconds that a pass shall take; 0 for passes of one repetition.
+        servers: Parameter servers beside them.
         resources: Closed after the last pass: servers, clusters, strategies.
     """
 
@@ -28,11 +29,12 @@ class Scene:
     folder: Path
     ranks: int = 2
     target_s: float = 2.0
+    servers: int = 0
     resources: ExitStack = field(default_factory=ExitStack)
 
 
 MakeRuns = Callable[[Scene], Mapping[str, Run]]
-"""What a module of `benchmarks.steps.peers` has under the name `make_runs`."""
+"""What a contender's module has under the name `make_runs`."""
 
 
 def timed(action: Callable[[], object]) -> float:

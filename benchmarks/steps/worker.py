@@ -23,7 +23,7 @@ class StepWorker:
     """Answers requests; keeps the scene of the last workload open until the next one, or `close`.
 
     Args:
-        module: Of `benchmarks.steps.peers`; imported by the first request, so that its failure is an answer.
+        module: The contender's, in full; imported by the first request, so that its failure is an answer.
     """
 
     def __init__(self, module: str) -> None:
@@ -46,14 +46,14 @@ class StepWorker:
         if scene is not None:
             scene.resources.close()
 
-    def _prepare(self, *, workload: str, folder: str, ranks: int, target_s: float) -> Answer:
+    def _prepare(self, *, workload: str, folder: str, ranks: int, target_s: float, servers: int = 0) -> Answer:
         self.close()
-        self._scene = Scene(workload, Path(folder), ranks, target_s)
+        self._scene = Scene(workload, Path(folder), ranks, target_s, servers)
         self._runs = self._make_runs()(self._scene)
         return {"runs": sorted(self._runs)}
 
     def _make_runs(self) -> MakeRuns:
-        make: MakeRuns = importlib.import_module(f"benchmarks.steps.peers.{self._module}").make_runs
+        make: MakeRuns = importlib.import_module(self._module).make_runs
         return make
 
     def _pass(self, name: str) -> Answer:

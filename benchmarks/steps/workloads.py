@@ -8,7 +8,7 @@ DDP, RAY_TRAIN, TENSORFLOW = "DDP", "Ray Train", "TensorFlow"
 ONE_REPLICA = "raydist, one replica, 2 threads"
 STOCK, OWN, COMMUNICATOR = "Ray's GLOO", "raydist, Ray's functions", "raydist, communicator"
 BARE, STRATEGY = "bare loop", "OneDeviceStrategy"
-PEERS = ("tf_mirrored",)
+PEERS = ("tf_mirrored", "tf_servers")
 """Contenders that need the peers' environment. The others get along with what raydist needs itself."""
 
 
@@ -18,15 +18,22 @@ class Line:
 
     Attributes:
         label: As the table shows it.
-        contender: Module of `benchmarks.steps.peers`; lines of the same contender share its process.
+        contender: Name of its module; lines of the same contender share its process.
         run: Name of what it makes for this line.
         variant: What it does it with, where a workload has several; compared with lines of the same variant.
+        package: Where that module lies.
     """
 
     label: str
     contender: str
     run: str
     variant: str = ""
+    package: str = "benchmarks.steps.peers"
+
+    @property
+    def module(self) -> str:
+        """Its module's full name."""
+        return f"{self.package}.{self.contender}"
 
     @property
     def name(self) -> str:
@@ -52,6 +59,8 @@ class Workload:
         target_s: Seconds of a pass; 0 for a single repetition.
         most_repeats: Passes at most, where one takes long.
         tells_cpu: Whether the table has columns for the CPU time by kind of process.
+        servers: Parameter servers; the table tells their CPU time then.
+        unit: What a repetition is, where the table is to tell how many there are a second.
     """
 
     name: str
@@ -62,6 +71,8 @@ class Workload:
     target_s: float = 2.0
     most_repeats: int = 99
     tells_cpu: bool = True
+    servers: int = 0
+    unit: str = ""
 
 
 _STEP_LINES = (
@@ -73,6 +84,11 @@ _STEP_LINES = (
     Line(DDP, "ddp", "step"),
     Line(RAY_TRAIN, "ray_train", "step"),
     Line(TENSORFLOW, "tf_mirrored", "step"),
+)
+_NODES_LINES = (
+    *(Line(f"raydist, {way}", "raydist_nodes", way.split()[0]) for way in ("same batch", "loop", "run", "read")),
+    Line("raydist, drawing alone", "raydist_nodes", "draw"),
+    Line(DDP, "ddp", "step"),
 )
 _DRAWING = Line("raydist, drawing alone", "raydist_replicas", "draw")
 _LIBRARIES = (DDP, RAY_TRAIN, TENSORFLOW)
@@ -103,6 +119,7 @@ def _all_reduce(ranks: int) -> Workload:
 WORKLOADS = (
     Workload("mlp16", "MLP of 13k parameters, 128 rows a step", (*_STEP_LINES, _DRAWING), _LIBRARIES),
     Workload("mlp1024", "MLP of 1.9M parameters, 256 rows a step", _STEP_LINES, _LIBRARIES),
+    Workload("mlp1024_nodes", "MLP of 1.9M parameters, 256 rows a step, 2 nodes of 1 replica", _NODES_LINES, (DDP,)),
     Workload("cnn", "CNN of 421k parameters, 256 rows a step", _STEP_LINES, _LIBRARIES),
     Workload(
         "start",

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import cloudpickle
 
-from raydist.errors import RaydistError
+from raydist.errors import Preempted, RaydistError
 from raydist.foreign_errors import LEAVING, annotate, as_exception, message_of, shown, what_was_raised
 
 __all__ = ["PortableError", "RemoteTraceback", "pack_error"]
@@ -72,13 +72,13 @@ class PortableError:
     def restore(self) -> Exception:
         """The exception with its type and notes; a RaydistError that shows both where the type cannot travel.
 
-        One that would end this process (`LEAVING`) comes as a RaydistError as well. What is no Exception is carried by
-        one: see `what_was_raised`.
+        One that would end this process (`LEAVING`) comes as a RaydistError as well, but for `Preempted`, which is to
+        end it. What is no Exception is carried by one: see `what_was_raised`.
         """
         error = _load(self.pickled)
         if error is None:
             error = RaydistError(f"{self.title} (this exception does not survive pickling, so its type stayed behind).")
-        elif isinstance(error, LEAVING):
+        elif isinstance(error, LEAVING) and not isinstance(error, Preempted):
             error = RaydistError(f"{self.title} (raised in another process, it does not end this one).")
         for note in self.notes:
             annotate(error, note)

@@ -1,76 +1,49 @@
-"""The actors around replicas: thin shells that host a runner each and pass calls on to it."""
+"""The handles of a strategy's replica actors: calls in the order of steps and beside them, and their end."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raydist.actors.portable_errors import pack_error
+from raydist.actors.bundle_options import bundle_options
+from raydist.actors.replica_host import CrowdedHost, ReplicaHost
 from raydist.actors.reservation_guard import guard_reservation
-from raydist.actors.supervision import RemoteFailure, done_before_failure, kill_actors, wait_for_all
-from raydist.actors.workers.kept_pages import keep_pages
+from raydist.actors.step_answers import ref_of, wait_for_answers
+from raydist.actors.step_channel import Answer, StepChannel
+from raydist.actors.supervision import done_before_failure, kill_actors, wait_for_all
+from raydist.channels.hub import ChannelHub
 from raydist.cluster import release
 from raydist.ray_session import RaySession
 
-__all__ = ["ReplicaActors", "ReplicaHost"]
+__all__ = ["ReplicaActors", "Seat"]
 
 _DISCARD_S = 1.0  # refused steps answer at once; what does not is killed soon
 
 
 @final
-class ReplicaHost:
-    """Hosts one runner. `steps` and `call` run in the order of their submission, `control` beside them.
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one replica's process runs.
 
-    Args:
-        env: Environment variables for this process.
+    Attributes:
+        bundle: Number of the reservation's bundle that it is in.
+        resources: What it takes of that.
+        env: Its environment variables.
+        host: The name of its node, for messages; empty where nobody knows.
+        node_id: Ray's name for it.
     """
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        # Libraries read these when they are imported, which is later. A runtime_env would do the same, but no process
-        # that Ray holds ready has it: replicas would wait a second longer for new ones.
-        os.environ.update(env or {})
-        keep_pages(None)  # activations and pieces of batches come and go with every step
-        self._runner: Any = None
-
-    def start(self, make_runner: Callable[..., Any], *args: Any) -> int:
-        """Build the runner in this process; returns the process id."""
-        with _errors_travel():
-            self._runner = make_runner(*args)
-        return os.getpid()
-
-    def steps(self, group: Any, *objects: Any) -> Any:
-        """Run some steps. `objects` were given as object refs: Ray has mapped them before this starts."""
-        with _errors_travel():
-            result = self._runner.steps(group, objects)
-        if result.error is not None:
-            raise RemoteFailure(pack_error(result.error), replace(result, error=None)) from None
-        return result
-
-    def call(self, method: str, *args: Any) -> Any:
-        """A method of the runner, after every step dispatched before it."""
-        with _errors_travel():
-            return getattr(self._runner, method)(*args)
-
-    @ray.method(concurrency_group="control")
-    def control(self, method: str, *args: Any) -> Any:
-        """A method of the runner that must not wait for steps: it runs in a thread of its own."""
-        return getattr(self._runner, method)(*args)
-
-
-@contextlib.contextmanager
-def _errors_travel() -> Iterator[None]:
-    """Ray loses exceptions that do not pickle well, and takes KeyboardInterrupt for a cancelled task."""
-    try:
-        yield
-    except BaseException as error:
-        raise RemoteFailure(pack_error(error)) from None
+    bundle: int
+    resources: Mapping[str, float]
+    env: Mapping[str, str]
+    host: str = ""
+    node_id: str = ""
 
 
 @final
@@ -78,17 +51,33 @@ class ReplicaActors:
     """The handles of one strategy's replica actors, in rank order. Constructing starts the actors' processes.
 
     The actors are not detached: they die with the driver, and with the placement group.
+
+    Args:
+        group: The reservation.
+        seats: Of the actors.
+        name: The strategy's.
+        per_process: How many consecutive replicas each actor has.
+        kind: What they are called.
     """
 
     def __init__(
-        self, group: PlacementGroup, resources: Sequence[Mapping[str, float]], *, name: str, env: Mapping[str, str]
+        self, group: PlacementGroup, seats: Sequence[Seat], *, name: str, per_process: int = 1, kind: str = "replica"
     ) -> None:
         self._group = group
         self._session = RaySession()
         self._name = name
+        self._seats = tuple(seats)
         self._guard = guard_reservation(group)
-        self._handles = [_launch(group, rank, wanted, name, dict(env)) for rank, wanted in enumerate(resources)]
-        self.names = tuple(f"replica {rank} of {name}" for rank in range(len(resources)))
+        self._per_process = per_process
+        self._handles = [
+            _launch(group, seat, f"{name}-{kind}-{n * per_process}", per_process) for n, seat in enumerate(seats)
+        ]
+        everyone = [seat for seat in seats for _ in range(per_process)]
+        self.names = tuple(_title(kind, rank, name, seat) for rank, seat in enumerate(everyone))
+        self._channel: StepChannel | None = None
+        self._hub: ChannelHub | None = None  # until it is known whether there is a channel
+        self._num_replaced = 0
+        self._kind = kind
 
     @property
     def reachable(self) -> bool:
@@ -97,54 +86,164 @@ class ReplicaActors:
 
     def _handle(self, rank: int) -> Any:
         self._session.require(f"The strategy {self._name}")
-        return self._handles[rank]
+        return self._handles[rank // self._per_process]
+
+    def _ask(self, rank: int, method: str, *args: Any) -> Any:
+        asked = getattr(self._handle(rank), method)
+        if self._per_process == 1:
+            return asked.remote(*args)
+        place = rank % self._per_process
+        return asked.options(concurrency_group=_thread_of(place)).remote(place, *args)
+
+    def about(self, rank: int) -> Any:
+        return self._ask(rank, "about")
 
     def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
-        return self._handle(rank).start.remote(make_runner, *args)
+        return self._ask(rank, "start", make_runner, *args)
 
-    def steps(self, rank: int, group: Any, objects: Sequence[Any]) -> Any:
-        return self._handle(rank).steps.remote(group, *objects)
+    def open_channel(self, within_s: float) -> None:
+        """Let steps travel through shared memory, where this process and all replicas can share some.
+
+        What does not come about in this time does not.
+        """
+        opened = False
+        try:
+            asked = self.offer_channel()
+            with contextlib.suppress(RayError):
+                opened = bool(asked) and all(ray.get(asked, timeout=within_s))
+        finally:
+            self.settle_channel(opened=opened)
+
+    def offer_channel(self) -> list[Any]:
+        """The first half of `open_channel`: what replicas will say to it. Nothing where there can be none."""
+        if self._per_process > 1 or not all(
+            seat.node_id == ray.get_runtime_context().get_node_id() for seat in self._seats
+        ):
+            return []
+        try:
+            self._hub = ChannelHub.open(len(self._seats))
+        except OSError:
+            return []
+        hub = self._hub
+        return [self._handle(rank).open_channel.remote(hub.ticket(rank)) for rank in range(len(self._seats))]
+
+    def settle_channel(self, *, opened: bool) -> None:
+        """The second half: whether all replicas have said yes. Calls nobody."""
+        hub, self._hub = self._hub, None
+        if hub is None:
+            return
+        if opened:
+            hub.all_opened()
+            self._channel = StepChannel(hub, len(self._seats), serve=self._serve, fetch=self._fetch)
+        else:
+            hub.close()
+
+    def _serve(self, rank: int, turn: int) -> None:
+        self._handle(rank).serve.remote(turn)
+
+    def _fetch(self, rank: int, number: int) -> Any:
+        return self._handle(rank).take_result.remote(number)
+
+    def send_steps(self, messages: Sequence[tuple[Any, Sequence[Any]]]) -> list[Any]:
+        """Send each replica its message and the objects that go along; returns what the answers will be known by."""
+        if self._channel is not None and not any(objects for _, objects in messages):
+            answers = self._channel.send([message.packed() for message, _ in messages])
+            if answers is not None:
+                return list(answers)
+        return [self._ask_in_order(rank, "steps", group, *refs) for rank, (group, refs) in enumerate(messages)]
+
+    def send_to(self, rank: int, message: Any, objects: Sequence[Any]) -> Any:
+        """Send a message and its objects to one replica; what the answer will be known by."""
+        if self._channel is not None and not objects:
+            answer = self._channel.send_to(rank, message.packed())
+            if answer is not None:
+                return answer
+        return self._ask_in_order(rank, "steps", message, *objects)
+
+    @property
+    def channel(self) -> StepChannel | None:
+        """The memory that steps come through, where there is one."""
+        return self._channel
+
+    def replace(self, rank: int) -> None:
+        """Start another process for a replica; the one before is killed. It knows nothing and is to be started."""
+        kill_actors([self._handles[rank]])
+        ticket = None if self._channel is None else self._channel.replace(rank)
+        self._session.require(f"The strategy {self._name}")
+        self._num_replaced += 1
+        name = f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
+        self._handles[rank] = _launch(self._group, self._seats[rank], name, 1)
+        if ticket is not None:
+            self._handles[rank].open_channel.remote(ticket)
 
     def call(self, rank: int, method: str, *args: Any) -> Any:
-        return self._handle(rank).call.remote(method, *args)
+        return self._ask_in_order(rank, "call", method, *args)
+
+    def _ask_in_order(self, rank: int, method: str, *args: Any) -> Any:
+        """Ask a replica for something that it does after all that it was sent."""
+        if self._channel is not None:
+            self._channel.leave(rank)
+        return self._ask(rank, method, *args)
 
     def control_all(self, method: str, *args: Any) -> None:
         """Call beside the running steps, without waiting for an answer."""
         for handle in self._handles if self.reachable else ():
-            handle.control.remote(method, *args)
+            for place in range(self._per_process):
+                self._control(handle, place, method, *args)
+
+    def _control(self, handle: Any, place: int, method: str, *args: Any) -> Any:
+        return handle.control.remote(*(() if self._per_process == 1 else (place,)), method, *args)
+
+    def ask_beside(self, rank: int, method: str, *args: Any) -> Any:
+        """Ask a replica for something that it answers beside its steps. Any thread may ask."""
+        return self._control(self._handle(rank), rank % self._per_process, method, *args)
 
     def wait(self, refs: Sequence[Any], names: Sequence[str], **limits: Any) -> list[Any]:
         """See `supervision.wait_for_all`."""
         self._session.require(f"The strategy {self._name}")
+        if self._channel is not None and isinstance(refs[0], Answer):
+            return wait_for_answers(self._channel, refs, names, **limits)
         return wait_for_all(refs, names, **limits)
 
     def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
         """See `supervision.done_before_failure`."""
-        return [done_before_failure(ref) if self.reachable else None for ref in refs]
+        return [self._done_before(ref) for ref in refs]
+
+    def _done_before(self, ref: Any) -> Any:
+        if isinstance(ref, Answer) and ref.ref is None:
+            return ref.value
+        return done_before_failure(ref_of(ref)) if self.reachable else None
 
     def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
         """Whether all of `refs` are there, with values or errors; waits up to `within_s`."""
         if not self.reachable:
             return True  # as errors
+        if self._channel is not None and isinstance(refs[0], Answer):
+            return self._channel.wait(refs, within_s)
         return len(ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[0]) == len(refs)
 
     def silent(self, within_s: float) -> list[str]:
         """Names of those whose process does not even answer beside its steps; waits up to `within_s`."""
         if not self.reachable:
             return []
-        asked = {handle.control.remote("ping"): name for handle, name in zip(self._handles, self.names, strict=True)}
+        names = self.names[:: self._per_process]
+        asked = {self._control(handle, 0, "ping"): name for handle, name in zip(self._handles, names, strict=True)}
         return [asked[ref] for ref in ray.wait(list(asked), num_returns=len(asked), timeout=within_s)[1]]
 
     def discard(self, refs: Sequence[Any]) -> None:
         """Drop results unread; an error among those that are there is not logged as unhandled."""
-        if not self.reachable:
+        held = [known for known in map(ref_of, refs) if known is not None]
+        if not held or not self.reachable:
             return
-        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_DISCARD_S)[0]:
+        for ref in ray.wait(held, num_returns=len(held), timeout=_DISCARD_S)[0]:
             with contextlib.suppress(Exception):
                 ray.get(ref, timeout=0)
 
     def kill(self) -> None:
         """Kill the actors and give their reservation back. May be called twice."""
+        self.settle_channel(opened=False)
+        if self._channel is not None:
+            self._channel.close()
         handles, self._handles = self._handles, []
         if self.reachable:
             kill_actors(handles)
@@ -152,15 +251,19 @@ class ReplicaActors:
             kill_actors([] if self._guard is None else [self._guard])
 
 
-def _launch(group: PlacementGroup, rank: int, wanted: Mapping[str, float], name: str, env: dict[str, str]) -> Any:
-    decorate = ray.remote(concurrency_groups={"control": 1})  # type: ignore[call-overload]  # an option Ray leaves out
-    actor_class = decorate(ReplicaHost)
-    return actor_class.options(
-        name=f"{name}-replica-{rank}",
-        num_cpus=wanted.get("CPU", 0),
-        num_gpus=wanted.get("GPU", 0),
-        resources={key: amount for key, amount in wanted.items() if key not in ("CPU", "GPU")},
-        scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
-        max_restarts=0,
-        max_task_retries=0,
-    ).remote(env)
+def _thread_of(place: int) -> str:
+    """The concurrency group of one of several runners."""
+    return f"place-{place}"
+
+
+def _title(kind: str, rank: int, name: str, seat: Seat) -> str:
+    return f"{kind} {rank} of {name}{f' on {seat.host}' if seat.host else ''}"
+
+
+def _launch(group: PlacementGroup, seat: Seat, name: str, per_process: int) -> Any:
+    several = per_process > 1
+    threads = {"control": 1, **{_thread_of(place): 1 for place in range(per_process if several else 0)}}
+    decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
+    actor_class = decorate(CrowdedHost if several else ReplicaHost)
+    options = bundle_options(group, seat.bundle, seat.resources, name)
+    return actor_class.options(**options).remote(*([per_process] if several else []), dict(seat.env))

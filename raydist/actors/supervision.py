@@ -15,18 +15,23 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from raydist.actors.portable_errors import PortableError
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
+from raydist.foreign_errors import annotate
 
 __all__ = [
+    "GRACE_S",
     "RemoteFailure",
     "done_before_failure",
     "first_line",
     "kill_actors",
+    "late_error",
+    "outcomes_of",
     "root_cause",
+    "translate_ray_error",
     "wait_for",
     "wait_for_all",
 ]
 
-_GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
+GRACE_S = 5.0  # after a first error: how long its peers may take to say what they saw
 _SLICE_S = 0.2  # how long a wait for one result goes on after it was cancelled
 
 
@@ -95,14 +100,27 @@ def wait_for_all(
     except Exception as error:
         timed_out = isinstance(error, GetTimeoutError)
     on_error()
-    outcomes = _outcomes(refs, names, doing)
+    outcomes = outcomes_of(refs, names, doing)
+    silent = [name for ref, name in zip(refs, names, strict=True) if not _is_ready(ref)]
     if timed_out and all(outcome is None or isinstance(outcome, RaydistError) for outcome in outcomes):
-        late = ", ".join(name for ref, name in zip(refs, names, strict=True) if not _is_ready(ref)) or ", ".join(names)
-        raise DeadlineExceededError(
-            f"{doing} must end within {timeout_s:g} s, but {late} did not answer. "
-            f"It may be stuck, or the work is longer than the limit: then raise {limit}."
-        )
-    raise root_cause([outcome for outcome in outcomes if outcome is not None])
+        raise late_error(silent or names, doing, timeout_s, limit)
+    raise missing(root_cause([outcome for outcome in outcomes if outcome is not None]), silent)
+
+
+def missing(cause: Exception, silent: Sequence[str]) -> Exception:
+    """The error, with a note on who has said nothing so far where a peer only knows that somebody is gone."""
+    if silent and isinstance(cause, UnavailableError) and cause.actor is None:
+        # Ray takes longer to find a machine lost than peers do to miss it.
+        annotate(cause, f"There is no answer from {' and '.join(silent)}: the process or its machine may be gone.")
+    return cause
+
+
+def late_error(late: Sequence[str], doing: str, timeout_s: float, limit: str) -> DeadlineExceededError:
+    """What is said of actors that did not answer in time."""
+    return DeadlineExceededError(
+        f"{doing} must end within {timeout_s:g} s, but {', '.join(late)} did not answer. "
+        f"It may be stuck, or the work is longer than the limit: then raise {limit}."
+    )
 
 
 def _is_ready(ref: Any) -> bool:
@@ -122,9 +140,10 @@ def done_before_failure(ref: Any) -> Any:
         return None
 
 
-def _outcomes(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[Exception | None]:
+def outcomes_of(refs: Sequence[Any], names: Sequence[str], doing: str) -> list[Exception | None]:
     """The error of each ref (None: it succeeded, or still says nothing when the grace is over)."""
-    ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE_S)
+    if refs:
+        ray.wait(list(refs), num_returns=len(refs), timeout=GRACE_S)
     outcomes: list[Exception | None] = []
     for ref, name in zip(refs, names, strict=True):
         try:

@@ -46,9 +46,9 @@ class LocalAccumulation:
         base, contribution = self.parts_of(index, gradient)
         if contribution is None and base is not None:
             base = base.clone()
-        weighted = new.detach().to_dense() * scale if new.is_sparse else new.detach() * scale
+        weighted = new.detach() * scale
         shown = accumulate(gradient, new)
-        total = weighted if contribution is None else contribution.add_(weighted)
+        total = weighted if contribution is None else accumulate(contribution, weighted)
         self._records[index] = _Record(base, total, shown, shown._version)
         return shown
 

@@ -38,11 +38,15 @@ class Backend(ABC):
 
     Attributes:
         name: What it is chosen by.
-        devices: Kinds of devices that it serves: "cpu", "cuda".
+        devices: Kinds of devices that it serves: "cpu", "cuda", "xla".
     """
 
     name: ClassVar[str]
     devices: ClassVar[tuple[str, ...]]
+
+    def declines(self, membership: Membership) -> str | None:
+        """Why it cannot carry a group, as far as its membership tells; every member comes to the same answer."""
+        return None
 
     @abstractmethod
     def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:

@@ -8,8 +8,10 @@ import torch
 
 from raydist.collectives.backend import Backend
 from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.hierarchical.backend import HierarchicalBackend
 from raydist.collectives.nccl import NcclBackend
 from raydist.collectives.shared_memory.backend import SharedMemoryBackend
+from raydist.collectives.xla.backend import XlaBackend
 from raydist.errors import InvalidArgumentError
 
 __all__ = ["AUTO", "BACKENDS", "backends_for"]
@@ -19,8 +21,10 @@ AUTO = "auto"
 
 BACKENDS: tuple[type[Backend], ...] = (
     SharedMemoryBackend,
+    HierarchicalBackend,
     GlooBackend,
     NcclBackend,
+    XlaBackend,
 )
 """All of them. Several may serve one kind of device: the first of those that does not decline a group carries it."""
 
@@ -39,7 +43,7 @@ def backends_for(
         InvalidArgumentError: No backend has this name, or it does not serve this device.
 
     >>> [backend.name for backend in backends_for(torch.device("cpu"))]
-    ['shm', 'gloo']
+    ['shm', 'hierarchical', 'gloo']
     >>> [backend.name for backend in backends_for(torch.device("cuda:0"), "nccl")]
     ['nccl']
     """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.buckets.exchange import BucketExchange, GlobalGradient, StepWeight
+from raydist.collectives.buckets.exchange import BucketExchange
+from raydist.collectives.buckets.forms import GlobalGradient, StepWeight
+from raydist.collectives.nonfinite.policy import fault_of
 from raydist.values import ReduceOp
 
 __all__ = ["BackwardPass"]
@@ -39,19 +42,41 @@ class BackwardPass:
         """
         self.exchange.finish()
         if self.exchange.complete and not self._create_graph:
-            return {
+            lent = {
                 index: value
                 for indices, values in self.exchange.lend()
                 for index, value in zip(indices, values, strict=True)
             }
+            return lent | self.exchange.in_rows()
         reduced = self.exchange.gradients()
-        return {index: self._outcome(index, reduced[index]) for index in sorted(reduced)}
+        outcome = {index: self._outcome(index, reduced[index]) for index in reduced} | self.exchange.in_rows()
+        return {index: outcome[index] for index in sorted(outcome)}
+
+    def is_finite(self) -> bool:
+        """After `finish`: whether no gradient has NaN or infinities; the same answer on every replica."""
+        return self.exchange.is_finite()
+
+    def accuse(self) -> list[dict[int, int]]:
+        """By replica: what is wrong with its own gradients, see `fault_of`.
+
+        Blocking: until all replicas call it, at most the communicator's limit.
+        """
+        own = self.exchange.own_gradients()
+        places = sorted(own)
+        mine = torch.zeros(len(places), dtype=torch.uint8, device=self._communicator.device)
+        for place, index in enumerate(places):
+            for gradient in own[index]:
+                mine[place] |= fault_of(gradient)
+        everyones = [torch.empty_like(mine) for _ in range(self._communicator.world_size)]
+        self._communicator.all_gather(everyones, mine).wait()
+        rows = [zip(places, row.tolist(), strict=True) for row in everyones]
+        return [{index: fault for index, fault in row if fault} for row in rows]
 
     def _outcome(self, index: int, reduced: GlobalGradient) -> torch.Tensor:
         number, position = self.exchange.layout.places[index]
         local = self.exchange.local[number][position]
         if reduced.sparse:
-            return self._as_sparse(reduced.value, local)
+            return self._as_sparse(reduced.value, self.exchange.own_gradients()[index])
         if self._create_graph:
             value = reduced.value.clone()
             start = torch.zeros_like(value, requires_grad=True) if local is None else local
@@ -60,12 +85,12 @@ class BackwardPass:
             return connected
         return reduced.value
 
-    def _as_sparse(self, value: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor:
+    def _as_sparse(self, value: torch.Tensor, own: Sequence[torch.Tensor]) -> torch.Tensor:
         """The touched rows of `value`: rows that any replica's sparse gradient names, zero ones included."""
         touched = torch.zeros(value.shape[0], dtype=torch.uint8, device=value.device)
-        if local is not None and self._weight.counts:
-            if local.is_sparse:
-                touched[local.coalesce().indices()[0]] = 1
+        for gradient in own:
+            if gradient.is_sparse:
+                touched[gradient.coalesce().indices()[0]] = 1
             else:
                 touched.fill_(1)
         self._communicator.all_reduce(touched, ReduceOp.MAX).wait()

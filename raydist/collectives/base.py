@@ -33,6 +33,7 @@ class Membership:
         store_host: Host of the rendezvous store (a torch TCPStore) of this generation, empty where none is needed.
         store_port: Its port.
         secret: What entries of the store are signed with; only members know it.
+        hosts: By rank, the host that each is on: ranks of equal ones share memory. Empty where nobody knows.
     """
 
     group: str
@@ -42,6 +43,7 @@ class Membership:
     store_host: str = ""
     store_port: int = 0
     secret: bytes = field(default=b"", repr=False)
+    hosts: tuple[str, ...] = ()
 
     def check_successor(self, later: Membership) -> None:
         """Raise FailedPreconditionError where `later` does not come after this one in the same group.
@@ -72,6 +74,11 @@ class Work(ABC):
             UnavailableError: A peer is gone.
             CancelledError: `abort` was called.
         """
+
+    @property
+    def noted(self) -> bool:
+        """Whether any rank has marked it by `Communicator.note`; to be asked when it is done."""
+        return False
 
 
 class Communicator(ABC):
@@ -108,6 +115,15 @@ class Communicator(ABC):
     def announce(self, what: str) -> None:  # noqa: B027  # nothing to be done by those that show nothing
         """Say what the next collective is for, where messages would show its own arguments."""
 
+    @property
+    def passes_notes(self) -> bool:
+        """Whether `note` may be called."""
+        return False
+
+    def note(self) -> None:
+        """Mark this rank's next all-reduce: each rank's `Work.noted` of it tells that one did."""
+        raise FailedPreconditionError(f"{type(self).__name__} passes no notes, got one. Ask `passes_notes` before.")
+
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         """Flat, uninitialised tensors on which `all_reduce` is as cheap as this group can make it.
 
@@ -128,6 +144,17 @@ class Communicator(ABC):
     @abstractmethod
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         """Fill `outputs[r]` with rank r's `tensor`; all of one shape and dtype."""
+
+    @abstractmethod
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        """Fill `outputs[r]` with rank r's `tensor`, where those may be of different lengths along axis 0.
+
+        Every rank knows all lengths, and gives outputs of them.
+        """
+
+    @abstractmethod
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        """Fill rank r's `outputs[s]` with rank s's `inputs[r]`; all of one shape and dtype."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:

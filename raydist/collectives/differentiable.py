@@ -17,7 +17,7 @@ from raydist.collectives.checked import describe_call, exchange
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["all_gather", "all_reduce", "promote"]
+__all__ = ["all_gather", "all_reduce", "promote", "require_axis"]
 
 Weights = Sequence[float] | None
 
@@ -49,12 +49,17 @@ def all_reduce(
     """
     op = ReduceOp.parse(op)
     tensor = promote(torch.as_tensor(value), op)
-    if not _agree(communicator, f"all_reduce({op.value})", tensor):
+    adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
+    in_one = adds and communicator.passes_notes  # one meeting instead of two
+    differentiable = not in_one and _agree(communicator, f"all_reduce({op.value})", tensor)
+    if adds or not differentiable:
         result = tensor.detach().clone()
-        communicator.all_reduce(result, op).wait()
-        return result
-    if op in (ReduceOp.SUM, ReduceOp.MEAN):
-        return _apply(_AllReduce, _attached(tensor), communicator, op, weights)
+        if in_one and _wants_gradient(tensor):
+            communicator.note()
+        work = communicator.all_reduce(result, op)
+        work.wait()
+        differentiable = differentiable or work.noted
+        return _apply(_AllReduce, _attached(tensor), (result,), communicator, op, weights) if differentiable else result
     stacked = _apply(_AllGather, _attached(tensor.unsqueeze(0)), communicator, (1,) * communicator.world_size, weights)
     return _ACROSS[op](stacked, 0)
 
@@ -83,11 +88,7 @@ def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, w
     tensor = torch.as_tensor(value)
     call = describe_call(f"all_gather(axis={axis})", tensor, differentiable=_wants_gradient(tensor))
     calls = exchange(communicator, call, device=tensor.device, ragged_axis=axis)
-    if not -tensor.dim() <= axis < tensor.dim():
-        raise InvalidArgumentError(
-            f"all_gather needs values with a dimension {axis}, got shape {tuple(tensor.shape)}. "
-            "Give scalars one with reshape(1)."
-        )
+    require_axis(tensor, axis)
     lengths = tuple(other.shape[axis] for other in calls)
     rows_first = tensor.movedim(axis, 0)
     if any(other.differentiable for other in calls):
@@ -97,25 +98,37 @@ def all_gather(communicator: Communicator, value: torch.Tensor, axis: int = 0, w
     return gathered.movedim(0, axis)
 
 
+def require_axis(tensor: torch.Tensor, axis: int) -> None:
+    """InvalidArgumentError unless `tensor` has a dimension `axis` to gather along."""
+    if not -tensor.dim() <= axis < tensor.dim():
+        raise InvalidArgumentError(
+            f"all_gather needs values with a dimension {axis}, got shape {tuple(tensor.shape)}. "
+            "Give scalars one with reshape(1)."
+        )
+
+
 class _AllReduce(torch.autograd.Function):
-    """SUM and MEAN."""
+    """SUM and MEAN; the result is there already."""
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, communicator: Communicator, op: ReduceOp, weights: Weights
+        ctx: Any,
+        tensor: torch.Tensor,
+        result: tuple[torch.Tensor],
+        communicator: Communicator,
+        op: ReduceOp,
+        weights: Weights,
     ) -> torch.Tensor:
         ctx.communicator, ctx.op, ctx.weights = communicator, op, weights
-        result = tensor.clone()
-        communicator.all_reduce(result, op).wait()
-        return result
+        return result[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         total = _total(upstream, ctx.communicator, ctx.weights)
         if ctx.op is ReduceOp.MEAN:
             total = total / ctx.communicator.world_size
-        return total, None, None, None
+        return total, None, None, None, None
 
 
 class _AllGather(torch.autograd.Function):
@@ -147,12 +160,9 @@ def _total(upstream: torch.Tensor, communicator: Communicator, weights: Weights)
 
 
 def _gather_rows(tensor: torch.Tensor, communicator: Communicator, lengths: tuple[int, ...]) -> torch.Tensor:
-    longest = max(lengths)
-    padded = tensor.new_zeros(longest, *tensor.shape[1:])
-    padded[: len(tensor)] = tensor
-    parts = [torch.empty_like(padded) for _ in lengths]
-    communicator.all_gather(parts, padded).wait()
-    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+    parts = [tensor.new_empty(length, *tensor.shape[1:]) for length in lengths]
+    communicator.all_gather_rows(parts, tensor).wait()
+    return torch.cat(parts)
 
 
 def _agree(communicator: Communicator, name: str, tensor: torch.Tensor) -> bool:

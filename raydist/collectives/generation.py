@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable
 from typing import final
 
-import torch.distributed as dist
-
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.flights import Flight
-from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
+from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup, RawWork
 from raydist.collectives.rendezvous import connect_store
 from raydist.collectives.translation import describe_operation, describe_ranks, translate_torch_error
 from raydist.errors import CancelledError, DeadlineExceededError, FailedPreconditionError, RaydistError
@@ -57,7 +55,7 @@ class Generation:
     def submit(
         self,
         operation: str,
-        call: Callable[[RawGroup], dist.Work],
+        call: Callable[[RawGroup], RawWork],
         *,
         point_to_point: bool = False,
     ) -> Flight:

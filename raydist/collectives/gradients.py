@@ -13,26 +13,29 @@ called once, with the sum; without replicas torch calls them once a segment.)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, final
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Literal, final
 
 import torch
 
 from raydist.collectives.accumulation import LocalAccumulation, accumulate
 from raydist.collectives.backward_pass import BackwardPass
 from raydist.collectives.base import Communicator
-from raydist.collectives.buckets.exchange import StepWeight
 from raydist.collectives.buckets.exchanges import Exchanges
+from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.buckets.tail import PassStamp, Updates
 from raydist.collectives.interception import intercept_backward
+from raydist.collectives.nonfinite.policy import NonfinitePolicy
 from raydist.collectives.parameter_hooks import HeldBack
 from raydist.collectives.trained_parameters import TrainedParameters
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["GradientReducer"]
+__all__ = ["WIRES", "GradientReducer"]
 
 _MEGABYTE = 1 << 20
+WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""What float32 travels as, by the names of `CommunicationOptions.compression`."""
 # Where `torch.autograd.backward` takes it.
 _CREATE_GRAPH = 3
 
@@ -46,6 +49,10 @@ class GradientReducer:
         bucket_bytes: Gradients that travel together.
         first_bucket_bytes: Those that travel first.
         updates: What this rank has done with earlier gradients: must be the same on all.
+        policy: What NaN and infinities do; None for nothing.
+        compression: What float32 gradients travel as, "fp16" or "bf16"; None for what they are.
+        expect_rows: Identities of parameters whose gradients will be sparse, the same on all ranks; others that turn
+            out to be are found in their first pass.
 
     One backward pass costs one all-reduce per bucket. What `.grad` holds afterwards is the memory that was reduced.
     """
@@ -57,10 +64,20 @@ class GradientReducer:
         bucket_bytes: int = 25 * _MEGABYTE,
         first_bucket_bytes: int = _MEGABYTE,
         updates: Callable[[], Updates] = Updates,
+        policy: NonfinitePolicy | None = None,
+        compression: Literal["fp16", "bf16"] | None = None,
+        expect_rows: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._updates = updates
+        self._policy = policy
         self._communicator = communicator
-        self._exchanges = Exchanges(communicator, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes)
+        self._exchanges = Exchanges(
+            communicator,
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=first_bucket_bytes,
+            compression=None if compression is None else WIRES[compression],
+            expect_rows=expect_rows,
+        )
         self._parameters = TrainedParameters(self._stray)
         self._accumulation = LocalAccumulation()
         self._appears_twice: set[int] = set()
@@ -144,10 +161,24 @@ class GradientReducer:
                 "A hook on a parameter must not call backward(): its gradients would stay local. Call it after the "
                 "backward() that runs the hook, or use torch.autograd.grad in the hook."
             )
+        # A segment of a reentrant checkpoint is part of the pass that is under way.
         if self._inside or not self._parameters.all:
-            # A segment of a reentrant checkpoint is part of the pass that is under way.
             original(*args, **kwargs)
             return
+        if self._is_alone():
+            self._alone(original, args, kwargs)
+        else:
+            self._exchanged(original, args, kwargs)
+
+    def _alone(self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inside = True
+        try:
+            original(*args, **kwargs)
+        finally:
+            self._inside = False
+
+    def _exchanged(self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A pass whose gradients are global at its end, or kept for one that is; one that fails changes none."""
         self._parameters.look()
         before = [parameter.grad for parameter in self._parameters.trained]
         earlier = {
@@ -173,6 +204,13 @@ class GradientReducer:
             hooks.give_back()
             self._inside = self._in_hooks = False
             self._parameters.receiver = None
+
+    def _is_alone(self) -> bool:
+        """Whether gradients are global as torch leaves them: nobody has others, and nobody looks at them."""
+        weight, policy = self._weight, self._policy
+        if self._communicator.world_size > 1 or weight is None or (policy is not None and policy.looks):
+            return False
+        return weight.counts and weight.scale == 1.0
 
     def _synchronise(
         self,
@@ -204,6 +242,8 @@ class GradientReducer:
         original(*args, **kwargs)
         self._parameters.receiver = None
         new = present.finish()
+        if self._policy is not None and self._policy.looks:
+            self._look(self._policy, present, new)
         for_hooks = {index: new.pop(index) for index in tuple(new) if index in hooks.indices} if hooks.indices else {}
         self._show({index: base for index, (base, _) in parts.items()}, new)
         self._accumulation.forget(trained)
@@ -216,6 +256,13 @@ class GradientReducer:
             # Torch brings each its gradient, in the same order on every rank, and calls the hooks on the way.
             parameters = tuple(self._parameters.all[index] for index in for_hooks)
             original(parameters, tuple(for_hooks.values()), create_graph=create_graph)
+
+    def _look(self, policy: NonfinitePolicy, present: BackwardPass, new: dict[int, torch.Tensor]) -> None:
+        """Before anybody sees what a pass brought, hooks that step an optimizer included."""
+        brought = (self._parameters.all[index] for index in new)
+        if policy.refuses(brought, new_are_finite=present.is_finite()):
+            place = f"backward pass {self._num_passes} of batch {self._num_steps}"
+            raise policy.error(place, present.accuse(), self._parameters.all)
 
     def _show(self, earlier: dict[int, torch.Tensor | None], new: dict[int, torch.Tensor]) -> None:
         """Let `.grad` hold what was global before, and what is new."""

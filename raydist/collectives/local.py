@@ -14,7 +14,8 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Membership, Work
-from raydist.collectives.reducing import COMBINERS
+from raydist.collectives.parts import check_rows, check_swapped, rows_name
+from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import check_reducible
 from raydist.errors import (
@@ -150,6 +151,22 @@ class LocalGroup(Communicator):
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         return self._meet("all_gather", [tensor], outputs, lambda parts: _same(parts, [part[0] for part in parts]))
 
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_rows(outputs, tensor, self.rank, self.world_size)
+
+        def combine(parts: Sequence[_Tensors]) -> list[_Tensors]:
+            return _same(parts, [part[0] for part in parts])
+
+        return self._meet(rows_name(outputs), [tensor], outputs, combine, shown=[tensor[:0]])
+
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        check_swapped(outputs, inputs, self.world_size)
+
+        def combine(parts: Sequence[_Tensors]) -> list[_Tensors]:
+            return [[part[rank] for part in parts] for rank in range(len(parts))]
+
+        return self._meet("all_to_all", inputs, outputs, combine)
+
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         return self._meet(f"broadcast(root={root})", [tensor], [tensor], lambda parts: _same(parts, parts[root]))
 
@@ -208,9 +225,13 @@ class LocalGroup(Communicator):
         results = meeting.results or []
         return results[min(self.rank, len(results) - 1)]
 
-    def _meet(self, name: str, tensors: _Tensors, outputs: _Tensors, combine: _Combine) -> Work:
+    def _meet(
+        self, name: str, tensors: _Tensors, outputs: _Tensors, combine: _Combine, *, shown: _Tensors | None = None
+    ) -> Work:
         self.num_calls += 1
-        return self._bring(self.num_calls, name, tensors, outputs, expected=self.world_size, combine=combine)
+        return self._bring(
+            self.num_calls, name, tensors, outputs, expected=self.world_size, combine=combine, shown=shown
+        )
 
     def _exchange(self, source: int, destination: int, tensors: _Tensors, outputs: _Tensors) -> Work:
         pair = (source, destination)
@@ -225,10 +246,19 @@ class LocalGroup(Communicator):
         return self._bring(key, name, tensors, outputs, expected=2, combine=combine)
 
     def _bring(
-        self, key: object, name: str, tensors: _Tensors, outputs: _Tensors, *, expected: int, combine: _Combine
+        self,
+        key: object,
+        name: str,
+        tensors: _Tensors,
+        outputs: _Tensors,
+        *,
+        expected: int,
+        combine: _Combine,
+        shown: _Tensors | None = None,
     ) -> Work:
         self._check(name)
-        call = f"{name} of {', '.join(f'{t.dtype} {tuple(t.shape)}' for t in tensors) or 'nothing'}"
+        compared = tensors if shown is None else shown
+        call = f"{name} of {', '.join(f'{t.dtype} {tuple(t.shape)}' for t in compared) or 'nothing'}"
         copies = [tensor.detach().clone() for tensor in tensors]
         self._room.bring(key, self.rank, call, copies, expected=expected, combine=combine)
         return _LocalWork(self, key, name, [output.detach() for output in outputs])
@@ -260,7 +290,7 @@ def _same(parts: Sequence[_Tensors], result: _Tensors) -> list[_Tensors]:
 
 
 def _fold(parts: Sequence[_Tensors], op: ReduceOp) -> torch.Tensor:
-    result = parts[0][0].clone()
-    for part in parts[1:]:
-        result = COMBINERS[op](result, part[0])
-    return result / len(parts) if op is ReduceOp.MEAN else result
+    flat = [part[0].reshape(-1) for part in parts]
+    result = torch.empty_like(flat[0])
+    reduce_parts(flat, result, op)
+    return result.view(parts[0][0].shape)

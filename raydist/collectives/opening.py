@@ -31,7 +31,7 @@ def open_communicator(
         device: Where the tensors are.
         timeout_s: The limit of every wait of this communicator, joining included.
         backend: Name of what carries the data, the same on every rank. "auto": NCCL for "cuda:k"; for "cpu" shared
-            memory where all members can open one segment, else gloo.
+            memory where all members can open one segment, "hierarchical" where several hosts are named, else gloo.
 
     Raises:
         InvalidArgumentError: There is no such backend, or it does not serve the device.
@@ -73,28 +73,39 @@ class ChoosingCommunicator(JoiningCommunicator):
     ) -> None:
         self.membership = membership
         self.device = device
+        self._named = device
         self.timeout_s = timeout_s
         self._backends = backends
-        self._inner = self._make(backends[0])
+        self._inner = self._make(self._suited()[0])
 
     def start(self) -> None:
-        for backend, following in zip(self._backends, (*self._backends[1:], None), strict=True):
+        suited = self._suited()
+        for backend, following in zip(suited, (*suited[1:], None), strict=True):
             self._inner = self._make(backend)
             try:
                 self._inner.start()
+                self.device = self._inner.device  # for which the name that was given may only stand
                 break
             except Declined as reason:
-                group = f"group {self.membership.group!r}, generation {self.membership.generation}"
+                group = _describe(self.membership)
                 if following is None:
-                    raise UnavailableError(
-                        f"The backend {backend.name!r} cannot carry {group}: {reason}. Use the backend {AUTO!r}."
-                    ) from reason
+                    raise _cannot(backend, self.membership, str(reason)) from reason
                 if self.rank == 0:
                     _log.warning("%s is carried by %s, not %s: %s.", group, following.name, backend.name, reason)
 
     @property
     def checks_itself(self) -> bool:
         return self._inner.checks_itself
+
+    @property
+    def passes_notes(self) -> bool:
+        return self._inner.passes_notes
+
+    def note(self) -> None:
+        self._inner.note()
+
+    def announce(self, what: str) -> None:
+        self._inner.announce(what)
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         return self._inner.allocate(sizes)
@@ -104,6 +115,12 @@ class ChoosingCommunicator(JoiningCommunicator):
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         return self._inner.all_gather(outputs, tensor)
+
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        return self._inner.all_gather_rows(outputs, tensor)
+
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        return self._inner.all_to_all(outputs, inputs)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         return self._inner.broadcast(tensor, root)
@@ -136,5 +153,24 @@ class ChoosingCommunicator(JoiningCommunicator):
     def close(self) -> None:
         self._inner.close()
 
+    def _suited(self) -> list[Backend]:
+        """Those that do not decline what is known of the group before its members meet."""
+        reasons = {backend: backend.declines(self.membership) for backend in self._backends}
+        suited = [backend for backend, reason in reasons.items() if reason is None]
+        if not suited:
+            last = self._backends[-1]
+            raise _cannot(last, self.membership, str(reasons[last]))
+        return suited
+
     def _make(self, backend: Backend) -> JoiningCommunicator:
-        return backend.communicator(self.membership, self.device, self.timeout_s)
+        return backend.communicator(self.membership, self._named, self.timeout_s)
+
+
+def _describe(membership: Membership) -> str:
+    return f"group {membership.group!r}, generation {membership.generation}"
+
+
+def _cannot(backend: Backend, membership: Membership, reason: str) -> UnavailableError:
+    return UnavailableError(
+        f"The backend {backend.name!r} cannot carry {_describe(membership)}: {reason}. Use the backend {AUTO!r}."
+    )

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BroadcastOptions,
     ReduceOptions,
     ReduceScatterOptions,
@@ -19,6 +20,7 @@ from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import Membership, Work
 from raydist.collectives.flights import Flight, LandedFlight
 from raydist.collectives.generation import Generation
+from raydist.collectives.parts import check_rows, check_swapped, gather_padded
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
 from raydist.values import ReduceOp
@@ -83,6 +85,24 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         carriers = [output.carrier for output in staged]
         return self._launch(
             "all_gather", staged, lambda group: group.allgather([carriers], [mine.carrier], AllgatherOptions())
+        )
+
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_rows(outputs, tensor, self.rank, self.world_size)
+        return gather_padded(outputs, tensor, self.all_gather)
+
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        check_swapped(outputs, inputs, self.world_size)
+        staged = [stage_bytes(output) for output in outputs]
+        sent = torch.cat([stage_bytes(value).carrier for value in inputs])
+        received = torch.empty_like(sent)
+        whole = stage_bytes(received)
+        parts = received.split(staged[0].carrier.numel() or 1)
+        return self._launch(
+            "all_to_all",
+            [whole, *staged],
+            lambda group: group.alltoall_base(received, sent, [], [], AllToAllOptions()),
+            then=lambda: [one.carrier.copy_(part) for one, part in zip(staged, parts, strict=False)],
         )
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
@@ -153,8 +173,11 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         call: Callable[[RawGroup], dist.Work],
         *,
         point_to_point: bool = False,
+        then: Callable[[], object] | None = None,
     ) -> Work:
         def deliver() -> None:
+            if then is not None:
+                then()
             for tensor in staged:
                 tensor.deliver()
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from raydist.collectives.backend import Backend
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import Flight
 
-__all__ = ["MARGIN_S", "ProcessGroupBackend", "RawGroup"]
+__all__ = ["MARGIN_S", "ProcessGroupBackend", "RawGroup", "RawWork"]
 
 RawGroup = Any
 """A c10d backend object (ProcessGroupGloo, ProcessGroupNCCL): torch's stubs leave out its collectives."""
+
+RawWork = Any
+"""What the collectives of a raw group return."""
 
 MARGIN_S = 1.0
 """By how much a backend's own limit is longer than ours: it only bounds what an aborted operation leaves behind."""
@@ -36,11 +38,11 @@ class ProcessGroupBackend(Backend):
         """
 
     @abstractmethod
-    def collective(self, work: dist.Work) -> Flight:
+    def collective(self, work: RawWork) -> Flight:
         """A collective that was started."""
 
     @abstractmethod
-    def point_to_point(self, work: dist.Work) -> Flight:
+    def point_to_point(self, work: RawWork) -> Flight:
         """A send or receive that was started."""
 
     @abstractmethod

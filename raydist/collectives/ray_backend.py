@@ -165,7 +165,11 @@ class _Group(BaseGroup):
         self._checked.reduce(_tensor(tensor), reduce_options.root_rank, _op(reduce_options)).wait()
 
     def allgather(self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None) -> None:
-        self._checked.all_gather([_tensor([output]) for output in tensor_list[0]], _tensor(tensor)).wait()
+        outputs, mine = [_tensor([output]) for output in tensor_list[0]], _tensor(tensor)
+        # Every member sees the same lengths, and comes to the same answer.
+        uneven = any(output.shape != outputs[0].shape for output in outputs)
+        gather = self._checked.all_gather_rows if uneven else self._checked.all_gather
+        gather(outputs, mine).wait()
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any = types.BroadcastOptions) -> None:
         self._checked.broadcast(_tensor(tensor), broadcast_options.root_rank).wait()

@@ -70,9 +70,11 @@ class RendezvousStore:
             )
         return int(self._server.port)
 
-    def membership(self, group: str, *, generation: int, rank: int, world_size: int) -> Membership:
+    def membership(
+        self, group: str, *, generation: int, rank: int, world_size: int, hosts: tuple[str, ...] = ()
+    ) -> Membership:
         """The place of one member, with this store's address."""
-        return Membership(group, generation, rank, world_size, self.host, self.port, self.secret)
+        return Membership(group, generation, rank, world_size, self.host, self.port, self.secret, hosts)
 
     def close(self) -> None:
         """Stop listening. Groups that are formed keep working until a member fails. May be called twice."""

@@ -25,8 +25,7 @@ _CODE_BYTES = 32
 class SignedStore(Store):
     """The keys of one generation of one group. Any thread may use it.
 
-    It has what members of a group and gloo need; counters and comparisons, which the server itself would have to make,
-    are missing.
+    It has what members of a group and gloo need; counters, which the server itself would have to sign, are missing.
 
     Args:
         inner: Holds the entries.
@@ -76,6 +75,16 @@ class SignedStore(Store):
     def peek(self, key: str) -> bytes | None:
         """The value of an entry, None where no member has written it yet. Does not wait."""
         return self._verified(key) if self.inner.check([self._full(key)]) else None
+
+    def replace(self, key: str, before: bytes | None, value: bytes) -> bytes | None:
+        """Write an entry where it still has the value `before` (None: is not there); the value that it has then.
+
+        Of several members that replace the same value one succeeds.
+        """
+        expected = b"" if before is None else self._code(key, before) + before
+        full = self._full(key)
+        self.inner.compare_set(full, expected, self._code(key, value) + value)  # type: ignore[arg-type]  # takes bytes
+        return self.peek(key)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Return once all of these are there; raises the inner store's error after the limit."""

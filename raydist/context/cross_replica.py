@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import flatten, map_structure, unflatten
 from raydist.values import PerReplica, ReduceOp
 
-__all__ = ["gather", "local_results", "reduce"]
+__all__ = ["gather", "local_results", "reduce", "require_int", "tensor_of"]
 
 
 def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
@@ -21,10 +22,26 @@ def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num
         raise InvalidArgumentError(
             f"strategy.reduce takes SUM or MEAN, got {reduction.name}. Gather and reduce locally."
         )
-    return map_structure(lambda leaf: _reduce_leaf(reduction, leaf, axis, num_replicas), value)
+    axes = None if axis is None else _axes(axis)
+    return map_structure(lambda leaf: _reduce_leaf(reduction, leaf, axes, num_replicas), value)
 
 
-def _reduce_leaf(op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
+def _axes(axis: Any) -> tuple[int, ...]:
+    axes = tuple(axis) if isinstance(axis, list | tuple) else (axis,)
+    for one in axes:
+        require_int(one)
+    return axes
+
+
+def require_int(axis: Any) -> None:
+    """InvalidArgumentError unless `axis` is a number of a dimension."""
+    if not isinstance(axis, int | np.integer) or isinstance(axis, bool):
+        raise InvalidArgumentError(
+            f"A dimension must be given as an int (to reduce, also as several), got {axis!r:.80}."
+        )
+
+
+def _reduce_leaf(op: ReduceOp, leaf: Any, axes: tuple[int, ...] | None, num_replicas: int) -> Any:
     tensors = [_as_tensor(part) for part in _parts(op, leaf, num_replicas)]
     weights = leaf.weights if isinstance(leaf, PerReplica) and op is ReduceOp.MEAN else None
     if not tensors:
@@ -32,9 +49,9 @@ def _reduce_leaf(op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None, num_
             "Nothing to reduce: no replica had rows, so that all results are absent. Skip empty batches, or run with "
             'RunOptions(empty_batch="zero_rows").'
         )
-    if axis is None:
+    if axes is None:
         return _reduce_elementwise(op, tensors, weights)
-    return _reduce_axes(op, tensors, (axis,) if isinstance(axis, int) else tuple(axis))
+    return _reduce_axes(op, tensors, axes)
 
 
 def _parts(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
@@ -49,8 +66,17 @@ def _parts(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
 
 
 def _as_tensor(part: Any) -> torch.Tensor:
+    return tensor_of(part).detach().cpu()
+
+
+def tensor_of(part: Any) -> torch.Tensor:
+    """A tensor or a number as a tensor.
+
+    Raises:
+        SpecError: It is neither.
+    """
     try:
-        return torch.as_tensor(part).detach().cpu()
+        return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(
             f"Only tensors and numbers can be reduced or gathered, got {type(part).__name__}: {part!r:.80}. "
@@ -86,6 +112,10 @@ def _reduce_axes(op: ReduceOp, tensors: Sequence[torch.Tensor], axes: tuple[int,
             raise InvalidArgumentError(
                 f"axis must be one of {tensor.ndim} dimensions, got {bad[0]} for shape {tuple(tensor.shape)}."
             )
+        if len({axis % tensor.ndim for axis in axes}) < len(axes):
+            raise InvalidArgumentError(
+                f"Each dimension must be named once, got axis={axes} for shape {tuple(tensor.shape)}."
+            )
     sums = [_accumulable(tensor).sum(axes) for tensor in tensors]
     shapes = [tuple(part.shape) for part in sums]
     if len(set(shapes)) > 1:
@@ -106,6 +136,7 @@ def _accumulable(tensor: torch.Tensor) -> torch.Tensor:
 
 def gather(value: Any, axis: int) -> Any:
     """A nest with every PerReplica concatenated along `axis`, see `Strategy.gather`."""
+    require_int(axis)
     return map_structure(lambda leaf: _gather_leaf(leaf, axis), value)
 
 

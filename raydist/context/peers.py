@@ -9,7 +9,9 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.differentiable import promote
+from raydist.collectives.differentiable import promote, require_axis
+from raydist.collectives.nonfinite.checked_backward import CheckedBackward
+from raydist.options import CommunicationOptions
 from raydist.values import ReduceOp
 
 __all__ = ["Alone", "Peers"]
@@ -23,19 +25,23 @@ class Peers(ABC):
         world_size: All replicas.
         device: Where this replica computes.
         rows: Rows of the current distributed batch on each replica, None without a batch.
+        implementation: What was asked to carry collectives, see `CommunicationOptions`.
+        loop: What draws batches in this run; None where it is given them.
     """
 
     rank: int
     world_size: int
     device: torch.device
     rows: tuple[int, ...] | None
+    implementation: str = "auto"
+    loop: Any = None
 
     @abstractmethod
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """One leaf of `ReplicaContext.all_reduce`."""
 
     @abstractmethod
-    def all_gather(self, value: Any, axis: int) -> Any:
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """One leaf of `ReplicaContext.all_gather`."""
 
     @abstractmethod
@@ -52,21 +58,30 @@ class Peers(ABC):
 
 @final
 class Alone(Peers):
-    """The only replica: every collective is the identity."""
+    """The only replica: every collective is the identity.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: Where it computes.
+        checked: What looks at its gradients, where something does.
+    """
+
+    def __init__(self, device: torch.device, checked: CheckedBackward | None = None) -> None:
+        self._checked = checked
         self.rank, self.world_size, self.device = 0, 1, device
         self.rows = None
 
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         return promote(torch.as_tensor(value, device=self.device), op)
 
-    def all_gather(self, value: Any, axis: int) -> Any:
-        return torch.as_tensor(value, device=self.device)
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        tensor = torch.as_tensor(value, device=self.device)
+        require_axis(tensor, axis)
+        return tensor
 
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        yield
+        with contextlib.nullcontext() if self._checked is None else self._checked.no_sync():
+            yield

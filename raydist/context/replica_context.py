@@ -9,12 +9,16 @@ from typing import Any, final
 
 import torch
 
+from raydist.context.cross_replica import require_int, tensor_of
+from raydist.context.current import current
 from raydist.context.peers import Peers
 from raydist.context.strategy import Strategy
+from raydist.errors import InvalidArgumentError
 from raydist.nest import map_structure
+from raydist.options import CommunicationOptions
 from raydist.values import ReduceOp
 
-__all__ = ["ReplicaContext"]
+__all__ = ["ReplicaContext", "loop_here"]
 
 
 @final
@@ -105,7 +109,7 @@ class ReplicaContext:
         rows = self._peers.rows
         return None if rows is None else sum(rows)
 
-    def all_reduce(self, op: ReduceOp | str, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Reduce a nest of tensors or numbers over the replicas; every replica gets the result.
 
         Blocks until every replica has called it (limit: `Timeouts.collective_s`). Differentiable: the gradient is that
@@ -117,12 +121,15 @@ class ReplicaContext:
             op: `ReduceOp.SUM`, `MEAN`, `MIN`, `MAX` or `PRODUCT`, or its name. MEAN counts each replica once, whatever
                 rows it has, and gives floating-point numbers; replicas that stand in count nowhere.
             value: A nest of tensors and numbers, with the same structure, shapes and dtypes on all replicas.
+            options: For this call, the same on all replicas: `timeout_seconds` is its limit, with `compression` float32
+                travels in half the bytes. `implementation` is the strategy's, and `bytes_per_pack` changes nothing.
 
         Returns:
             The nest with a new tensor on this replica's device for each leaf; what was given is left unchanged.
 
         Raises:
-            InvalidArgumentError: `op` is no reduction.
+            InvalidArgumentError: `op` is no reduction, or `options` asks for another implementation.
+            SpecError: A leaf is neither a tensor nor a number.
             CollectiveMismatchError: (on all replicas) shapes, dtypes or operations differ between replicas.
             DeadlineExceededError: (on all replicas) a replica did not call it in time.
 
@@ -132,9 +139,10 @@ class ReplicaContext:
         {'hits': tensor(3), 'rows': tensor([4, 5])}
         """
         reduction = ReduceOp.parse(op)
-        return map_structure(lambda leaf: self._peers.all_reduce(reduction, leaf), value)
+        self._require_possible(options)
+        return map_structure(lambda leaf: self._peers.all_reduce(reduction, tensor_of(leaf), options), value)
 
-    def all_gather(self, value: Any, axis: int = 0) -> Any:
+    def all_gather(self, value: Any, axis: int = 0, options: CommunicationOptions | None = None) -> Any:
         """Concatenate a nest of tensors over the replicas in rank order; every replica gets the result.
 
         Blocks until every replica has called it (limit: `Timeouts.collective_s`). Differentiable: the gradient is this
@@ -146,11 +154,14 @@ class ReplicaContext:
             value: A nest of tensors that differ between replicas at most in their length along `axis`. A replica that
                 stands in adds nothing.
             axis: The dimension along which to concatenate; negative ones count from the end.
+            options: For this call, as those of `all_reduce`; nothing is compressed.
 
         Returns:
             The nest with a new tensor on this replica's device for each leaf.
 
         Raises:
+            InvalidArgumentError: A leaf has no such dimension, or `options` asks for another implementation.
+            SpecError: A leaf is neither a tensor nor a number.
             CollectiveMismatchError: (on all replicas) other dimensions, dtypes or axes differ between replicas.
             DeadlineExceededError: (on all replicas) a replica did not call it in time.
 
@@ -159,7 +170,21 @@ class ReplicaContext:
         >>> rd.get_replica_context().all_gather(torch.tensor([1, 2]))
         tensor([1, 2])
         """
-        return map_structure(lambda leaf: self._peers.all_gather(leaf, axis), value)
+        require_int(axis)
+        self._require_possible(options)
+        return map_structure(lambda leaf: self._peers.all_gather(tensor_of(leaf), axis, options), value)
+
+    def _require_possible(self, options: CommunicationOptions | None) -> None:
+        if options is None:
+            return
+        if not isinstance(options, CommunicationOptions):
+            raise InvalidArgumentError(f"options must be an rd.CommunicationOptions, got {type(options).__name__}.")
+        mine = self._peers.implementation
+        if options.implementation not in ("auto", mine):
+            raise InvalidArgumentError(
+                f"Replicas form their group once, so a call must use the implementation of its strategy, {mine!r}, got "
+                f"{options.implementation!r}. Give it to the strategy, as communication_options=."
+            )
 
     def merge_call(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Call `fn(strategy, *args, **kwargs)` with every replica's arguments at once.
@@ -185,6 +210,8 @@ class ReplicaContext:
         >>> rd.get_replica_context().merge_call(lambda strategy, x: strategy.num_replicas_in_sync * x, args=(5,))
         5
         """
+        if not callable(fn):
+            raise InvalidArgumentError(f"merge_call needs a function of the strategy and the values, got {fn!r:.80}.")
         return self._peers.merge_call(functools.partial(fn, self._strategy), tuple(args), dict(kwargs or {}))
 
     @contextlib.contextmanager
@@ -206,3 +233,13 @@ class ReplicaContext:
         """
         with self._peers.no_sync():
             yield
+
+
+def loop_here() -> Any:
+    """What draws batches in the run that this code is in; None where it is given them, or is in none.
+
+    >>> loop_here() is None
+    True
+    """
+    holder = current()
+    return holder._peers.loop if isinstance(holder, ReplicaContext) else None

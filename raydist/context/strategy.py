@@ -7,14 +7,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from raydist.context.cluster_resolver import ClusterResolver
 from raydist.context.current import enter_cross_replica
 from raydist.context.extended import StrategyExtended
+from raydist.context.step_counter import StepCounter
 from raydist.context.strategy_input import StrategyInput
+from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import StrategyValues
-from raydist.distributed_dataset import DistributedDataset
+from raydist.context.training_strategy import note_strategy
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import RunOptions
 from raydist.owning_process import OwningProcess
+from raydist.preemption.boundaries import pass_boundary
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
@@ -63,9 +67,17 @@ class Strategy(StrategyInput, StrategyValues):
     2
     """
 
+    _steps_count = True
+    """Whether a step counts itself, in the replicas; else `_add_steps` is told."""
+
+    _is_default = False
+    """Whether it only stands for there being none."""
+
     def __init__(self) -> None:
         self._closed = False
+        self._counter: StepCounter | None = None  # made when somebody asks for the global step
         self._process = OwningProcess(f"This {type(self).__name__}")
+        note_strategy(self)
 
     @property
     @abstractmethod
@@ -77,6 +89,17 @@ class Strategy(StrategyInput, StrategyValues):
         >>> rd.OneDeviceStrategy("cpu").worker_devices
         ('CPU:0',)
         """
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """What says which machines the strategy has; None where nothing does.
+
+        Source: tf.distribute.Strategy.cluster_resolver.
+
+        >>> rd.OneDeviceStrategy("cpu").cluster_resolver is None
+        True
+        """
+        return None
 
     @final
     @property
@@ -180,6 +203,22 @@ class Strategy(StrategyInput, StrategyValues):
         """
 
     @abstractmethod
+    def stats(self) -> StrategyStats:
+        """What has been done so far: steps, gradients that were not finite, updates that were skipped.
+
+        Blocks until dispatched steps are done (limit: `Timeouts.step_s`). After `close` the last numbers remain.
+
+        Returns:
+            A StrategyStats.
+
+        Raises:
+            Exception: What a dispatched step raised and nobody was told so far.
+
+        >>> rd.OneDeviceStrategy("cpu").stats().skipped_updates
+        0
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Wait for dispatched steps, fetch the variables' final values, and stop all that was started.
 
@@ -219,6 +258,20 @@ class Strategy(StrategyInput, StrategyValues):
             return getattr(self, _ALIASES[name])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.")
 
+    def _find_counter(self) -> StepCounter | None:
+        """What counts global steps, once there is one."""
+        return self._counter
+
+    def _add_steps(self, count: int) -> None:
+        """So many batches were trained on. Here steps count for themselves."""
+
+    def _make_counter(self) -> StepCounter:
+        """What counts global steps, mirrored as all that is made in the scope."""
+        if self._counter is None:
+            with self.scope():
+                self._counter = StepCounter()
+        return self._counter
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise FailedPreconditionError(
             f"A strategy must stay in the process that made it, but this {type(self).__name__} was to be pickled or "
@@ -226,14 +279,19 @@ class Strategy(StrategyInput, StrategyValues):
             "a step rd.get_strategy() gives it, in a function of map leave it out."
         )
 
+    def _begin_run(self) -> None:
+        """`run` was called: this is a boundary between two steps."""
+        self._require_open("run a step")
+        pass_boundary()
+
     def _require_open(self, what: str) -> None:
         self._process.require("used")
         if self._closed:
             raise FailedPreconditionError(f"This {type(self).__name__} is closed and can't {what}. Make a new one.")
 
 
-def require_call(fn: Any, args: Any) -> None:
-    """InvalidArgumentError unless `strategy.run(fn, args)` can be meant so."""
+def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) -> None:
+    """InvalidArgumentError unless `strategy.run(fn, args, kwargs, options)` can be meant so."""
     if not callable(fn):
         raise InvalidArgumentError(
             f"strategy.run needs a function, got {fn!r:.80}. Give the function itself and its arguments as args."
@@ -242,6 +300,12 @@ def require_call(fn: Any, args: Any) -> None:
         raise InvalidArgumentError(
             f"args must be a tuple of the function's arguments, got {type(args).__name__}. For one: args=(batch,)."
         )
+    if not isinstance(kwargs, Mapping | None):
+        raise InvalidArgumentError(f"kwargs must be a dict of the function's named arguments, got {kwargs!r:.80}.")
+    if not isinstance(options, RunOptions | None):
+        raise InvalidArgumentError(f"options must be rd.RunOptions(...), got {options!r:.80}.")
+    from raydist.distributed_dataset import DistributedDataset  # a replica needs none of it
+
     if any(isinstance(arg, DistributedDataset) for arg in args):
         raise InvalidArgumentError(
             "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop inside."

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
-from raydist.dataset import Dataset
 from raydist.errors import SpecError
 from raydist.options import InputOptions
 from raydist.values import InputContext
+
+if TYPE_CHECKING:
+    from raydist.dataset import Dataset
 
 __all__ = ["StrategyInput", "require_dataset"]
 
@@ -38,6 +40,9 @@ class StrategyInput(ABC):
         Raises:
             FailedPreconditionError: The strategy is closed.
             SpecError: `dataset` is no raydist.Dataset.
+            InvalidArgumentError: There are fewer files than workers, under `AutoShardPolicy.FILE` and `AUTO`; or
+                `options` are for datasets from a function.
+            NotFoundError: The dataset reads no files, under `AutoShardPolicy.FILE` with several workers.
 
         Source: tf.distribute.Strategy.experimental_distribute_dataset.
 
@@ -56,8 +61,8 @@ class StrategyInput(ABC):
         `distribute_dataset` does.
 
         Args:
-            dataset_fn: Makes the dataset, batched by rows of *one* replica; called with an InputContext once per input
-                pipeline (once per replica with `InputOptions.per_replica`).
+            dataset_fn: Makes the dataset, batched by rows of *one* replica; called with an InputContext once per worker
+                (node), whose replicas take turns (once per replica with `InputOptions.per_replica`).
             options: Workers, buffers, and how often `dataset_fn` is called.
 
         Returns:
@@ -94,11 +99,15 @@ class StrategyInput(ABC):
         >>> [element["x"].item() for element in rd.OneDeviceStrategy("cpu").make_numpy_dataset({"x": [1, 2]})]
         [1, 2]
         """
+        from raydist.dataset import Dataset  # a replica needs none of it: half of what it would import
+
         return Dataset.from_tensor_slices(arrays)
 
 
 def require_dataset(dataset: Any) -> Dataset:
     """`dataset` itself; SpecError unless it is a raydist Dataset."""
+    from raydist.dataset import Dataset  # a replica needs none of it: half of what it would import
+
     if not isinstance(dataset, Dataset):
         raise SpecError(
             f"A raydist.Dataset must be given, got {type(dataset).__name__}. "

@@ -100,7 +100,7 @@ class StrategyValues(ABC):
         >>> rd.OneDeviceStrategy("cpu").reduce(rd.ReduceOp.MEAN, torch.tensor([1.0, 3.0]), axis=0)
         tensor(2.)
         """
-        return reduce(reduce_op, value, axis, self.num_replicas_in_sync)
+        return reduce(reduce_op, self._read_remote(value), axis, self.num_replicas_in_sync)
 
     @final
     def gather(self, value: Any, axis: int = 0) -> Any:
@@ -127,7 +127,7 @@ class StrategyValues(ABC):
         >>> rd.OneDeviceStrategy("cpu").gather(torch.tensor([1, 2]))
         tensor([1, 2])
         """
-        return gather(value, axis)
+        return gather(self._read_remote(value), axis)
 
     @final
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -147,4 +147,8 @@ class StrategyValues(ABC):
         >>> rd.OneDeviceStrategy("cpu").local_results(rd.PerReplica([3, 4]))
         (3, 4)
         """
-        return local_results(value)
+        return local_results(self._read_remote(value))
+
+    def _read_remote(self, value: Any) -> Any:
+        """`value` with everything fetched in it that is no PerReplica and computed elsewhere."""
+        return value

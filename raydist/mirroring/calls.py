@@ -8,8 +8,10 @@ answers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+import torch
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.shipment import TensorImage
@@ -33,15 +35,15 @@ class MirrorCalls(ABC):
 
     @abstractmethod
     def collect_tensors(self) -> dict[int, TensorImage]:
-        """Parameters and integer buffers whose values changed since the driver last heard of them."""
+        """All other tensors whose values changed since the driver last heard of them."""
 
     @abstractmethod
     def collect_gradients(self) -> dict[int, TensorImage]:
         """The gradients of all parameters that have one."""
 
     @abstractmethod
-    def changed_averages(self) -> list[int]:
-        """Handles of floating-point buffers whose values changed on this replica since the last question."""
+    def changed_gathered(self) -> list[int]:
+        """Handles of buffers that are read from all replicas and changed on this one since the last question."""
 
     @abstractmethod
     def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
@@ -54,6 +56,18 @@ class MirrorCalls(ABC):
     @abstractmethod
     def collect_metrics(self) -> bytes:
         """Pickle of the states of every metric by handle."""
+
+    @abstractmethod
+    def pull_rows(self, handle: int, rows: torch.Tensor) -> torch.Tensor:
+        """Present values of these rows of an embedding table."""
+
+    @abstractmethod
+    def export_rows(self, handle: int) -> list[dict[str, Any]]:
+        """All rows of an embedding table; see `RowAccess`."""
+
+    @abstractmethod
+    def import_rows(self, handle: int, states: Sequence[Mapping[str, Any]]) -> None:
+        """Replace all rows of an embedding table; see `RowAccess`."""
 
     @abstractmethod
     def dump(self) -> tuple[bytes, frozenset[int]]:

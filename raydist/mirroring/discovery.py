@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from raydist.class_memory import remembered_by_class
 from raydist.collectives.parameter_hooks import ParameterHooks
@@ -17,7 +16,7 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver_hooks import HOOKS_OF_DRIVER
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import kind_of, kind_of_class
-from raydist.mirroring.objects import is_mirrored_class
+from raydist.mirroring.origin import Origin, title
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Writes
 from raydist.mirroring.tensor import MirroredTensor, record_of
@@ -45,10 +44,10 @@ class Discovery:
         per_replica: PerReplica leaves in the order of their placeholders.
     """
 
-    def __init__(self, name: str, table: DriverTable, scope: Scope, externals: Mapping[str, Any]) -> None:
-        self._name = name
+    def __init__(self, table: DriverTable, scope: Scope, origin: Origin, externals: Mapping[str, Any]) -> None:
         self._table = table
         self._scope = scope
+        self._origin = origin
         self._externals = {id(obj): key for key, obj in externals.items()}
         self._handles: dict[int, int] = {}
         self.new: list[tuple[int, Any]] = []
@@ -87,7 +86,7 @@ class Discovery:
             self._dump_hooks(pickler)
             pickler.dump(self.new)
             pickler.dump(self._gradients())
-        self._check_origin()
+        self._origin.require([obj for _, obj in self.new])
         return file.getvalue()
 
     def _dump_hooks(self, pickler: HandlePickler) -> None:
@@ -95,7 +94,7 @@ class Discovery:
         for handle, obj in self.new:
             hooks = ParameterHooks.of(obj) if isinstance(obj, torch.nn.Parameter) else None
             if hooks:
-                with self._explaining([*hooks.before.values(), *hooks.after.values()], f"the hooks on {_title(obj)}"):
+                with self._explaining([*hooks.before.values(), *hooks.after.values()], f"the hooks on {title(obj)}"):
                     pickler.dump((handle, hooks.under(HOOKS_OF_DRIVER)))
         pickler.dump(None)
 
@@ -168,7 +167,8 @@ class Discovery:
 
     def _handle(self, obj: Any) -> int:
         if id(obj) not in self._handles:
-            self._refuse_foreign(obj)
+            # What is ours has a handle already and does not come here.
+            self._origin.refuse_foreign(obj)
             self._handles[id(obj)] = self._table.reserve()
             self.new.append((self._handles[id(obj)], obj))
             if isinstance(obj, torch.nn.Module):
@@ -192,68 +192,3 @@ class Discovery:
         if isinstance(obj, torch.Tensor):
             return isinstance(obj, torch.nn.Parameter) or id(obj) in self._handles or obj in self._scope
         return kind_of(obj) is not None
-
-    def _refuse_foreign(self, obj: Any) -> None:
-        # What is ours has a handle already and does not come here.
-        is_tensor = type(obj) is MirroredTensor
-        if record_of(obj).tensor is obj if is_tensor else is_mirrored_class(type(obj)):
-            raise FailedPreconditionError(
-                f"A step may use the variables of one strategy; {_title(obj)} belongs to another one than "
-                f"{self._name}. Create it under this strategy's scope, or call run() of its own strategy."
-            )
-
-    def _check_origin(self) -> None:
-        """Everything new must have been made under this strategy's scope."""
-        for _, obj in self.new:
-            if isinstance(obj, torch.nn.Parameter):
-                self._check_parameter(obj)
-        for _, obj in self.new:
-            if isinstance(obj, torch.nn.Module) and not self._is_made_here(obj):
-                raise FailedPreconditionError(
-                    f"Modules that a step uses must be made under the scope of {self._name}; a {type(obj).__name__} "
-                    f"was not. Create it inside `with strategy.scope():`."
-                )
-
-    def _check_parameter(self, parameter: torch.nn.Parameter) -> None:
-        if is_lazy(parameter):
-            raise FailedPreconditionError(
-                f"Parameters must be initialised before a step uses them, {self._place(parameter)} is lazy. "
-                f"Call the module once on an example under the scope."
-            )
-        if parameter not in self._scope:
-            raise FailedPreconditionError(
-                f"Everything that a step trains must be made under the scope of {self._name}; "
-                f"{self._place(parameter)} was not. Create it inside `with strategy.scope():`."
-            )
-
-    def _is_made_here(self, module: torch.nn.Module) -> bool:
-        if module in self._scope:  # its tensors may be others by now: a cast or a move exchanges buffers
-            return True
-        tensors = [*module.parameters(), *module.buffers()]
-        return not tensors or any(tensor in self._scope or self._table.handle_of(tensor) for tensor in tensors)
-
-    def _place(self, parameter: torch.Tensor) -> str:
-        """Where a new parameter was found: the outermost module counts, then an optimizer."""
-        new = [obj for _, obj in self.new]
-        places = [_place_in_module(obj, parameter) for obj in new if isinstance(obj, torch.nn.Module)]
-        places += [_place_in_optimizer(obj, parameter) for obj in new if isinstance(obj, torch.optim.Optimizer)]
-        return next((place for place in places if place), "") or _title(parameter)
-
-
-def _place_in_module(module: torch.nn.Module, parameter: torch.Tensor) -> str:
-    names = [name for name, found in module.named_parameters() if found is parameter]
-    return f"parameter {names[0]!r} of module {type(module).__name__}" if names else ""
-
-
-def _place_in_optimizer(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-    for index, group in enumerate(optimizer.param_groups):
-        if any(found is parameter for found in group["params"]):
-            return f"a parameter in param_groups[{index}] of optimizer {type(optimizer).__name__}"
-    return ""
-
-
-def _title(obj: Any) -> str:
-    if isinstance(obj, torch.Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
-            return f"a {'parameter' if isinstance(obj, torch.nn.Parameter) else 'buffer'} of shape {tuple(obj.shape)}"
-    return f"a {type(obj).__name__}"

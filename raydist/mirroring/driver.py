@@ -11,12 +11,14 @@ import functools
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from dataclasses import replace
+from typing import Any, Literal, final
 
 import torch
 
+from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.argument_forms import ArgumentForms, argument_form
 from raydist.mirroring.attempt import attempt_all
@@ -25,11 +27,15 @@ from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.discovery import Discovery
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates
+from raydist.mirroring.metric_states import state_names
+from raydist.mirroring.mirrored_rows import MirroredRows
 from raydist.mirroring.objects import MirroredClasses
+from raydist.mirroring.origin import Origin
 from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import Shipment, Writes
+from raydist.mirroring.shipment import Shipment, ShipmentContents, Writes
 from raydist.mirroring.variables import Variables
-from raydist.pickling.attribute_table import AttributeTable
+from raydist.parameter_servers.rows.access import attach_access
+from raydist.pickling.attribute_table import AttributeTable, attributes
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.pickling.unchanged import SettledFunctions
 
@@ -45,16 +51,26 @@ class MirrorDriver:
     Args:
         name: The strategy, for messages.
         link: The way to its replicas.
+        devices: Kinds of devices that its replicas have.
+        serves_rows: Rows of embedding tables may lie with it.
     """
 
-    def __init__(self, name: str, link: ReplicaLink) -> None:
+    def __init__(
+        self,
+        name: str,
+        link: ReplicaLink,
+        devices: Callable[[], Collection[str]] = lambda: ("cpu",),
+        *,
+        serves_rows: bool = False,
+    ) -> None:
         self._name = name
         self._link = link
         self._lock = threading.RLock()
         self._scope = Scope()
         self._table = DriverTable()
+        self._origin = Origin(name, self._scope, devices, self._is_mirrored, self._mirrored, serves_rows=serves_rows)
         self._classes = MirroredClasses(self)
-        self._variables = Variables(link, self._scope, self._refresh_modules)
+        self._variables = Variables(link, self._table, self._scope, self._origin, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
         self._sent: OrderedDict[bytes, None] = OrderedDict()
@@ -63,6 +79,41 @@ class MirrorDriver:
         self._pending: Shipment | None = None
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
         self._released = False
+        self.share_saver: ShareSaver | None = None
+        """How replicas save what they hold; None where the driver reads it."""
+
+    def how_saved(self, obj: Any) -> Literal["divided", "whole"] | None:
+        """Whether replicas can save an object: all of them a part, or the first one; None: the driver reads it."""
+        if state_names(obj):
+            return "whole"
+        if not isinstance(obj, torch.nn.Module):
+            return "divided"
+        if self.has_metrics(obj):
+            return None  # what each has counted is merged for metrics alone
+        buffers = (attributes(part)["_buffers"].values() for part in _modules_of(obj))
+        return "whole" if any(buffer is not None for held in buffers for buffer in held) else "divided"
+
+    def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+        """By name of a metric, how many items of its lists the first replica has from here with the next shipment."""
+        with self._lock:
+            metrics = {name: obj for name, obj in objects.items() if state_names(obj)}
+            return {name: self._states.alone(obj, self._table.handle_of(obj)) for name, obj in metrics.items()}
+
+    def handle_of(self, obj: Any) -> int | None:
+        """What replicas know an object by, or will once the last shipment is there; None for what is the driver's."""
+        known = self._table.handle_of(obj)
+        return next((handle for handle, new in self._found[0] if new is obj), None) if known is None else known
+
+    def has_metrics(self, obj: Any) -> bool:
+        """Whether it is a metric, or a module with some in it. Waits for nothing."""
+        parts = _modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
+        return any(state_names(part) for part in parts)
+
+    def _is_mirrored(self, obj: Any) -> bool:
+        return self._table.handle_of(obj) is not None
+
+    def _mirrored(self) -> list[Any]:
+        return [obj for _, obj in self._table.objects()]
 
     def scope(self) -> AbstractContextManager[None]:
         """Note what is created in the block as created under this strategy."""
@@ -76,6 +127,7 @@ class MirrorDriver:
         kwargs: Mapping[str, Any] | None = None,
         *,
         externals: Mapping[str, Any] | None = None,
+        carried: Any = None,
     ) -> Shipment:
         """Everything that one step needs on the replicas and that they do not have.
 
@@ -87,6 +139,7 @@ class MirrorDriver:
             args: Its positional arguments; `PerReplica` leaves become placeholders.
             kwargs: Its keyword arguments.
             externals: Objects that every replica has by itself, under the names given to `MirrorReplica`.
+            carried: A module that replicas are to have whether the step reaches it or not.
 
         Raises:
             FailedPreconditionError: Something reached was not made under this strategy's scope, belongs to another
@@ -94,9 +147,11 @@ class MirrorDriver:
         """
         with self._lock:
             self._require_open()
-            discovery = Discovery(self._name, self._table, self._scope, externals or {})
+            discovery = Discovery(self._table, self._scope, self._origin, externals or {})
             function, digest = self._pickle_function(discovery, fn)
             arguments = self._pickle_arguments(discovery, args, kwargs or {})
+            if carried is not None and not self._is_mirrored(carried):
+                discovery.pickle(carried, "what all steps have")
             writes = Writes()
             states = self._collect(writes)
             discovery.adopt_buffers(writes)
@@ -110,6 +165,7 @@ class MirrorDriver:
                 arguments=arguments,
                 per_replica=tuple(discovery.per_replica),
             )
+            self._pending = replace(self._pending, contents=_contents(self._pending, writes))
             self._found = discovery.new, states
             return self._pending
 
@@ -185,6 +241,7 @@ class MirrorDriver:
         for handle, obj in new:
             if isinstance(obj, torch.Tensor):
                 self._variables.add(obj, handle)
+                attach_access(obj, MirroredRows(self._link, handle))
             else:
                 self._control.add(obj, handle)
                 self._states.add(obj, handle)
@@ -221,6 +278,7 @@ class MirrorDriver:
         self._states.forget(handle)
         if isinstance(obj, torch.Tensor):
             self._variables.abandon(handle)
+            attach_access(obj, None)
         else:
             self._classes.plain(obj)
 
@@ -263,6 +321,19 @@ class MirrorDriver:
             with self._lock:
                 self._control.overwrite(handle, name)
 
+    def metric_shares(self, metric: Any) -> list[dict[str, Any]]:
+        """The states of a metric on each replica; none where they are not known. Waits for dispatched steps."""
+        handle = self._table.handle_of(metric)
+        with self._lock:
+            return [] if handle is None or self._released else self._states.shares(metric, handle)
+
+    def note_steps_elsewhere(self) -> None:
+        """Optimizers have stepped where nobody asks: torch's schedulers need not warn that they have not."""
+        with self._lock:
+            for _, obj in self._table.objects():
+                if isinstance(obj, torch.optim.Optimizer):
+                    attributes(obj)["_opt_called"] = True
+
     def _refresh_modules(self) -> None:
         with self._lock:
             if not self._released:
@@ -281,3 +352,22 @@ class MirrorDriver:
     def _require_open(self) -> None:
         if self._released:
             raise FailedPreconditionError(f"{self._name} must be open, it was closed. Create a new strategy.")
+
+
+def _modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """A module and those in it. Reads no attribute: that would wait for dispatched steps."""
+    yield module
+    for part in attributes(module)["_modules"].values():
+        if part is not None:
+            yield from _modules_of(part)
+
+
+def _contents(shipment: Shipment, writes: Writes) -> ShipmentContents:
+    values = bool(shipment.bundle or writes.tensors or writes.optimizer_states)
+    kept = shipment.without_step()
+    others = kept is None or kept.released or kept.bundle or kept.function or kept.forget
+    if others or not writes.only_settings:
+        return ShipmentContents(values)
+    return ShipmentContents(
+        values, frozenset((handle, path) for handle in writes.control for path in writes.control[handle])
+    )

@@ -53,7 +53,9 @@ GENERATORS = ObjectKind("generator", torch.Generator)
 KINDS = (MODULES, OPTIMIZERS, SCHEDULERS, SCALERS, GENERATORS)
 
 # Wrappers around the instance's own methods, and results that each side caches for itself.
-_METRIC_SKIP = frozenset({"update", "compute", "_update_signature", "_computed", "_cache", "_forward_cache"})
+_METRIC_SKIP = frozenset(
+    {"update", "compute", "_update_signature", "_computed", "_cache", "_forward_cache", "_update_count"}
+)
 
 
 def kind_of(obj: Any) -> ObjectKind | None:

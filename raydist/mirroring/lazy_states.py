@@ -13,7 +13,14 @@ from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import content_digest
-from raydist.mirroring.metric_states import divide_states, merge_states, restore_states, state_names
+from raydist.mirroring.metric_states import (
+    divide_states,
+    held_names,
+    list_lengths,
+    merge_states,
+    restore_states,
+    state_names,
+)
 from raydist.mirroring.shipment import Writes
 from raydist.pickling.attribute_table import AttributeTable, attributes, capture, changed, seal
 
@@ -32,6 +39,8 @@ class LazyStates:
         self._known: dict[int, AttributeTable] = {}
         self._optimizers: set[int] = set()
         self._metrics: set[int] = set()
+        self._shares: dict[int, list[dict[str, Any]]] = {}  # of metrics: what each replica held
+        self._alone: dict[int, dict[str, int]] = {}  # items of lists that the first replica has from the driver
         self._fresh: set[int] = set()
         self._seen: set[int] = set()  # states that somebody on the driver may hold
         self._written: set[int] = set()
@@ -42,6 +51,7 @@ class LazyStates:
             self._optimizers.add(handle)
         elif state_names(obj):
             self._metrics.add(handle)
+            self._alone[handle] = list_lengths(obj)
         else:
             return
         self._fresh.add(handle)
@@ -54,6 +64,23 @@ class LazyStates:
         for held in (self._optimizers, self._metrics, self._fresh, self._seen, self._written):
             held.discard(handle)
         self._known.pop(handle, None)
+        self._alone.pop(handle, None)
+        self._shares.pop(handle, None)
+
+    def shares(self, obj: Any, handle: int) -> list[dict[str, Any]]:
+        """The states of a metric on each replica, in the order of ranks; none where they are not known."""
+        if handle not in self._metrics:
+            return []
+        self._fetch(obj, handle)
+        shares = self._shares.get(handle, [])
+        return [] if changed(self._known[handle], self._capture_open(obj)) else shares
+
+    def alone(self, obj: Any, handle: int | None) -> dict[str, int]:
+        """How many items of a metric's lists the first replica has from the driver, once it was sent what is new."""
+        if handle not in self._metrics or handle is None:
+            return list_lengths(obj)
+        written = handle in self._seen and changed(self._known[handle], self._capture_open(obj))
+        return list_lengths(obj) if written else self._alone[handle]
 
     def expire(self) -> None:
         """A step was dispatched: the replicas' states are the newer ones."""
@@ -88,7 +115,8 @@ class LazyStates:
         for handle in self._metrics:
             metric = self._table.object_of(handle)
             if metric is not None:
-                restore_states(metric, merge_states(metric, [states[handle] for states in per_replica]))
+                self._shares[handle] = found = [states[handle] for states in per_replica]
+                restore_states(metric, merge_states(metric, found, self._alone[handle]))
                 self._known[handle] = self._capture(metric)
 
     def _refuse_blind_write(self, obj: Any, handle: int) -> None:
@@ -122,6 +150,8 @@ class LazyStates:
             obj = self._table.object_of(handle)
             if obj is not None:
                 self._known[handle] = self._capture(obj)
+                if handle in self._metrics:
+                    self._alone[handle] = list_lengths(obj)
         self._written.clear()
 
     def _capture(self, obj: Any) -> AttributeTable:
@@ -134,7 +164,7 @@ class LazyStates:
             by_handle: dict[Any, Any] = {self._table.handle_of(p) or id(p): values for p, values in state.items()}
             return capture(by_handle, digest=self._digest)
         held = attributes(obj)
-        return capture({name: held[name] for name in state_names(obj)}, digest=self._digest)
+        return capture({name: held[name] for name in held_names(obj)}, digest=self._digest)
 
 
 def _take_over(state: dict[Any, Any], fresh: dict[Any, Any]) -> None:

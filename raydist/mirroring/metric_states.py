@@ -3,19 +3,34 @@
 They are merged as torchmetrics merges ranks, by each state's `dist_reduce_fx`. What the driver writes must merge to the
 written value again: a sum or a list goes to the first replica, with the others at their defaults, and anything else
 (a maximum, a mean) to all. Which of the two a function of the metric's author needs is tried out.
+
+How often a metric was updated counts as a state: who never was has nothing to add, not even its defaults to a mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from raydist.checkpoints.metric_shares import GIVEN_SHARES
 from raydist.mirroring.kinds import is_metric
 from raydist.pickling.attribute_table import attributes
 
-__all__ = ["divide_states", "hold_states", "merge_states", "restore_states", "state_names"]
+__all__ = [
+    "divide_states",
+    "held_names",
+    "hold_states",
+    "list_lengths",
+    "merge_states",
+    "restore_states",
+    "share_of_states",
+    "state_names",
+]
+
+_UPDATES = "_update_count"
 
 States = dict[str, Any]
 
@@ -25,14 +40,26 @@ def state_names(obj: Any) -> tuple[str, ...]:
     return tuple(attributes(obj)["_defaults"]) if _may_hold_states(obj) else ()
 
 
+def held_names(obj: Any) -> tuple[str, ...]:
+    """Names of all that a metric gathers: its states, and how often it was updated."""
+    names = state_names(obj)
+    return (*names, _UPDATES) if names and _UPDATES in attributes(obj) else names
+
+
 def _may_hold_states(obj: Any) -> bool:
     return isinstance(obj, torch.nn.Module) and is_metric(obj)
 
 
-def hold_states(metric: Any) -> States:
-    """A copy of a metric's states (updates replace tensors or add to them in place)."""
+def hold_states(metric: Any, device: torch.device | None = None) -> States:
+    """A copy of a metric's states (updates replace tensors or add to them in place), where they are or elsewhere."""
     held = attributes(metric)
-    return {name: _copy(held[name]) for name in state_names(metric)}
+    return {name: _copy(held[name], device) for name in held_names(metric)}
+
+
+def list_lengths(metric: Any) -> dict[str, int]:
+    """How many items the states have that are lists."""
+    held = attributes(metric)
+    return {name: len(held[name]) for name in state_names(metric) if isinstance(held[name], list)}
 
 
 def restore_states(metric: Any, states: States) -> None:
@@ -51,20 +78,33 @@ def _device(metric: Any) -> torch.device | None:
 def _copy(value: Any, device: torch.device | None = None) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone().to(device if device is not None else value.device)
+    if isinstance(value, int):
+        return value
     return [_copy(item, device) for item in value]
 
 
-def merge_states(metric: Any, per_replica: Sequence[States]) -> States:
-    """One metric's states over all replicas."""
+def merge_states(metric: Any, per_replica: Sequence[States], alone: Mapping[str, int] | None = None) -> States:
+    """One metric's states over all replicas.
+
+    Args:
+        metric: The metric.
+        per_replica: The states that each holds.
+        alone: How many items of its lists the first one has from the driver; what follows comes in the order of steps,
+            as on one device.
+    """
     reductions: dict[str, Callable[[Any], Any] | None] = attributes(metric)["_reductions"]
-    return {
-        name: _merge([states[name] for states in per_replica], reductions.get(name)) for name in state_names(metric)
+    counted = [states for states in per_replica if states.get(_UPDATES, 1)] or per_replica[:1]
+    merged = {
+        name: _merge([states[name] for states in counted], reductions.get(name), (alone or {}).get(name, 0))
+        for name in state_names(metric)
     }
+    updates = [states[_UPDATES] for states in counted if _UPDATES in states]
+    return {**merged, _UPDATES: max(updates)} if updates else merged
 
 
-def _merge(values: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
+def _merge(values: list[Any], reduction: Callable[[Any], Any] | None, alone: int) -> Any:
     if isinstance(values[0], list):
-        return [item for value in values for item in value]
+        return _in_order_of_steps(values, alone)
     if len(values) == 1:
         return values[0]
     if reduction is not None and getattr(reduction, "__name__", "") == "dim_zero_cat":
@@ -73,17 +113,60 @@ def _merge(values: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
     return stacked if reduction is None else reduction(stacked)
 
 
+def _in_order_of_steps(lists: Sequence[list[Any]], alone: int) -> list[Any]:
+    """
+    >>> _in_order_of_steps([["driver", "a0", "b0"], ["a1"]], 1)
+    ['driver', 'a0', 'a1', 'b0']
+    """
+    steps = itertools.zip_longest(lists[0][alone:], *lists[1:], fillvalue=_NOTHING)
+    return [*lists[0][:alone], *(item for step in steps for item in step if item is not _NOTHING)]
+
+
+_NOTHING = object()
+
+
 def divide_states(metric: Any) -> tuple[States, States]:
     """What the first replica and the others must hold so that together they merge to the metric's present states."""
     held = attributes(metric)
     first = {name: _copy(held[name]) for name in state_names(metric)}
     others = {name: _others_share(metric, name, value) for name, value in first.items()}
+    if _UPDATES in held:
+        adds_up = all(_adds_up_in(metric, name, value) for name, value in first.items())
+        first[_UPDATES], others[_UPDATES] = held[_UPDATES], 0 if adds_up else held[_UPDATES]
     return first, others
 
 
+def share_of_states(metric: Any, states: tuple[States, States], rank: int, world_size: int) -> States:
+    """What a replica must hold of what the driver wrote.
+
+    Args:
+        metric: The metric.
+        states: Of the first replica and of the others, as `divide_states` gave them.
+        rank: The replica.
+        world_size: All replicas.
+    """
+    first, others = states
+    shares = attributes(metric).get(GIVEN_SHARES)
+    if shares and len(shares) == world_size and not any(isinstance(value, list) for value in first.values()):
+        merged = merge_states(metric, shares)
+        if merged.keys() == first.keys() and all(map(_same, merged.values(), first.values())):
+            return dict(shares[rank])  # to the bit: a sum of floats depends on its order
+    return first if rank == 0 else others
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
 def _others_share(metric: Any, name: str, value: Any) -> Any:
-    default = attributes(metric)["_defaults"][name]
-    return _copy(default if _adds_up(attributes(metric)["_reductions"].get(name), value, default) else value)
+    return _copy(attributes(metric)["_defaults"][name] if _adds_up_in(metric, name, value) else value)
+
+
+def _adds_up_in(metric: Any, name: str, value: Any) -> bool:
+    held = attributes(metric)
+    return _adds_up(held["_reductions"].get(name), value, held["_defaults"][name])
 
 
 def _adds_up(reduction: Callable[[Any], Any] | None, value: Any, default: Any) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from raydist.checkpoints.metric_shares import OWNER
+from raydist.errors import FailedPreconditionError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -70,6 +73,7 @@ class MirroredClasses:
         namespace = {
             "__slots__": (),
             _MARK: True,
+            OWNER: self._owner,
             "__module__": original.__module__,
             "__qualname__": original.__qualname__,
             "__doc__": original.__doc__,
@@ -87,7 +91,10 @@ class MirroredClasses:
         def __getattribute__(obj: Any, name: str) -> Any:
             if name == "__class__":
                 return original
-            owner.before_read(obj, name)
+            try:
+                owner.before_read(obj, name)
+            except AttributeError as error:  # Python would take it for a missing attribute, and ask `__getattr__`
+                raise FailedPreconditionError(f"raydist bug: what to do before {name!r} is read: {error}") from error
             return read(obj, name)
 
         return __getattribute__

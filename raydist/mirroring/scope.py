@@ -38,6 +38,10 @@ class Scope:
         ref = self._marks.get(id(obj))
         return ref is not None and ref() is obj
 
+    def objects(self) -> list[Any]:
+        """Those that still live."""
+        return [obj for ref in list(self._marks.values()) if (obj := ref()) is not None]
+
     @property
     def is_active(self) -> bool:
         """Whether the caller is inside this scope (the innermost one counts)."""

@@ -13,7 +13,22 @@ from raydist.collectives.parameter_hooks import ParameterHooks, detach_hooks
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
-__all__ = ["HookChanges", "Shipment", "TensorImage", "Writes", "overwrite"]
+__all__ = ["HookChanges", "Shipment", "ShipmentContents", "TensorImage", "Writes", "overwrite"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShipmentContents:
+    """What the driver knows of a shipment.
+
+    Attributes:
+        values: It gives mirrored objects values: tensors, what optimizers remember, or objects that are new.
+        settings: The settings of objects that it changes (a learning rate, a training flag), if it does nothing more
+            for later steps: a later shipment of the same ones replaces it.
+    """
+
+    values: bool = False
+    settings: frozenset[tuple[int, AttributePath]] = frozenset()
 
 
 @final
@@ -30,6 +45,7 @@ class Shipment:
         forget: Digests of functions that will not be named again.
         arguments: Pickle of `(args, kwargs)`, with placeholders for `PerReplica` leaves.
         per_replica: The leaves behind the placeholders, by number. They stay with the driver.
+        contents: What is in it. That stays with the driver, too.
     """
 
     released: tuple[int, ...] = ()
@@ -40,6 +56,7 @@ class Shipment:
     forget: tuple[bytes, ...] = ()
     arguments: bytes = b""
     per_replica: tuple[PerReplica, ...] = ()
+    contents: ShipmentContents = ShipmentContents()
 
     @property
     def num_bytes(self) -> int:
@@ -52,7 +69,16 @@ class Shipment:
 
     def without_parts(self) -> Shipment:
         """What a replica receives."""
-        return replace(self, per_replica=())
+        return replace(self, per_replica=(), contents=ShipmentContents())
+
+    def without_step(self) -> Shipment | None:
+        """What it brings for later steps as well; None for nothing."""
+        kept = replace(self.without_parts(), arguments=b"", function=self.function if self.digest else b"")
+        return kept if kept.released or kept.bundle or kept.writes or kept.function or kept.forget else None
+
+    def of_step(self) -> Shipment:
+        """What it brings for this step only."""
+        return Shipment(function=b"" if self.digest else self.function, digest=self.digest, arguments=self.arguments)
 
 
 @final
@@ -148,6 +174,11 @@ class Writes:
 
     def __bool__(self) -> bool:
         return any(getattr(self, column.name) for column in fields(self))
+
+    @property
+    def only_settings(self) -> bool:
+        """Whether it changes attributes of objects, if anything."""
+        return not any(getattr(self, column.name) for column in fields(self) if column.name != "control")
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["digest_of", "trained_state"]
+__all__ = ["digest_of", "names_of", "row_tables", "trained_state"]
 
 
 def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -29,6 +29,28 @@ def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
             yield names.get(id(obj), "a parameter"), obj
         elif isinstance(obj, torch.optim.Optimizer):
             yield from _optimizer_state(obj, names)
+
+
+def names_of(parameters: Iterable[torch.nn.Parameter], objects: Iterable[Any]) -> list[str]:
+    """What to call parameters, by the modules among `objects` that have them.
+
+    >>> layer = torch.nn.Linear(1, 1)
+    >>> names_of([layer.bias, torch.nn.Parameter(torch.ones(2, 3))], [layer])
+    ['Linear.bias', 'a parameter of shape (2, 3)']
+    """
+    names = _parameter_names(objects)
+    return [names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}") for parameter in parameters]
+
+
+def row_tables(objects: Iterable[Any]) -> frozenset[int]:
+    """Identities of the parameters whose gradients will be sparse: of modules with `sparse=True`.
+
+    >>> table = torch.nn.Embedding(5, 2, sparse=True)
+    >>> row_tables([table, torch.nn.Embedding(5, 2)]) == {id(table.weight)}
+    True
+    """
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return frozenset(id(obj.weight) for obj in objects if isinstance(obj, kinds) and obj.sparse)
 
 
 def _parameter_names(objects: Iterable[Any]) -> dict[int, str]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import final
 
 import torch
 
 from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.buffers.aggregation import Aggregations
+from raydist.mirroring.buffers.shares import aggregate
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.driver_hooks import DriverHooks
 from raydist.mirroring.gradients import Gradients
-from raydist.mirroring.report import is_averaged
+from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.origin import Origin
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Writes, overwrite
 from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
 
-__all__ = ["Variables", "average"]
+__all__ = ["Variables"]
 
 
 @final
@@ -27,12 +30,19 @@ class Variables:
 
     Args:
         link: The way to the replicas.
+        table: Handles of the driver's objects.
         scope: Where copies made inside the scope are noted.
+        origin: Says where variables may be.
         refresh_flags: Called before `requires_grad` is read or written.
     """
 
-    def __init__(self, link: ReplicaLink, scope: Scope, refresh_flags: Callable[[], None]) -> None:
+    def __init__(
+        self, link: ReplicaLink, table: DriverTable, scope: Scope, origin: Origin, refresh_flags: Callable[[], None]
+    ) -> None:
+        self._origin = origin
         self._link = link
+        self._table = table
+        self._aggregations = Aggregations()
         self._scope = scope
         self._refresh_flags = refresh_flags
         self.gradients = Gradients(link)
@@ -106,21 +116,25 @@ class Variables:
                 return
             images = self._link.call(0, MirrorCalls.collect_tensors)
             attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
-            if any(is_averaged(tensor) for tensor in self._tensors()):
-                self._refresh_averages()
+            self._aggregations.update(self._table.objects(), self._table.handle_of)
+            if any(self._aggregations.of(handle, tensor).is_gathered for handle, tensor in self._tensors()):
+                self._refresh_gathered()
             self._fresh = True
 
-    def _tensors(self) -> list[torch.Tensor]:
-        found = [record.tensor for record in self._records.values()]
-        return [tensor for tensor in found if tensor is not None]
+    def _tensors(self) -> list[tuple[int, torch.Tensor]]:
+        found = [(handle, record.tensor) for handle, record in self._records.items()]
+        return [(handle, tensor) for handle, tensor in found if tensor is not None]
 
-    def _refresh_averages(self) -> None:
-        handles = sorted(set().union(*self._link.call_all(MirrorCalls.changed_averages)))
+    def _refresh_gathered(self) -> None:
+        handles = sorted(set().union(*self._link.call_all(MirrorCalls.changed_gathered)))
         if not handles:
             return
         per_replica = self._link.call_all(MirrorCalls.buffer_images, handles)
+        tensors = dict(self._tensors())
         for handle, images in zip(handles, zip(*per_replica, strict=True), strict=True):
-            self._store(handle, average([image.tensor() for image in images]))
+            if handle in tensors:
+                how = self._aggregations.of(handle, tensors[handle]).aggregation
+                self._store(handle, aggregate([image.tensor() for image in images], how))
 
     def _store(self, handle: int, fresh: torch.Tensor) -> None:
         record = self._records.get(handle)
@@ -149,6 +163,7 @@ class Variables:
         self.hooks.collect(writes)
         for handle, (record, tensor) in self._live().items():
             if record.is_written(tensor):
+                self._origin.require_device(tensor)
                 self.refresh()
                 with torch._C.DisableTorchFunctionSubclass():
                     writes.tensors[handle] = tensor.detach()
@@ -185,19 +200,3 @@ class Variables:
             plain_tensor(record)
         self._records.clear()
         self._touched.clear()
-
-
-def average(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elementwise mean; elements that are equal everywhere keep their exact value.
-
-    >>> average([torch.tensor([1.0, 0.1]), torch.tensor([3.0, 0.1])])
-    tensor([2.0000, 0.1000])
-    """
-    first = values[0]
-    if len(values) == 1:
-        return first
-    equal = torch.ones_like(first, dtype=torch.bool)
-    for value in values[1:]:
-        equal &= value == first
-    mean = torch.stack([value.double() for value in values]).mean(0).to(first.dtype)
-    return torch.where(equal, first, mean)

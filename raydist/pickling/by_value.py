@@ -14,18 +14,26 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-__all__ = ["Reach", "is_library", "is_users", "referenced_globals"]
+__all__ = ["Reach", "is_library", "is_users", "referenced_globals", "references_of"]
 
 _LIBRARIES = frozenset(
     {"torch", "torchvision", "torchmetrics", "torchaudio", "numpy", "pyarrow", "pandas", "scipy", "sklearn", "ray"}
     | {"raydist", "cloudpickle", "tqdm", "matplotlib", "PIL", "pytest", "_pytest"}
 )
+_SUITES = "raydist.testing."  # models and steps in there stand for a user's
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), types.CodeType)
 
 
 def is_library(module_name: str | None) -> bool:
-    """Whether a module belongs to a library, which cannot hold a user's objects."""
-    top = (module_name or "").partition(".")[0]
+    """Whether a module belongs to a library, which cannot hold a user's objects.
+
+    >>> is_library("raydist.values"), is_library("raydist.testing.value_checks"), is_library("my_model")
+    (True, False, False)
+    """
+    name = module_name or ""
+    if name.startswith(_SUITES):
+        return False
+    top = name.partition(".")[0]
     return top in _LIBRARIES or (top in sys.stdlib_module_names and top != "__main__")
 
 
@@ -91,7 +99,7 @@ class Reach:
             seen.add(id(obj))
             found = self._answers.get(id(obj), False) or self._is_mirrored(obj)
             if id(obj) not in self._answers:
-                stack.extend(_references(obj))
+                stack.extend(references_of(obj))
         self._kept.append(root)
         self._answers[id(root)] = found
         if not found:
@@ -99,7 +107,7 @@ class Reach:
         return found
 
 
-def _references(obj: Any) -> Iterator[Any]:
+def references_of(obj: Any) -> Iterator[Any]:
     """What `obj` leads to."""
     for kind, references in _REFERENCES:
         if isinstance(obj, kind):

@@ -7,6 +7,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from raydist.parameter_servers.rows.row_gradient import RowGradient
+
 __all__ = ["ReplicaDevice", "StorageBytes", "TensorReducer"]
 
 
@@ -66,9 +68,11 @@ class TensorReducer:
         self._storages: dict[int, StorageBytes] = {}
 
     def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-        """How to pickle `tensor`; None to leave it to torch (sparse, quantised, ...)."""
+        """How to pickle `tensor`; None to leave it to itself (sparse, quantised, ...)."""
         with torch._C.DisableTorchFunctionSubclass():
             if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_conj():
+                return None
+            if isinstance(tensor, RowGradient):
                 return None
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))

@@ -17,7 +17,7 @@ from typing import Any, final
 
 from raydist.pickling.by_value import is_library, is_users
 
-__all__ = ["SettledFunctions"]
+__all__ = ["SettledFunctions", "loaded_globals"]
 
 _FIXED = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), types.CodeType)
 _UNSET = object()
@@ -108,7 +108,7 @@ def _readers(weak: weakref.ref[types.FunctionType], fn: types.FunctionType) -> l
         lambda: getattr(weak(), "__code__", _UNSET),
         lambda: getattr(weak(), "__defaults__", _UNSET),
         *(functools.partial(_read_cell, weak, index) for index in range(len(fn.__closure__ or ()))),
-        *(functools.partial(_read_global, weak, name) for name in _loaded_globals(fn.__code__)),
+        *(functools.partial(_read_global, weak, name) for name in loaded_globals(fn.__code__)),
     ]
 
 
@@ -126,12 +126,12 @@ def _read_global(weak: weakref.ref[types.FunctionType], name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _loaded_globals(code: types.CodeType) -> tuple[str, ...]:
+def loaded_globals(code: types.CodeType) -> tuple[str, ...]:
     """The globals that code, and code nested in it, reads or writes: what a pickle by value takes along."""
     names = {step.argval: None for step in dis.get_instructions(code) if step.opname.endswith(("_GLOBAL", "_NAME"))}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names.update(dict.fromkeys(_loaded_globals(constant)))
+            names.update(dict.fromkeys(loaded_globals(constant)))
     return tuple(names)
 
 

@@ -12,12 +12,18 @@ import numpy as np
 import torch
 
 from raydist.collectives.base import Communicator
+from raydist.collectives.delegating import LimitedCommunicator
 from raydist.collectives.differentiable import all_gather, all_reduce, promote
-from raydist.collectives.gradients import GradientReducer
+from raydist.collectives.gradients import WIRES, GradientReducer
+from raydist.collectives.nonfinite.policy import NonfinitePolicy, OnNonfinite
 from raydist.context.peers import Peers
-from raydist.mirroring.replica import MirrorReplica
+from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.nest import map_structure
+from raydist.options import CommunicationOptions
 from raydist.replicas.in_sync import SyncCheck
+from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.variables_view import VariablesView
+from raydist.replicas.written_buffers import WrittenBuffers
 from raydist.values import PerReplica, ReduceOp
 
 __all__ = ["Connected"]
@@ -32,10 +38,17 @@ class Connected(Peers):
 
     Attributes:
         num_rows_seen: Rows here of the run's batch argument, else of all batches that it drew; None without any.
+        variables: What rules see of the replica.
     """
 
     def __init__(
-        self, communicator: Communicator, reducer: GradientReducer, device: torch.device, mirror: MirrorReplica
+        self,
+        communicator: Communicator,
+        reducer: GradientReducer,
+        device: torch.device,
+        mirror: MirrorReplica,
+        policy: NonfinitePolicy,
+        rules: ReplicaRules | None = None,
     ) -> None:
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
         self.rows = None
@@ -50,19 +63,31 @@ class Connected(Peers):
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
         self._check_in_sync = 0
+        self._policy = policy
         self._sync_check = SyncCheck(communicator, self._gather_objects, mirror.objects)
         self._held_buffers: list[torch.Tensor] = []
+        self._rules = rules or ReplicaRules()
+        self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
+        self._written = WrittenBuffers(mirror, self._gather_all)
 
     @contextlib.contextmanager
     def run(
-        self, rows: tuple[int, ...] | None, reduce_op: ReduceOp, *, stand_in: bool, check_in_sync: int = 0
+        self,
+        rows: tuple[int, ...] | None,
+        reduce_op: ReduceOp,
+        *,
+        stand_in: bool,
+        check_in_sync: int = 0,
+        on_nonfinite: OnNonfinite = "pass",
     ) -> Iterator[None]:
         """Around one run of a step function; see `StepHeader` for the arguments."""
         self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
+        if not self._rules.exchanges_gradients:
+            self._check_in_sync = 0
         self._argument_rows = rows
         self.num_rows_seen = None if rows is None else rows[self.rank]
         self._reducer.attach(self._mirror.parameters())
-        with contextlib.ExitStack() as self._open_step:
+        with self._policy.run(on_nonfinite), contextlib.ExitStack() as self._open_step:
             self._begin_batch(rows)
             try:
                 yield
@@ -70,32 +95,63 @@ class Connected(Peers):
                 self._undo_stand_in()
                 raise
             self._end_batch()
+            self._rules.after_run(self.variables)
+
+    def step_optimizer(
+        self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Do what the program asks an optimizer for, as the rules want it done."""
+        return self._rules.step_optimizer(self.variables, optimizer, step, *args, **kwargs)
 
     def next_batch(self, rows: tuple[int, ...]) -> None:
         """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
-        self._end_batch()
+        self._end_batch(begun=self.rows is not None)
         self._open_step.close()
         if self._argument_rows is None:
             self.num_rows_seen = (self.num_rows_seen or 0) + rows[self.rank]
         self._begin_batch(rows)
+
+    def settle_batch(self) -> None:
+        """Have the replicas agree now on what they agree on after the batch at hand, which may go on."""
+        self._written.agree(self._present())
+        self._align_stand_ins()
+        self._written.begin()
+
+    def largest(self, number: float) -> float:
+        """The largest number of all replicas."""
+        return float(self._gather_all(torch.tensor([number], dtype=torch.float64)).max())
 
     @property
     def stands_in(self) -> bool:
         """This replica has no rows of the batch at hand and works on others': nothing it produces counts."""
         return self._stand_in and self.rows is not None and self.rows[self.rank] == 0
 
+    @property
+    def share(self) -> float | None:
+        """What values of this replica weigh beside those of others: its rows; None where it stands in."""
+        if self.stands_in:
+            return None
+        return 1.0 if self.rows is None else float(self.rows[self.rank])
+
     def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
         self.rows = rows
         weight = weights_of(rows, self.world_size)[self.rank]
+        if not self._rules.exchanges_gradients:
+            weight = float(weight > 0)  # gradients are this replica's own, and those of no rows are none
         # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
         empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
         self._held_metrics = self._mirror.hold_metrics() if self.stands_in else {}
         self._held_buffers = self._mirror.export_buffers() if self.stands_in else []
+        self._written.begin()
 
-    def _end_batch(self) -> None:
+    def _end_batch(self, *, begun: bool = True) -> None:
+        """`begun`: there was one; what a loop does before its first draw is none."""
+        self._written.agree(self._present())
         self._align_stand_ins()
         self._num_batches += 1
+        if begun:
+            self._rules.after_batch(self.variables)
         if self._check_in_sync and self._num_batches % self._check_in_sync == 0:
             self._sync_check.compare()
 
@@ -108,7 +164,7 @@ class Connected(Peers):
         for buffer in buffers:
             self._communicator.broadcast(buffer, root).wait()
         if self.stands_in:
-            self._mirror.import_buffers(buffers)
+            self._mirror.import_buffers(buffers, own=self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
     def _undo_stand_in(self) -> None:
@@ -129,22 +185,34 @@ class Connected(Peers):
         present = self._present()
         return None if all(present) else tuple(map(float, present))
 
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         tensor = promote(torch.as_tensor(value, device=self.device), op)
+        wire = None if options is None or options.compression is None else WIRES[options.compression]
+        if wire is None or tensor.dtype is not torch.float32:
+            return self._all_reduce(op, tensor, options)
+        return self._all_reduce(op, tensor.to(wire), options).to(torch.float32)
+
+    def _all_reduce(self, op: ReduceOp, tensor: torch.Tensor, options: CommunicationOptions | None) -> torch.Tensor:
+        group = self._within(options)
         present = self._present()
         if all(present):
-            return all_reduce(self._communicator, tensor, op, self.weights())
+            return all_reduce(group, tensor, op, self.weights())
         if self.stands_in:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
-            return all_reduce(self._communicator, tensor, op, self.weights())
-        return all_reduce(self._communicator, tensor, ReduceOp.SUM, self.weights()) / sum(present)
+            return all_reduce(group, tensor, op, self.weights())
+        return all_reduce(group, tensor, ReduceOp.SUM, self.weights()) / sum(present)
 
-    def all_gather(self, value: Any, axis: int) -> Any:
+    def _within(self, options: CommunicationOptions | None) -> Communicator:
+        """What carries a call that may have a limit of its own."""
+        limit_s = None if options is None else options.timeout_seconds
+        return self._communicator if limit_s is None else LimitedCommunicator(self._communicator, limit_s)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         tensor = torch.as_tensor(value, device=self.device)
         if self.stands_in and -tensor.dim() <= axis < tensor.dim():
             tensor = tensor.narrow(axis, 0, 0)
-        return all_gather(self._communicator, tensor, axis, self.weights())
+        return all_gather(self._within(options), tensor, axis, self.weights())
 
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gathered = self._gather_objects((args, kwargs))

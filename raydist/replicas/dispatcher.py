@@ -67,6 +67,11 @@ class SentGroup:
         return f"step {last}" if last == self.first_step else f"steps {self.first_step} to {last}"
 
     @property
+    def num_done(self) -> int:
+        """Steps that every replica has done."""
+        return self.num_steps if self.error is None else self._failed_at
+
+    @property
     def seconds_a_step(self) -> float:
         """What a step took, on the slowest replica."""
         return max((answer.seconds for answer in self._answers or ()), default=0.0) / self.num_steps
@@ -90,6 +95,10 @@ class SentGroup:
         self.error, self._answers = error, answers
         done = min((len(answer.results) for answer in answers), default=0)
         self._failed_at = min(done, self.num_steps - 1)
+
+    def drop_summaries(self) -> None:
+        """They have been written: results may live for long."""
+        self._answers = [answer.without_summaries() for answer in self._answers or ()]
 
     def results_at(self, place: int) -> list[StepResult]:
         """Every replica's result of one step; raises its error."""

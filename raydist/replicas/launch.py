@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
-from raydist.actors.replica import ReplicaActors
-from raydist.cluster import Cluster, Node, place
+from raydist.actors.replica import ReplicaActors, Seat
+from raydist.cluster import Cluster, Node, address_for, hosts_of, living_nodes, place, release
+from raydist.collectives.opening import open_communicator
+from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.context.devices import Device
-from raydist.options import Timeouts
+from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.step import ReplicaSetup
+from raydist.tpu_slices.reservation import place_slice
+from raydist.tpu_slices.shape import SliceShape
 
-__all__ = ["LaunchPlan", "launch", "plan_one_node"]
+__all__ = ["LaunchPlan", "launch", "make_setups", "plan_one_node", "plan_slice", "settle"]
 
 _BUCKET_BYTES = (
     25 * 1024 * 1024
@@ -31,19 +36,29 @@ class LaunchPlan:
 
     Attributes:
         setups: One per replica, in rank order.
-        bundles: The Ray resources of each.
+        bundles: The Ray resources to reserve: each on one node. One a replica, or one a worker.
         placement: Ray's placement strategy for the bundles.
-        env: Environment variables of the replicas' processes.
+        resources: What each replica takes of its bundle.
         store_host: Address on this machine at which the replicas reach the driver's rendezvous store.
-        node_id: The node of the replicas.
+        node_id: A node that the replicas may be on: known before they are placed.
+        num_workers: How many workers (nodes) the replicas belong to.
+        tpu_slice: The kind of slice whose hosts the bundles are; None where they are not a slice's.
+        per_process: Consecutive replicas that one process has, each in a thread.
     """
 
     setups: tuple[ReplicaSetup, ...]
     bundles: tuple[Mapping[str, float], ...]
     placement: str
-    env: Mapping[str, str]
+    resources: Mapping[str, float]
     store_host: str
     node_id: str
+    num_workers: int = 1
+    tpu_slice: SliceShape | None = None
+    per_process: int = 1
+
+    def bundle_of(self, setup: ReplicaSetup) -> int:
+        """The bundle that a replica is in."""
+        return setup.rank if len(self.bundles) == len(self.setups) else setup.worker
 
 
 def plan_one_node(
@@ -54,38 +69,85 @@ def plan_one_node(
     *,
     resources: Mapping[str, float] | None,
     timeouts: Timeouts,
-    backend: str = "auto",
+    communication: CommunicationOptions,
 ) -> LaunchPlan:
-    """One replica per device, all on `node`'s kind of machine, its cores shared between them.
+    """One replica per device, all on `node`'s kind of machine, its cores shared between them."""
+    kind = devices[0].kind
+    wanted = dict(resources) if resources else cluster.replica_resources(kind)
+    return LaunchPlan(
+        setups=make_setups(
+            name,
+            tuple(map(str, devices)),
+            kind=kind,
+            per_worker=len(devices),
+            num_threads=max(1, node.num_cpus // len(devices)),
+            timeouts=timeouts,
+            communication=communication,
+        ),
+        bundles=(wanted,) * len(devices),
+        placement="STRICT_PACK",
+        resources=wanted,
+        store_host=cluster.store_host(),
+        node_id=node.node_id,
+    )
 
-    `backend` names the collective backend that connects them.
-    """
-    on_gpu = devices[0].kind == "GPU"
-    wanted = dict(resources) if resources else ({"GPU": 1.0} if on_gpu else cluster.cpu_replica_resources())
-    threads = max(1, node.num_cpus // len(devices))
-    setups = tuple(
+
+def make_setups(
+    name: str,
+    worker_devices: tuple[str, ...],
+    *,
+    kind: str,
+    per_worker: int,
+    num_threads: int,
+    timeouts: Timeouts,
+    communication: CommunicationOptions,
+) -> tuple[ReplicaSetup, ...]:
+    """What each replica is, one for each of `worker_devices` (their names for the user), worker by worker."""
+    return tuple(
         ReplicaSetup(
             name=name,
             rank=rank,
-            world_size=len(devices),
+            world_size=len(worker_devices),
             # Ray shows each actor its own GPU only, as number 0.
-            device="cuda:0" if on_gpu else "cpu",
-            worker_devices=tuple(map(str, devices)),
-            num_threads=threads,
-            collective_timeout_s=timeouts.collective_s,
-            bucket_bytes=_BUCKET_BYTES,
-            backend=backend,
+            device={"GPU": "cuda:0", "TPU": f"xla:{rank % per_worker}"}.get(kind, "cpu"),
+            worker_devices=worker_devices,
+            num_threads=num_threads,
+            collective_timeout_s=communication.timeout_seconds or timeouts.collective_s,
+            bucket_bytes=communication.bytes_per_pack or _BUCKET_BYTES,
+            backend=communication.implementation,
+            compression=communication.compression,
+            worker=rank // per_worker,
         )
-        for rank in range(len(devices))
+        for rank in range(len(worker_devices))
     )
-    here = cluster.nodes[0]
+
+
+def plan_slice(
+    name: str, shape: SliceShape, cluster: Cluster, *, timeouts: Timeouts, communication: CommunicationOptions
+) -> LaunchPlan:
+    """One actor per host of a TPU slice, with one replica per device that torch_xla has there."""
+    per_host = shape.devices_per_host
+    world_size = shape.num_hosts * per_host
+    setups = make_setups(
+        name,
+        tuple(f"TPU:{number}" for number in range(world_size)),
+        kind="TPU",
+        per_worker=per_host,
+        num_threads=1,  # until it is known which nodes they are on
+        timeouts=timeouts,
+        communication=communication,
+    )
+    bundle = {"CPU": 1.0, "TPU": float(shape.chips_per_host)}
     return LaunchPlan(
         setups=setups,
-        bundles=(wanted,) * len(devices),
-        placement="STRICT_PACK",
-        env={"OMP_NUM_THREADS": str(threads)},
-        store_host="127.0.0.1" if len(cluster.nodes) == 1 else here.address,
-        node_id=node.node_id,
+        bundles=(bundle,) * shape.num_hosts,
+        placement="STRICT_SPREAD",
+        resources=bundle,
+        store_host=cluster.store_host(),
+        node_id=cluster.nodes[0].node_id,
+        num_workers=shape.num_hosts,
+        tpu_slice=shape,
+        per_process=per_host,
     )
 
 
@@ -99,11 +161,56 @@ def warn_if_crowded(num_replicas: int, node: Node) -> None:
         )
 
 
+def settle(setups: Sequence[ReplicaSetup], hosts: Sequence[str], nodes: Mapping[str, Node]) -> tuple[ReplicaSetup, ...]:
+    """The setups with what follows from their places: a node's name, and its cores shared by the replicas on it.
+
+    Args:
+        setups: In rank order.
+        hosts: The node id of each.
+        nodes: By node id; one that is not there leaves its replicas as they are.
+    """
+    crowds = Counter(hosts)
+    return tuple(
+        replace(setup, host=nodes[host].title, num_threads=max(1, nodes[host].num_cpus // crowds[host]))
+        if host in nodes
+        else setup
+        for setup, host in zip(setups, hosts, strict=True)
+    )
+
+
 def launch(plan: LaunchPlan, timeouts: Timeouts) -> ReplicaGroup:
     """Reserve, start the actors' processes, and return before they answer (`ReplicaGroup.start` waits for that).
 
     Blocks until the reservation is made (limit: `Timeouts.start_s`).
     """
-    reservation = place(plan.bundles, strategy=plan.placement, timeout_s=timeouts.start_s)
-    actors = ReplicaActors(reservation, plan.bundles, name=plan.setups[0].name, env=plan.env)
-    return ReplicaGroup(plan.setups, actors, RendezvousStore(plan.store_host), timeouts)
+    if plan.tpu_slice is None:
+        reservation = place(plan.bundles, strategy=plan.placement, timeout_s=timeouts.start_s)
+    else:
+        reservation = place_slice(plan.tpu_slice, name=plan.setups[0].name, timeout_s=timeouts.start_s)
+    try:
+        return _seat(plan, reservation, timeouts)
+    except BaseException:
+        release(reservation)
+        raise
+
+
+def _seat(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGroup:
+    """Start the actors where the bundles are."""
+    placed = hosts_of(reservation)
+    hosts = tuple(placed[plan.bundle_of(setup)] for setup in plan.setups)
+    setups = settle(plan.setups, hosts, {node.node_id: node for node in living_nodes()})
+    seats = [
+        Seat(
+            bundle=plan.bundle_of(setup),
+            resources=plan.resources,
+            env={"OMP_NUM_THREADS": str(setup.num_threads)},
+            host=setup.host,
+            node_id=host,
+        )
+        for setup, host in list(zip(setups, hosts, strict=True))[:: plan.per_process]
+    ]
+    actors = ReplicaActors(reservation, seats, name=setups[0].name, per_process=plan.per_process)
+    store = RendezvousStore(address_for(hosts, plan.store_host))
+    # Ray knows a group by one member a process.
+    join = create_group if plan.per_process == 1 else open_communicator
+    return ReplicaGroup(setups, actors, store, timeouts, hosts=hosts, join_group=join)

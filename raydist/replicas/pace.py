@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -9,9 +10,17 @@ from typing import final
 __all__ = ["Pace"]
 
 _GROUP_S = 0.1  # a group is over so soon that an error, or a result, of its first step is hardly told later
+# What a message costs each replica that shares two cores with others, and the driver; of longer steps, one for several
+# is sent where it would take more than this share of them: 64 replicas, a step of 0.2 s, 35 ms of it for messages.
+_MESSAGE_S = 1e-3
+_MESSAGE_SHARE = 0.01
+_LONGEST_GROUP_S = 1.0
 _MOST_STEPS = 16  # beyond this a message costs a step little: 1.3 ms of CPU in all for two replicas
 _MOST_BYTES = 64 << 10  # of results in one message: the first that is read brings all of them, and holds them
 _WINDOW = 8  # steps ahead: enough to hide the dispatch, few enough to bound what waits in queues
+# Of long steps fewer: a save waits for them, and who is told to leave has 3 s (`ray job stop`).
+_WINDOW_S = 1.0
+_SHORTEST_WINDOW = 3
 _REMEMBERED = 256  # functions
 
 
@@ -26,6 +35,9 @@ class _Cost:
 class Pace:
     """Remembers what the steps of each function cost, by a key of the function. Steps of an unknown one go alone.
 
+    Args:
+        num_replicas: That a step is sent to.
+
     >>> pace = Pace()
     >>> pace.group_size([b"f"])
     1
@@ -34,7 +46,8 @@ class Pace:
     (5, 15)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_replicas: int = 1) -> None:
+        self._messages_s = num_replicas * _MESSAGE_S
         self._costs: dict[bytes, _Cost] = {}
 
     def learn(self, key: bytes, *, seconds: float, num_bytes: int) -> None:
@@ -57,10 +70,18 @@ class Pace:
         costs = [self._costs.get(key) for key in set(keys)]
         slowest = max((cost.seconds if cost else _GROUP_S for cost in costs), default=_GROUP_S)
         largest = max((cost.num_bytes if cost else _MOST_BYTES for cost in costs), default=_MOST_BYTES)
-        by_time = int(_GROUP_S / max(slowest, 1e-9))
+        slowest = max(slowest, 1e-9)
+        by_time = max(int(_GROUP_S / slowest), self._to_save_messages(slowest))
         by_bytes = _MOST_BYTES // max(largest, 1)
         return max(1, min(by_time, by_bytes, _MOST_STEPS))
 
+    def _to_save_messages(self, seconds: float) -> int:
+        """How many steps of so many seconds share their messages, that these are a small part of them."""
+        return min(int(self._messages_s / (_MESSAGE_SHARE * seconds)), int(_LONGEST_GROUP_S / seconds))
+
     def window(self, keys: Sequence[bytes]) -> int:
         """How many steps may be under way: one group that runs, one that waits, one that is gathered."""
-        return max(_WINDOW, 3 * self.group_size(keys))
+        costs = [self._costs.get(key) for key in set(keys)]
+        slowest = max((cost.seconds if cost else 0.0 for cost in costs), default=0.0)
+        in_time = math.ceil(_WINDOW_S / max(slowest, _WINDOW_S / _WINDOW))
+        return max(in_time, _SHORTEST_WINDOW, 3 * self.group_size(keys))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
+from raydist.context.step_counter import StepCounter
 from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError
 from raydist.options import RunOptions
@@ -14,11 +16,17 @@ __all__ = ["ReplicaView"]
 
 @final
 class ReplicaView(Strategy):
-    """What `ctx.strategy` and `rd.get_strategy()` are inside of a replica."""
+    """What `ctx.strategy` and `rd.get_strategy()` are inside of a replica.
 
-    def __init__(self, worker_devices: tuple[str, ...]) -> None:
+    Args:
+        worker_devices: One name per replica.
+        objects: What is mirrored here.
+    """
+
+    def __init__(self, worker_devices: tuple[str, ...], objects: Callable[[], Sequence[Any]] = tuple) -> None:
         super().__init__()
         self._worker_devices = worker_devices
+        self._objects = objects
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -27,6 +35,9 @@ class ReplicaView(Strategy):
     @property
     def worker_devices(self) -> tuple[str, ...]:
         return self._worker_devices
+
+    def _find_counter(self) -> StepCounter | None:
+        return next((found for found in self._objects() if isinstance(found, StepCounter)), None)
 
     def _refuse(self, what: str) -> NoReturn:
         raise FailedPreconditionError(
@@ -50,6 +61,9 @@ class ReplicaView(Strategy):
 
     def distribute_values_from_function(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse("strategy.distribute_values_from_function")
+
+    def stats(self) -> NoReturn:
+        self._refuse("strategy.stats")
 
     def close(self) -> None:
         self._refuse("strategy.close")

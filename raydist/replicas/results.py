@@ -8,7 +8,7 @@ import inspect
 import pickle
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any, Protocol, final
 
@@ -19,6 +19,7 @@ import torch
 from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
+from raydist.summaries.record import Record
 from raydist.values import Part, PerReplica
 
 __all__ = ["ResultLeaf", "StepOutcome", "StepResult", "StepValues", "StructureMemory", "pack_result", "returns_nothing"]
@@ -47,17 +48,27 @@ class StepResult:
         leaves: The leaves of that.
         absent: The replica had no rows and worked on others': nobody is to see this.
         rows: Of how many rows it is; None where the step had no distributed batch.
+        summaries: What the step recorded by `rd.summary`.
     """
 
     structure: Structure
     leaves: tuple[Any, ...]
     absent: bool = False
     rows: int | None = None
+    summaries: tuple[Record, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors and arrays, about."""
-        return sum(_num_bytes(leaf) for leaf in self.leaves)
+        return sum(_num_bytes(leaf) for leaf in self.leaves) + sum(each.shown.num_bytes for each in self.summaries)
+
+    def without_summaries(self) -> StepResult:
+        """What the program may keep for long: summaries have been written."""
+        return replace(self, summaries=()) if self.summaries else self
+
+    def plain_leaves(self) -> list[Any]:
+        """Its leaves as they travel, tensors as arrays."""
+        return [leaf.array if isinstance(leaf, _PackedTensor) else leaf for leaf in self.leaves]
 
     def leaf(self, index: int) -> Any:
         """Leaf `index`, as the step's user sees it."""
@@ -70,20 +81,21 @@ def _num_bytes(leaf: Any) -> int:
     return size
 
 
-def pack_result(value: Any, *, absent: bool, rows: int | None = None) -> StepResult:
+def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries: tuple[Record, ...] = ()) -> StepResult:
     """Make a step's result fit to travel. Tensors are detached and moved to the CPU (which waits for a GPU).
 
     Args:
         value: What the step function returned.
         absent: See `StepResult`.
         rows: See `StepResult`.
+        summaries: See `StepResult`.
 
     Raises:
         SpecError: A leaf is neither a tensor nor a number and can't be pickled; says where it stands.
     """
     leaves, structure = flatten(value)
     packed = tuple(_pack_leaf(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True))
-    return StepResult(structure, packed, absent, rows)
+    return StepResult(structure, packed, absent, rows, summaries)
 
 
 def _pack_leaf(leaf: Any, path: str) -> Any:

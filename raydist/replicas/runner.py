@@ -7,37 +7,45 @@ instead of waiting, and refuses every later step until the driver has built a ne
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, final
 
 import torch
 
+from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.checkpoints.loops.replica_loops import ReplicaLoops
+from raydist.checkpoints.sharing.share_writer import MergedStates, ShareWriter
+from raydist.checkpoints.sharing.shares import Share
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.buckets.tail import Updates
-from raydist.collectives.deadlock.detector import DeadlockDetector
-from raydist.collectives.deadlock.status import Progress
-from raydist.collectives.deadlock.watched import WatchedCommunicator
 from raydist.collectives.gradients import GradientReducer
+from raydist.collectives.nonfinite.policy import NonfinitePolicy
 from raydist.collectives.opening import open_communicator
+from raydist.context.advice import advise
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
-from raydist.errors import CancelledError, CollectiveMismatchError, FailedPreconditionError
+from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
-from raydist.mirroring.replica import MirrorReplica
+from raydist.mirroring.on_replica.replica import MirrorReplica
+from raydist.mirroring.trained_state import names_of, row_tables
 from raydist.nest import flatten
 from raydist.owning_process import call_here
+from raydist.replicas.accelerator import accelerator_for, take_gpu
 from raydist.replicas.connected import Connected
+from raydist.replicas.device_copies import DeviceCopies
+from raydist.replicas.group_seat import GroupSeat
 from raydist.replicas.kept_objects import KeptObjects
+from raydist.replicas.loop_side import LoopSide
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader, resolve_parts
 from raydist.replicas.step_message import GroupResult, StepMessage
+from raydist.replicas.variables_view import VariablesView
+from raydist.summaries.step_recorder import StepRecorder
 from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
@@ -45,8 +53,10 @@ __all__ = ["ReplicaRunner"]
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-# Values that a step reduces inside of a backward pass must not get between the gradients: each has its own group.
-_PURPOSES = ("gradients", "values")
+# Between the seeds of two replicas: the second one of a run is not the first one of a run with the next seed.
+_STREAM = 0x9E3779B97F4A7C15
+_REFUSALS_KEPT = 8
+_SAVE_S = 2.0  # who closes a strategy gently has waited for its saves
 
 
 @final
@@ -58,65 +68,81 @@ class ReplicaRunner:
         join_group: How it joins a group of its peers.
     """
 
-    def __init__(self, setup: ReplicaSetup, join_group: Callable[..., Communicator] = open_communicator) -> None:
+    def __init__(
+        self,
+        setup: ReplicaSetup,
+        join_group: Callable[..., Communicator] = open_communicator,
+    ) -> None:
         self._setup = setup
-        self._join_group = join_group
-        self._device = torch.device(setup.device)
-        self._view = ReplicaView(setup.worker_devices)
-        self._mirror = MirrorReplica(setup.rank, device=setup.device, externals={"strategy": self._view})
-        self._communicators: dict[str, Communicator] = {}
-        self._progress = Progress()
-        self._detector: DeadlockDetector | None = None
-        self._generation = -1
-        self._aborting = threading.Lock()
+        self._accelerator = accelerator_for(setup.device)
+        self._device = self._accelerator.device
+        self._view = ReplicaView(setup.worker_devices, lambda: self._mirror.objects())
+        self._saves = ShareWriter(setup.rank, setup.world_size, self._device, self._merged)
+        self._loops = ReplicaLoops(self._saves)
+        self._refused: OrderedDict[int, PortableError] = OrderedDict()  # steps that did not run, and why
+        self._failure: BaseException | None = None
+        self._mirror = MirrorReplica(
+            setup.rank,
+            world_size=setup.world_size,
+            device=str(self._device),
+            externals={"strategy": self._view, "saves": self._saves},
+            carry_out=self._step_optimizer,
+        )
+        self._seat = GroupSeat(setup, join_group, self._device)
+        self._progress = self._seat.progress
         self._peers: Connected | None = None
         self._failed_step: int | None = None
-        self._seed: int | None = None
+        self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
+        self._ahead: tuple[int, list[Any]] = -1, []  # a step, and its parts on their way to the device
+        self._policy = NonfinitePolicy(
+            lambda parameters: names_of(parameters, self._mirror.objects()),
+            first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
+        )
         torch.set_num_threads(setup.num_threads)
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+            take_gpu(self._device, setup.rank)
+        self._copies = DeviceCopies.to(self._device)
 
     def join(self, membership: Membership) -> None:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
-        with self._aborting:  # an abort that was meant for the generation before must not meet this one
-            self._generation = membership.generation
-        self._progress.restart()
-        if not self._communicators:
-            self._communicators = {purpose: self._open(membership, purpose) for purpose in _PURPOSES}
-        else:
-            for purpose, communicator in self._communicators.items():
-                communicator.reconfigure(_for_purpose(membership, purpose))
+        self._seat.join(membership)
         self._mirror.updates.restart()
         reducer = GradientReducer(
-            self._communicators["gradients"], bucket_bytes=self._setup.bucket_bytes, updates=self._updates
+            self._seat.wire(membership),
+            bucket_bytes=self._setup.bucket_bytes,
+            updates=self._updates,
+            policy=self._policy,
+            compression=self._setup.compression,
+            expect_rows=lambda: row_tables(self._mirror.objects()),
         )
-        self._watch(membership)
-        self._peers = Connected(self._communicators["values"], reducer, self._device, self._mirror)
-        self._failed_step = None
+        self._seat.watch(membership)
+        self._setup.rules.restart()
+        self._peers = Connected(self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules)
+        self._peers.implementation = self._setup.backend
+        self._failed_step = self._failure = None
 
-    def _open(self, membership: Membership, purpose: str) -> Communicator:
-        timeout_s = self._setup.collective_timeout_s
-        group = self._join_group(
-            _for_purpose(membership, purpose), device=self._device, timeout_s=timeout_s, backend=self._setup.backend
-        )
-        return WatchedCommunicator(group, purpose, self._progress, self._verdict)
+    def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
+        """What replicas hold apart, merged; all of them are here."""
+        return self._mirror.merger(self.variables.gather_objects)(objects, alone)
 
-    def _watch(self, membership: Membership) -> None:
-        """Let a detector see to it that this generation does not wait for itself."""
-        if self._detector is not None:
-            self._detector.close()
-        self._detector = None
-        if membership.world_size > 1 and membership.store_host:
-            end = functools.partial(self.abort, membership.generation)
-            self._detector = DeadlockDetector(membership, self._progress, end).start()
+    def _step_optimizer(
+        self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._peers is None:
+            return step(*args, **kwargs)
+        return self._peers.step_optimizer(optimizer, step, *args, **kwargs)
 
     def _updates(self) -> Updates:
         log = self._mirror.updates
         return Updates(log.count, log.rates())
 
-    def _verdict(self) -> CollectiveMismatchError | None:
-        return None if self._detector is None else self._detector.verdict()
+    def packed_steps(self, message: bytes, more: bool = False) -> GroupResult:
+        """Run the steps of a message that came as bytes, with more behind it or not; see `steps`."""
+        try:
+            return self.steps(StepMessage.unpacked(message), ())
+        except BaseException as error:
+            return GroupResult((), error=error)
 
     def steps(self, group: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
         """Run some steps; those behind one that fails are refused."""
@@ -128,30 +154,62 @@ class ReplicaRunner:
             objects = self._objects.receive(group.objects, objects)
         except FailedPreconditionError as failure:
             error, self._failed_step = failure, headers[0].step
-        for header in headers:
+            self._failure = failure
+        for header, coming in zip(headers, [*headers[1:], None], strict=True):
             try:
-                results.append(self._step(header, objects))
+                results.append(self._step(header, objects, coming if self._copies.overlap else None))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
                 error = error or failure
         return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks())
 
-    def _step(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
-        """Run one step; what goes wrong in it is raised as it is, with a note on step and replica."""
+    def run_one(self, header: StepHeader, objects: Sequence[Leaves]) -> StepResult:
+        """Run a step of a group of one; after one that fails `join` comes before the next.
+
+        Args:
+            header: Of the group as it is now.
+            objects: Those that its sources count.
+
+        Raises:
+            Exception: What the step raised, with a note.
+        """
+        return self._step(header, objects, None)
+
+    @property
+    def mirrored(self) -> MirrorReplica:
+        """This replica's half of the mirrored variables."""
+        return self._mirror
+
+    @property
+    def variables(self) -> VariablesView:
+        """What rules see of this replica, once it has joined its group."""
+        if self._peers is None:
+            raise FailedPreconditionError("raydist bug: a replica must join its group before rules see its variables.")
+        return self._peers.variables
+
+    def _step(self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None) -> StepResult:
+        """Run one step; what goes wrong in it is raised as it is, with a note on step and replica.
+
+        The batch of the step that is `coming` is brought to the device meanwhile.
+        """
         peers = self._peers
         if peers is None:
             raise FailedPreconditionError(
                 f"raydist bug: replica {self._setup.rank} must join its group before the first step, it was sent step "
                 f"{header.step}."
             )
-        if self._failed_step is not None or header.generation != self._generation:
+        if self._failed_step is not None or header.generation != self._seat.generation:
             self._refuse(header)
         self._progress.begin_step(header.step)
         try:
-            return self._run(header, objects, peers)
+            self._accelerator.enter()
+            return self._run(header, objects, coming, peers)
         except BaseException as error:
-            self._failed_step = header.step
-            self.abort(self._generation)
-            annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}).")
+            self._failed_step, self._failure = header.step, error
+            self._note_refused(header)
+            self._seat.abort(self._seat.generation)
+            advise(error)
+            where = f" of {self._setup.host}" if self._setup.host else ""
+            annotate(error, f"In step {header.step} on replica {self._setup.rank} ({self._device}){where}.")
             raise
         finally:
             self._progress.end_step()
@@ -159,14 +217,25 @@ class ReplicaRunner:
     def _refuse(self, header: StepHeader) -> NoReturn:
         # What the shipment brings is applied all the same: the driver will not send it again.
         self._mirror.apply(header.shipment, [None] * len(header.sources))
+        self._note_refused(header)
         raise CancelledError(
             f"Step {header.step} was given up on replica {self._setup.rank}, because step {self._failed_step} failed."
         )
 
-    def _run(self, header: StepHeader, objects: Sequence[Leaves], peers: Connected) -> StepResult:
+    def _run(
+        self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None, peers: Connected
+    ) -> StepResult:
         self._reseed(header.seed)
-        parts = [self._to_device(part) for part in resolve_parts(header.sources, objects)]
+        if len(header.random) == self._setup.world_size:
+            self._saves.set_random(header.random[self._setup.rank])
+        parts = [self._copies.finish(part) for part in self._begun_parts(header, objects)]
+        if coming is not None:
+            self._begin_ahead(coming, objects)
         fn, args, kwargs = self._mirror.apply(header.shipment, parts)
+        if header.looks_only:
+            self._mirror.settle()
+            return pack_result(call_here(fn, *args, **kwargs), absent=False)
+        recorder = StepRecorder(lambda: peers.share)
         with (
             self._bound_iterators((args, kwargs), header, peers),
             peers.run(
@@ -174,63 +243,95 @@ class ReplicaRunner:
                 header.gradient_reduce_op,
                 stand_in=header.stand_in,
                 check_in_sync=header.check_in_sync,
+                on_nonfinite=header.on_nonfinite,
             ),
             enter_replica(ReplicaContext(self._view, peers)),
             self._mirror.guard(),
+            recorder.recording(header.summaries),
         ):
             value = call_here(fn, *args, **kwargs)
+        self._accelerator.leave()
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
-        absent = header.stand_in and header.rows is not None and header.rows[self._setup.rank] == 0
-        return pack_result(value, absent=absent, rows=peers.num_rows_seen)
+        absent = header.stand_in and header.rows is not None and header.rows[peers.rank] == 0
+        return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=recorder.records())
 
     @contextlib.contextmanager
     def _bound_iterators(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
         """Iterators among the arguments draw this replica's pieces and tell of how many rows each batch is."""
+        iterators = [leaf for leaf in flatten(arguments)[0] if isinstance(leaf, ReplicaIterator)]
+        if not iterators:
+            yield
+            return
         empty: Literal["stand_in", "zero_rows"] = "stand_in" if header.stand_in else "zero_rows"
         with contextlib.ExitStack() as stack:
-            for leaf in flatten(arguments)[0]:
-                if isinstance(leaf, ReplicaIterator):
-                    stack.callback(leaf.release)
-                    leaf.bind(
-                        self._setup.rank,
-                        place=self._to_device,
-                        on_batch=lambda batch: peers.next_batch(batch.rows),
-                        empty_batch=empty,
-                    )
+            if header.loop is not None:
+                side = LoopSide(self._mirror, peers, self._saves, iterators)
+                peers.loop = stack.enter_context(self._loops.running(header.step, header.loop, side))
+                stack.callback(setattr, peers, "loop", None)
+            for iterator in iterators:
+                stack.callback(iterator.release)
+                iterator.bind(
+                    peers.rank,
+                    begin=self._copies.begin,
+                    place=self._copies.finish,
+                    on_batch=lambda batch: peers.next_batch(batch.rows),
+                    empty_batch=empty,
+                    before_draw=self._loops.draw,
+                )
             yield
 
-    def _to_device(self, part: Any) -> Any:
-        if isinstance(part, torch.Tensor) and part.device != self._device:
-            return part.to(self._device, non_blocking=True)
-        return part
+    def _begin_ahead(self, header: StepHeader, objects: Sequence[Leaves]) -> None:
+        """Start to copy what a step will need. What goes wrong here goes wrong again in the step, where it belongs."""
+        with contextlib.suppress(Exception):
+            self._ahead = header.step, resolve_parts(header.sources, objects, self._copies.begin)
 
-    def _reseed(self, seed: int) -> None:
+    def _begun_parts(self, header: StepHeader, objects: Sequence[Leaves]) -> list[Any]:
+        (step, parts), self._ahead = self._ahead, (-1, [])
+        return parts if step == header.step else resolve_parts(header.sources, objects, self._copies.begin)
+
+    def _reseed(self, seed: tuple[int, int]) -> None:
         """Follow `torch.manual_seed` of the driver, each replica on a stream of its own (Dropout masks must differ)."""
         if seed != self._seed:
             self._seed = seed
-            torch.manual_seed((seed + self._setup.rank) % 2**63)
+            self._accelerator.seed((seed[0] + self._setup.rank * _STREAM) % 2**63)
 
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         """What this replica's half of the mirrored variables answers."""
         return answer(self._mirror, method, *args)
+
+    def _note_refused(self, header: StepHeader) -> None:
+        """For who asks beside the steps what became of one."""
+        self._loops.pass_by(header.step)
+        if header.looks_only:
+            cause = self._failure or CancelledError(f"Step {header.step} was given up: another replica failed.")
+            self._refused[header.step] = pack_error(cause)
+            while len(self._refused) > _REFUSALS_KEPT:
+                self._refused.popitem(last=False)
+
+    def share_of(self, step: int, token: str) -> Share | PortableError | None:
+        """What became of a save that was dispatched as this step; None while that is not known. Asked beside steps."""
+        found = self._saves.report(token)
+        return pack_error(found) if isinstance(found, Exception) else found or self._refused.get(step)
+
+    def loop(self, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> _T:
+        """What is known of the runs that draw batches themselves. Asked beside steps."""
+        found: _T = getattr(self._loops, method.__name__)(*args)
+        return found
+
+    def nonfinite_counts(self) -> tuple[int, int]:
+        """Backward passes with NaN or infinities, and steps of optimizers that changed nothing for it."""
+        return self._policy.num_found, self._policy.num_skipped
 
     def ping(self) -> None:
         """Answer, after every step dispatched before."""
 
     def abort(self, generation: int) -> None:
         """End the collectives of a generation now, and with them its peers'. May come late, and from any thread."""
-        with self._aborting:
-            if generation == self._generation:
-                for communicator in self._communicators.values():
-                    communicator.abort()
+        self._seat.abort(generation)
 
     def close(self) -> None:
         """Leave the group."""
-        if self._detector is not None:
-            self._detector.close()
-        for communicator in self._communicators.values():
-            communicator.close()
-
-
-def _for_purpose(membership: Membership, purpose: str) -> Membership:
-    return replace(membership, group=f"{membership.group}-{purpose}")
+        self._seat.unwatch()
+        self._setup.rules.close()
+        self._saves.close(_SAVE_S)
+        self._seat.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
 
+from raydist.checkpoints.loops.orders import LoopOrder
+from raydist.collectives.to_one import RootReduction
 from raydist.mirroring.shipment import Shipment
+from raydist.replicas.rules import ReplicaRules
+from raydist.summaries.order import SummaryOrder
 from raydist.values import Leaves, PerReplica, ReduceOp
 
 __all__ = ["PartSource", "ReplicaSetup", "StepHeader", "address_parts", "batch_rows", "resolve_parts"]
@@ -19,7 +23,7 @@ class ReplicaSetup:
 
     Attributes:
         name: The strategy's unique name.
-        rank: This replica, 0 .. world_size - 1.
+        rank: This replica, 0 .. world_size - 1; of workers, which have no peers, the worker's number.
         world_size: All replicas.
         device: Its `torch.device` name, as its own process sees it.
         worker_devices: The names of all replicas' devices, for the user.
@@ -27,6 +31,11 @@ class ReplicaSetup:
         collective_timeout_s: How long a collective may wait for the slowest replica.
         bucket_bytes: Size of one gradient bucket.
         backend: Name of the collective backend; "auto" for the device's default.
+        compression: The type in which gradients travel: "fp16", "bf16", or None for their own.
+        worker: Which of the strategy's workers (nodes) it belongs to, 0 .. num_workers - 1.
+        host: The name of its node, for messages; empty where nobody knows.
+        rules: What it does beyond running steps.
+        accumulation: Which replica adds up for all, and how; None where each does its share.
     """
 
     name: str
@@ -38,6 +47,11 @@ class ReplicaSetup:
     collective_timeout_s: float
     bucket_bytes: int
     backend: str = "auto"
+    compression: Literal["fp16", "bf16"] | None = None
+    worker: int = 0
+    host: str = ""
+    rules: ReplicaRules = field(default_factory=ReplicaRules)
+    accumulation: RootReduction | None = None
 
 
 @final
@@ -50,12 +64,14 @@ class PartSource:
         leaf_index: Which leaf of that object.
         value: The part itself, for values that came from the driver.
         place: Which of the steps that the object holds.
+        on_host: It is not moved to the replica's device.
     """
 
     object_index: int | None
     leaf_index: int = 0
     value: Any = None
     place: int = 0
+    on_host: bool = False
 
 
 @final
@@ -71,8 +87,13 @@ class StepHeader:
         rows: Rows of the first distributed batch among the arguments on each replica; None without one.
         gradient_reduce_op: MEAN (by rows) or SUM.
         stand_in: Replicas without rows run on others' rows and nothing they produce counts; else on zero rows.
-        seed: The driver's torch seed; a change reseeds the replica.
+        seed: The driver's torch seed, and how often it was set: a change of either reseeds the replica.
         check_in_sync: After how many batches replicas compare what they trained; 0 for never.
+        on_nonfinite: What a NaN or an infinity in a gradient does; see `RunOptions`.
+        summaries: What `rd.summary` does where the driver called `run`; None for nothing of its own.
+        random: What each replica's random generator goes on from; nothing where it goes on by itself.
+        looks_only: The function only looks at what replicas hold: for rules and checks it is no step.
+        loop: Its draws are boundaries between steps, for these; None where they are not, or it does not draw.
     """
 
     step: int
@@ -82,12 +103,21 @@ class StepHeader:
     rows: tuple[int, ...] | None = None
     gradient_reduce_op: ReduceOp = ReduceOp.MEAN
     stand_in: bool = True
-    seed: int = 0
+    seed: tuple[int, int] = (0, 0)
     check_in_sync: int = 0
+    on_nonfinite: Literal["pass", "raise", "skip"] = "pass"
+    summaries: SummaryOrder | None = None
+    random: tuple[tuple[bytes, ...], ...] = ()
+    looks_only: bool = False
+    loop: LoopOrder | None = None
 
     def addressed(self, sources: tuple[PartSource, ...]) -> StepHeader:
         """The same step for one replica, which finds its parts there."""
-        return replace(self, sources=sources)
+        return replace(self, sources=sources) if sources != self.sources else self
+
+    def in_group(self, generation: int, sources: tuple[PartSource, ...]) -> StepHeader:
+        """The same step for a replica of this generation, which finds its parts there."""
+        return replace(self, generation=generation, sources=sources)
 
 
 def address_parts(
@@ -105,10 +135,10 @@ def address_parts(
     for value in values:
         part = value.part_on(rank, stand_in=stand_in)
         if part.ref is None:
-            sources.append(PartSource(None, value=part.value))
+            sources.append(PartSource(None, value=part.value, on_host=part.on_host))
         else:
             index = refs.setdefault(part.ref, len(refs))
-            sources.append(PartSource(index, part.leaf_index, place=part.place))
+            sources.append(PartSource(index, part.leaf_index, place=part.place, on_host=part.on_host))
     return tuple(sources)
 
 
@@ -117,16 +147,23 @@ def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:
     return next((value.rows for value in values if value.rows is not None), None)
 
 
-def resolve_parts(sources: Sequence[PartSource], objects: Sequence[Leaves]) -> list[Any]:
-    """This replica's values of the PerReplica arguments; one leaf given twice is one tensor."""
-    seen: dict[tuple[int, int, int], Any] = {}
+def _keep(part: Any) -> Any:
+    return part
+
+
+def resolve_parts(
+    sources: Sequence[PartSource], objects: Sequence[Leaves], move: Callable[[Any], Any] = _keep
+) -> list[Any]:
+    """This replica's values of the PerReplica arguments, moved by `move`; one leaf given twice is one tensor."""
+    seen: dict[tuple[int, int, int, bool], Any] = {}
     parts = []
     for source in sources:
+        moved = _keep if source.on_host else move
         if source.object_index is None:
-            parts.append(source.value)
+            parts.append(moved(source.value))
             continue
-        key = (source.object_index, source.leaf_index, source.place)
+        key = (source.object_index, source.leaf_index, source.place, source.on_host)
         if key not in seen:
-            seen[key] = objects[source.object_index].leaf(source.leaf_index, source.place)
+            seen[key] = moved(objects[source.object_index].leaf(source.leaf_index, source.place))
         parts.append(seen[key])
     return parts

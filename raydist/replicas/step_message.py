@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
+
+import numpy as np
+import torch
 
 from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.results import StepResult
@@ -13,6 +16,8 @@ from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.values import PerReplica
 
 __all__ = ["GroupResult", "PlannedStep", "StepMessage", "address_steps"]
+
+_PLAIN = frozenset({bool, int, float, str, bytes, np.ndarray, torch.Tensor})
 
 
 @final
@@ -49,6 +54,17 @@ class StepMessage:
     sources: tuple[tuple[PartSource, ...], ...]
     objects: tuple[int, ...] = ()
 
+    def packed(self) -> bytes | None:
+        """Its bytes; None where it holds objects of the program's own, which only Ray takes to another process."""
+        values = (source.value for sources in self.sources for source in sources if source.object_index is None)
+        return packed_plainly(self, values)
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> StepMessage:
+        """The message of which these are the bytes."""
+        message: StepMessage = pickle.loads(data)
+        return message
+
     def steps(self) -> list[StepHeader]:
         """The headers of this replica's steps, in order."""
         headers: tuple[StepHeader, ...] = pickle.loads(self.headers)
@@ -72,6 +88,19 @@ class GroupResult:
     error: BaseException | None = None
     remarks: tuple[str, ...] = ()
 
+    def without_summaries(self) -> GroupResult:
+        """See `StepResult.without_summaries`."""
+        if not any(result.summaries for result in self.results):
+            return self
+        return replace(self, results=tuple(result.without_summaries() for result in self.results))
+
+    def packed(self) -> bytes | None:
+        """Its bytes; None where it is an error, or holds objects of the program's own."""
+        return None if self.error is not None else packed_plainly(self, self._leaves())
+
+    def _leaves(self) -> Iterator[Any]:
+        return (leaf for result in self.results for leaf in result.plain_leaves())
+
     @property
     def absent(self) -> bool:
         """Each step's result says it for itself."""
@@ -80,6 +109,19 @@ class GroupResult:
     def leaf(self, index: int, place: int = 0) -> Any:
         """See `values.Leaves.leaf`."""
         return self.results[place].leaf(index)
+
+
+def packed_plainly(message: Any, values: Iterable[Any]) -> bytes | None:
+    """The bytes of a message, if nothing in it needs more than the standard library and numpy to be unpacked.
+
+    Classes of the program may be known to one process only: those travel by value, which Ray sees to.
+    """
+    if not all(value is None or type(value) in _PLAIN or isinstance(value, np.generic) for value in values):
+        return None
+    try:
+        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):  # a structure of the program's own classes
+        return None
 
 
 def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> list[tuple[StepMessage, list[Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raydist.context.current import current
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.strategy import Strategy
-from raydist.strategies.one_device import OneDeviceStrategy
+from raydist.strategies.one_device import default_strategy
 
 __all__ = ["get_replica_context", "get_strategy"]
 
@@ -29,7 +29,7 @@ def get_strategy() -> Strategy:
     holder = current()
     if isinstance(holder, ReplicaContext):
         return holder.strategy
-    return holder if isinstance(holder, Strategy) else OneDeviceStrategy("cpu")
+    return holder if isinstance(holder, Strategy) else default_strategy()
 
 
 def get_replica_context() -> ReplicaContext:
@@ -54,4 +54,4 @@ def get_replica_context() -> ReplicaContext:
         return holder
     if holder is not None:
         return None  # type: ignore[return-value]  # see above
-    return OneDeviceStrategy("cpu").make_replica_context()
+    return default_strategy().make_replica_context()

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
-from raydist.cluster import connect
-from raydist.context.devices import Device, parse_devices
-from raydist.errors import InvalidArgumentError
-from raydist.options import Timeouts
-from raydist.replicas.launch import LaunchPlan, plan_one_node, warn_if_crowded
-from raydist.strategies.synchronous import SynchronousStrategy
+from raydist.options import CommunicationOptions, Timeouts
+from raydist.replicas.launch import LaunchPlan
+from raydist.replicas.rules import ReplicaRules
+from raydist.strategies.cross_device_ops import CrossDeviceOps, accumulation_of, options_of
+from raydist.strategies.one_node import OneNodeStrategy
 
 __all__ = ["MirroredStrategy"]
 
 
 @final
-class MirroredStrategy(SynchronousStrategy):
+class MirroredStrategy(OneNodeStrategy):
     """One replica actor per device of one node, in lock step.
 
     Every replica holds a copy of each variable of the scope; gradients meet in an all-reduce while backward still runs.
     Ray is started on this machine if none runs, else joined. Replicas start when the scope is first entered. Making the
-    strategy waits for nothing.
+    strategy waits for nothing. Which GPU of its node a replica gets Ray decides: names tell how many.
 
     Args:
         devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
             with most of them, else one replica per CPU core.
-        cross_device_ops: None: shared memory or gloo between CPUs, NCCL between GPUs. There is no other choice.
+        cross_device_ops: How the replicas reduce: rd.NcclAllReduce(), rd.HierarchicalCopyAllReduce(),
+            rd.ReductionToOneDevice(). None: shared memory or gloo between CPUs, NCCL between GPUs.
+        communication_options: How the replicas exchange gradients and values, where more is to be said of it.
         timeouts: The limit of every wait, in seconds.
         resources_per_replica: Ray resources of one replica, e.g. {"CPU": 2}. Default: a GPU each on GPUs; on CPUs 1
             CPU each on a cluster that runs already, and a share of the cores on a Ray started here, so that any count
             fits.
 
     Raises:
-        InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice.
+        InvalidArgumentError: cross_device_ops and communication_options ask for different implementations; an unknown
+            device, two kinds at once, none, or the same twice; a GPU that no node has (here, where this process is
+            connected to a cluster, else when its cluster is first needed).
         DeadlineExceededError: (at the scope) the cluster can't place the replicas within `timeouts.start_s`.
 
     Source: tf.distribute.MirroredStrategy.
@@ -54,35 +58,24 @@ class MirroredStrategy(SynchronousStrategy):
     def __init__(
         self,
         devices: int | Sequence[Any] | Any = None,
-        cross_device_ops: None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
         *,
+        communication_options: CommunicationOptions | None = None,
         timeouts: Timeouts | None = None,
         resources_per_replica: Mapping[str, float] | None = None,
     ) -> None:
-        if cross_device_ops is not None:
-            raise InvalidArgumentError(
-                f"cross_device_ops must be None (shared memory or gloo between CPUs, NCCL between GPUs), "
-                f"got {cross_device_ops!r}. Leave it out."
-            )
-        if devices is not None:
-            parse_devices(devices, gpus_on_node=0)  # bad names fail here, before anything is started
-        super().__init__("mirrored", timeouts)
-        self._wanted = devices
-        self._resources = resources_per_replica
-        self._devices: tuple[Device, ...] = ()
+        super().__init__(
+            devices,
+            communication_options=options_of(cross_device_ops, communication_options),
+            timeouts=timeouts,
+            resources_per_replica=resources_per_replica,
+        )
+        self._cross_device_ops = cross_device_ops
 
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        self._plan()
-        return tuple(map(str, self._devices))
+    def replica_rules(self) -> ReplicaRules:
+        return ReplicaRules()
 
     def _make_plan(self) -> LaunchPlan:
-        cluster = connect()
-        node = cluster.best_node()
-        wanted = self._wanted if self._wanted is not None else (node.num_gpus or node.num_cpus)
-        self._devices = parse_devices(wanted, gpus_on_node=node.num_gpus)
-        if self._devices[0].kind == "CPU" and cluster.started_here:
-            warn_if_crowded(len(self._devices), node)
-        return plan_one_node(
-            self._name, self._devices, cluster, node, resources=self._resources, timeouts=self._timeouts
-        )
+        plan = super()._make_plan()
+        accumulation = accumulation_of(self._cross_device_ops, self._devices)
+        return replace(plan, setups=tuple(replace(setup, accumulation=accumulation) for setup in plan.setups))

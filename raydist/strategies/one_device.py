@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
 
+from raydist.collectives.nonfinite.checked_backward import CheckedBackward
+from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.context.advice import advise
 from raydist.context.current import enter_replica
 from raydist.context.devices import parse_device
 from raydist.context.peers import Alone
 from raydist.context.replica_context import ReplicaContext
+from raydist.context.step_counter import StepCounter
 from raydist.context.strategy import Strategy, require_call
 from raydist.context.strategy_input import require_dataset
+from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import LocalDistributedDataset
+from raydist.distributed_dataset import LocalDistributedDataset, require_shared
+from raydist.foreign_errors import annotate
+from raydist.mirroring.checked_steps import CheckedSteps
+from raydist.mirroring.trained_state import names_of
 from raydist.nest import flatten, unflatten
 from raydist.options import InputOptions, RunOptions
 from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.optional import Optional
+from raydist.preemption.boundaries import pass_draw
 from raydist.values import InputContext
 
-__all__ = ["OneDeviceStrategy"]
+__all__ = ["OneDeviceStrategy", "default_strategy"]
+
+_DEFAULTS = RunOptions()
 
 
 @final
@@ -31,7 +44,8 @@ class OneDeviceStrategy(Strategy):
     """Everything on one device, in this process.
 
     Variables are plain modules on `device`, batches and results are plain tensors, `run` calls the function at once.
-    It starts nothing and needs no Ray.
+    It starts nothing and needs no Ray. As on several replicas, modules and parameters that a step uses must be made
+    under the scope.
 
     Args:
         device: "cpu", "cuda:0", "GPU:0" or a torch.device.
@@ -51,6 +65,11 @@ class OneDeviceStrategy(Strategy):
         self._device = parse_device(device)
         self._torch_device = torch.device(self._device.torch_name)
         self._batches = _Batches()
+        self._num_steps = 0
+        self._steps: CheckedSteps | None = CheckedSteps(f"this {type(self).__name__}", self._torch_device.type)
+        self._made = self._steps.scope
+        self._policy = NonfinitePolicy(lambda parameters: names_of(parameters, self._made.objects()))
+        self._checked = CheckedBackward(self._policy)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -63,7 +82,7 @@ class OneDeviceStrategy(Strategy):
     @contextlib.contextmanager
     def _mark_created(self) -> Iterator[None]:
         # torch's factory functions then create on the device, so that modules need no .to().
-        with self._torch_device if self._torch_device.type != "cpu" else contextlib.nullcontext():
+        with self._made.enter(), self._torch_device if self._torch_device.type != "cpu" else contextlib.nullcontext():
             yield
 
     def _set_gradient_reduce_op(self, options: RunOptions) -> None:
@@ -76,18 +95,31 @@ class OneDeviceStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        self._require_open("run a step")
-        require_call(fn, args)
-        peers = Alone(self._torch_device)
+        self._begin_run()
+        require_call(fn, args, kwargs, options)
+        choice = (options or _DEFAULTS).on_nonfinite
+        peers = Alone(self._torch_device, None if choice == "pass" else self._checked)
         named = dict(kwargs or {})
         leaves, structure = flatten((tuple(args), named))
+        if self._steps is not None:
+            self._steps.check(fn, leaves)
         rows = self._batches.rows_of_first(leaves)
         peers.rows = None if rows is None else (rows,)
         if any(type(leaf) is DatasetIterator for leaf in leaves):
             watched = [_Watched(leaf, peers) if type(leaf) is DatasetIterator else leaf for leaf in leaves]
             args, named = unflatten(structure, watched)
+            peers.loop = self
+        self._num_steps += 1
         with enter_replica(ReplicaContext(self, peers)):
-            return fn(*args, **named)
+            try:
+                if choice == "pass":
+                    return fn(*args, **named)
+                with self._policy.run(choice), self._checked.step():
+                    return fn(*args, **named)
+            except BaseException as error:
+                advise(error)
+                annotate(error, f"In step {self._num_steps - 1} on replica 0 ({self._torch_device}).")
+                raise
 
     def make_replica_context(self) -> ReplicaContext:
         """The context of the only replica, as `rd.get_replica_context()` gives it in a step that has no batch.
@@ -104,6 +136,7 @@ class OneDeviceStrategy(Strategy):
         self._batches.note(flatten(batch)[0])
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+        require_shared(options or InputOptions())
         return self._distribute(dataset, options, dealt=False)
 
     def _distribute(self, dataset: Dataset, options: InputOptions | None, *, dealt: bool) -> LocalDistributedDataset:
@@ -125,11 +158,29 @@ class OneDeviceStrategy(Strategy):
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         return value_fn(ValueContext(0, 1))
 
+    def stats(self) -> StrategyStats:
+        return StrategyStats(self._num_steps, self._policy.num_found, self._policy.num_skipped)
+
     def close(self) -> None:
         self._closed = True
 
     def _abort(self, *, fetch: bool) -> None:
         self._closed = True
+
+
+def default_strategy() -> OneDeviceStrategy:
+    """The strategy where none was entered: it runs whatever it is given, as there is no scope to have made it in."""
+    strategy = OneDeviceStrategy("cpu")
+    strategy._steps = None
+    strategy._is_default = True
+    strategy._counter = _counter_without_scope()
+    return strategy
+
+
+@functools.cache
+def _counter_without_scope() -> StepCounter:
+    """One for the process: each time that none was entered, the strategy is another."""
+    return StepCounter()
 
 
 def _num_rows(leaves: Sequence[Any]) -> int:
@@ -187,11 +238,21 @@ class _Watched(Iterator[Any]):
         self._peers = peers
 
     def __next__(self) -> Any:
+        pass_draw()
         return self._noted(next(self._inner))
 
     def get_next(self) -> Any:
         """Like `next`, but raises OutOfRangeError at the end."""
+        pass_draw()
         return self._noted(self._inner.get_next())
+
+    def get_next_as_optional(self) -> Optional[Any]:
+        """The next batch, or an empty Optional at the end."""
+        pass_draw()
+        found = self._inner.get_next_as_optional()
+        if found.has_value():
+            self._noted(found.get_value())
+        return found
 
     def _noted(self, batch: Any) -> Any:
         self._peers.rows = (_num_rows(flatten(batch)[0]),)

@@ -7,30 +7,42 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import uuid
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, TypeVarTuple, final
 
 import torch
 
-from raydist.actors.passes.link import InputHost
-from raydist.context.strategy import Strategy, require_call
-from raydist.context.strategy_input import require_dataset
+from raydist.actors.portable_errors import PortableError
+from raydist.checkpoints.loops.beginning import begin_loop
+from raydist.checkpoints.loops.driver_loop import DriverLoop
+from raydist.checkpoints.loops.manager_here import lending_managers
+from raydist.checkpoints.loops.replica_loops import ReplicaLoops
+from raydist.checkpoints.random_state import RESTORED_REPLICAS
+from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.checkpoints.sharing.shares import Share
+from raydist.context.strategy import require_call
+from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
-from raydist.dataset import Dataset
-from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
+from raydist.deferred_compiler import defer_compiler
+from raydist.distributed_dataset import InputSide
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.shipment import Shipment
-from raydist.options import InputOptions, RunOptions, Timeouts
+from raydist.options import CommunicationOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
+from raydist.replicas.replica_saver import SAVES, ReplicaSaver
 from raydist.replicas.results import StepValues, StructureMemory, returns_nothing
+from raydist.replicas.rules import ReplicaRules
+from raydist.replicas.runner import ReplicaRunner
+from raydist.replicas.seed_calls import num_seed_calls
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.replicas.step_message import PlannedStep
-from raydist.values import InputContext, PerReplica, ReduceOp
+from raydist.replicas.step_summaries import counting
+from raydist.strategies.hosted import HostedStrategy
+from raydist.values import PerReplica
 
 __all__ = ["SynchronousStrategy"]
 
@@ -38,29 +50,48 @@ _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
 
-class SynchronousStrategy(Strategy):
+class SynchronousStrategy(HostedStrategy):
     """Replica actors in lock step; gradients meet in an all-reduce. Replicas start when they are first needed."""
 
-    def __init__(self, kind: str, timeouts: Timeouts | None) -> None:
-        super().__init__()
-        self._name = f"{kind}-{uuid.uuid4().hex[:8]}"
-        self._timeouts = timeouts or Timeouts()
-        self._options = RunOptions(gradient_reduce_op=ReduceOp.MEAN)
+    def __init__(
+        self, kind: str, timeouts: Timeouts | None, communication_options: CommunicationOptions | None = None
+    ) -> None:
+        super().__init__(kind, timeouts)
+        self._communication = communication_options or CommunicationOptions()
         self._launch_plan: LaunchPlan | None = None
         self._launched: ReplicaGroup | None = None
         self._started = False
-        self._mirror = MirrorDriver(self._name, _Link(self))
+        self._mirror = MirrorDriver(self._name, _Link(self), self._device_types)
         self._memory = StructureMemory()
-        self._input_host: InputHost | None = None
         self._next_step = 0
+        self._num_looks = 0
+        self._random_restored = 0
+        self._loop: DriverLoop | None = None
+        self._mirror.share_saver = ReplicaSaver(
+            self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts
+        )
+        self._looked = False
+        self._nonfinite_counts = (0, 0)
 
     @abstractmethod
     def _make_plan(self) -> LaunchPlan:
         """Where the replicas run. Called once; may start or join Ray."""
 
+    def replica_rules(self) -> ReplicaRules:
+        """What the replicas do beyond running steps: a strategy of one's own returns rules of its own.
+
+        Returns:
+            Rules that exchange gradients and do nothing more. Called once, when the replicas are planned.
+
+        >>> rd.MirroredStrategy("cpu").replica_rules().exchanges_gradients
+        True
+        """
+        return ReplicaRules()
+
     def _plan(self) -> LaunchPlan:
         if self._launch_plan is None:
-            self._launch_plan = self._make_plan()
+            plan, rules = self._make_plan(), self.replica_rules()
+            self._launch_plan = replace(plan, setups=tuple(replace(setup, rules=rules) for setup in plan.setups))
         return self._launch_plan
 
     @final
@@ -72,13 +103,11 @@ class SynchronousStrategy(Strategy):
     def _launch(self) -> ReplicaGroup:
         """The replicas' processes, perhaps still starting: meanwhile the driver builds its model."""
         if self._launched is None:
+            defer_compiler()  # the driver makes optimizers, too
             self._launched = launch(self._plan(), self._timeouts)
+            self._launched.on_results += [self._summaries.take_results, counting(self._metrics)]
             self._close_when_dropped(functools.partial(self._launched.close, gently=False))
         return self._launched
-
-    def _close_when_dropped(self, close: Callable[[], None]) -> None:
-        """A strategy that is dropped without `close` gives its processes and its reservation back as well."""
-        weakref.finalize(self, close)
 
     @final
     def _replicas(self) -> ReplicaGroup:
@@ -100,10 +129,6 @@ class SynchronousStrategy(Strategy):
             yield
 
     @final
-    def _set_gradient_reduce_op(self, options: RunOptions) -> None:
-        self._options = options
-
-    @final
     def run(
         self,
         fn: Callable[..., Any],
@@ -111,28 +136,61 @@ class SynchronousStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        self._require_open("run a step")
-        require_call(fn, args)
+        self._begin_run()
+        require_call(fn, args, kwargs, options)
         group = self._replicas()
-        shipment = self._mirror.prepare(fn, tuple(args), dict(kwargs or {}), externals={"strategy": self})
-        step = PlannedStep(self._next_header(shipment, options or RunOptions()), shipment.per_replica)
-        outcome = group.dispatch(step)
+        named, externals = dict(kwargs or {}), {"strategy": self}
+        loop = begin_loop((args, named), _LoopHost(self))
+        with self._summaries.noting(), contextlib.nullcontext() if loop is None else lending_managers():
+            shipment = self._mirror.prepare(fn, tuple(args), named, externals=externals, carried=self._counter)
+        header = self._next_header(shipment, options or RunOptions())
+        if loop is not None:
+            header = replace(header, loop=loop.order())
+        outcome = group.dispatch(PlannedStep(header, shipment.per_replica))
         self._mirror.dispatched()
+        if loop is not None:
+            self._loop = loop
+            loop.start(header.step)
         return self._result(fn, StepValues(outcome))
+
+    def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
+        """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""
+        self._require_open("save")
+        group = self._replicas()
+        shipment = self._mirror.prepare(function, (SAVES, *args), externals={"strategy": self, "saves": SAVES})
+        header = replace(self._next_header(shipment, RunOptions()), looks_only=True, summaries=None)
+        self._num_looks += 1
+        group.dispatch(PlannedStep(header, shipment.per_replica))
+        self._mirror.dispatched()
+        ask = functools.partial(group.ask_beside, ReplicaRunner.share_of, header.step, token)
+        return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
+
+    def _hosts(self) -> tuple[str, ...]:
+        """The nodes of the replicas, as far as they have some."""
+        return () if self._launched is None else self._launched.hosts
 
     def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
         """The next step, the same for every replica but for where its parts are."""
         self._next_step += 1
+        self._looked |= options.on_nonfinite != "pass"
         return StepHeader(
             step=self._next_step - 1,
             generation=self._replicas().generation,
             shipment=shipment.without_parts(),
             rows=batch_rows(shipment.per_replica),
-            gradient_reduce_op=options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN,
+            gradient_reduce_op=self._gradient_reduce_op(options),
             stand_in=options.empty_batch == "stand_in",
             check_in_sync=options.check_in_sync,
-            seed=torch.initial_seed(),
+            on_nonfinite=options.on_nonfinite,
+            seed=(torch.initial_seed(), num_seed_calls()),
+            summaries=self._summaries.order(),
+            random=self._restored_random(),
         )
+
+    def _restored_random(self) -> tuple[tuple[bytes, ...], ...]:
+        states = RESTORED_REPLICAS.since(self._random_restored)
+        self._random_restored = RESTORED_REPLICAS.count
+        return states
 
     def _result(self, fn: Callable[..., Any], values: StepValues) -> Any:
         if returns_nothing(fn):
@@ -148,33 +206,27 @@ class SynchronousStrategy(Strategy):
 
     @final
     def _input_side(self) -> InputSide:
-        self._require_open("distribute a dataset")
-        plan = self._plan()
-        if self._input_host is None:
-            self._input_host = InputHost(
-                self._name, num_replicas=len(plan.setups), timeouts=self._timeouts, node_id=plan.node_id
-            )
-            self._close_when_dropped(self._input_host.close)
-        self._input_host.start()  # its process starts while the replicas' do
-        return InputSide(self._input_host, len(plan.setups), self._timeouts, drain=self._drain)
+        host, plan = self._pipelines(), self._plan()
+        return InputSide(host, len(plan.setups), self._timeouts, drain=self._drain, num_workers=plan.num_workers)
 
+    @final
+    def _num_readers(self) -> int:
+        return len(self._plan().setups)
+
+    @final
+    def _worker_nodes(self) -> tuple[str, ...]:
+        hosts = self._launch().hosts
+        return tuple({setup.worker: host for setup, host in zip(self._plan().setups, hosts, strict=True)}.values())
+
+    @final
+    def _first_node(self) -> str:
+        # That of replica 0; before replicas are placed, one that they may be on.
+        return self._plan().node_id if self._launched is None else self._launched.hosts[0]
+
+    @final
     def _drain(self) -> None:
         if self._launched is not None:
             self._launched.wait()
-
-    @final
-    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
-        require_dataset(dataset)
-        return distribute(dataset, self._input_side(), options or InputOptions())
-
-    @final
-    def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
-    ) -> DistributedDataset:
-        def checked_fn(context: InputContext) -> Dataset:
-            return require_dataset(dataset_fn(context))
-
-        return distribute_from_function(checked_fn, self._input_side(), options or InputOptions())
 
     @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -183,35 +235,80 @@ class SynchronousStrategy(Strategy):
         return values[0] if count == 1 else PerReplica(values)
 
     @final
-    def close(self) -> None:
-        self._process.require("closed")
-        if self._closed:
-            return
-        try:
-            if self._launched is not None and self._started:
-                self._launched.wait_to_close()
-        finally:
-            self._abort(fetch=True)
+    def stats(self) -> StrategyStats:
+        self._process.require("asked")
+        if not self._closed:
+            self._count()
+        return StrategyStats(self._next_step - self._num_looks, *self._nonfinite_counts)
+
+    def _count(self) -> None:
+        """Ask the replicas, where there may be something to count."""
+        if self._launched is not None and self._started:
+            self._launched.wait()
+            if self._looked:
+                self._nonfinite_counts = self._replicas().nonfinite_counts()
 
     @final
-    def _abort(self, *, fetch: bool) -> None:
-        if self._closed or not self._process.is_this:
+    def _finish(self) -> None:
+        if self._launched is None or not self._started:
             return
-        with contextlib.ExitStack() as stack:
-            if self._launched is not None:
-                stack.callback(self._launched.close, gently=self._started)
-            if self._input_host is not None:
-                stack.callback(self._input_host.close)
-            # Last registered, first done: the replicas must live to give the variables their final values.
-            stack.callback(self._release_variables, fetch=fetch)
-        self._closed = True
+        self._launched.wait_to_close()
+        if self._loop is not None:
+            self._loop.settle()
+        self._await_saves()
+        self._metrics.publish()
+        with contextlib.suppress(Exception):  # no number is worth an error of a strategy that is done
+            self._count()
 
+    @final
+    def _stop(self) -> None:
+        if self._launched is not None:
+            self._launched.close(gently=self._started)
+        if self._loop is not None:
+            self._loop.close()
+
+    def _device_types(self) -> set[str]:
+        return {torch.device(setup.device).type for setup in self._plan().setups}
+
+    @final
     def _release_variables(self, *, fetch: bool) -> None:
         reachable = fetch and self._launched is not None and self._started
         if reachable and self._launched is not None and self._launched.answers(self._timeouts.close_s / 2):
             with contextlib.suppress(Exception):  # what happened before is on its way to the user
                 self._mirror.release()
         self._mirror.release(fetch=False)
+
+
+@final
+class _LoopHost:
+    """How a run that draws batches itself is asked beside it: a `LoopHost`."""
+
+    def __init__(self, strategy: SynchronousStrategy) -> None:
+        self._strategy = strategy
+
+    @property
+    def limit_s(self) -> float:
+        return self._strategy._timeouts.step_s
+
+    def handle_of(self, obj: Any) -> int | None:
+        return self._strategy._mirror.handle_of(obj)
+
+    def how(self, obj: Any) -> str | None:
+        saver = self._strategy._mirror.share_saver
+        return None if saver is None else saver.how(obj)
+
+    def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+        return self._strategy._mirror.items_alone(objects)
+
+    def ask(self, rank: int | None, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> list[_T]:
+        ranks = None if rank is None else (rank,)
+        return self._strategy._launch().ask_beside(ReplicaRunner.loop, method, *args, ranks=ranks)
+
+    def shares(self, step: int, token: str) -> Sequence[Share | PortableError | None]:
+        return self._strategy._launch().ask_beside(ReplicaRunner.share_of, step, token)
+
+    def drain(self) -> None:
+        self._strategy._drain()
 
 
 @final

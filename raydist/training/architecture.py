@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from raydist.errors import InvalidArgumentError
+from raydist.mirroring.buffers.aggregation import is_chosen_for
 
 __all__ = ["Architecture", "architecture_of", "build_module"]
 
@@ -82,7 +83,7 @@ def _describe(module: nn.Module, depth: int) -> Architecture | None:
 def _is_changed(module: nn.Module) -> bool:
     """Whether it does something of its own that no class says."""
     held = vars(module)
-    return "forward" in held or any(held.get(hooks) for hooks in _HOOKS)
+    return "forward" in held or is_chosen_for(module) or any(held.get(hooks) for hooks in _HOOKS)
 
 
 def _describe_leaf(module: nn.Module) -> Architecture | None:

@@ -20,8 +20,8 @@ from raydist.training.steps import Trainee, evaluation_step
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callback_list import CallbackList
-    from raydist.training.reporter import Reporter
+    from raydist.training.callbacks.callback_list import CallbackList
+    from raydist.training.display.reporter import Reporter
 
 __all__ = ["Evaluation"]
 

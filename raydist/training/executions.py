@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, final
 
+from raydist.preemption.boundaries import undivided_run
 from raydist.training.steps import Step, looped
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class _Loops(Executions):
 
     def execute(self, limit: int | None) -> int:
         count = self._size if limit is None else min(limit, self._size)
-        counts = self._strategy.run(self._loop, args=(self._iterator, count), options=self._options)
+        with undivided_run():  # a `fit` counts by executions
+            counts = self._strategy.run(self._loop, args=(self._iterator, count), options=self._options)
         # Batches exist on all replicas or on none, so that every replica counts the same.
         done = int(self._strategy.local_results(counts)[0])
         if done < count:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.options import RunOptions
+from raydist.strategies.global_step import step_counting
 from raydist.training.class_weights import ClassWeights
 from raydist.training.elements import unpack
 from raydist.training.executions import Executions, executions
@@ -21,14 +22,16 @@ from raydist.training.passes import (
     run_pass,
     warn_out_of_data,
 )
+from raydist.training.resuming.fit_state import FitState
+from raydist.training.resuming.keeping import Keepers
 from raydist.training.steps import Trainee, training_step
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callback_list import CallbackList
-    from raydist.training.callbacks import TrainedModel
-    from raydist.training.reporter import Reporter
+    from raydist.training.callbacks.callback import TrainedModel
+    from raydist.training.callbacks.callback_list import CallbackList
+    from raydist.training.display.reporter import Reporter
 
 __all__ = ["Fit", "FitPlan"]
 
@@ -97,6 +100,8 @@ class Fit:
         callbacks: CallbackList,
         reporter: Reporter,
         validate: Callable[[str], dict[str, Any]] | None,
+        state: FitState,
+        keepers: Keepers,
     ) -> None:
         self._trainee = trainee
         self._trackers = trainee.compiled.trackers
@@ -105,46 +110,96 @@ class Fit:
         self._callbacks = callbacks
         self._reporter = reporter
         self._validate = validate
-        self._total = plan.total()
-        self._saw_data = False
-        self._step = training_step(trainee.module, trainee.compiled, plan.class_weights)
+        self._state = state
+        self._keepers = keepers
+        state.total, state.epoch = plan.total(), plan.initial_epoch
+        self._step = training_step(
+            trainee.module, trainee.compiled, plan.class_weights, step_counting(trainee.strategy)
+        )
         self._options = plan.options()
 
     def run(self) -> None:
-        """All epochs. Waits for the steps of each."""
-        logs: dict[str, Any] = {}
+        """All epochs, or those that a checkpoint leaves. Waits for the steps of each."""
         self._model.stop_training = False
+        with self._state.without_callbacks():
+            resumed = self._keepers.restore()
         self._callbacks.call("on_train_begin", {})
+        if resumed:
+            self._keepers.restore_again()
+        if self._state.is_within_epoch or not self._has_ended():
+            self._train(resumed)
+        elif resumed:
+            self._keepers.say_nothing_is_left(self._plan.epochs)
+        self._callbacks.call("on_train_end", self._state.last_logs)
+        self._keepers.finish()
+
+    def _has_ended(self) -> bool:
+        return self._state.stop or self._state.epoch >= self._plan.epochs
+
+    def _train(self, resumed: bool) -> None:
         with contextlib.ExitStack() as whole_fit:
-            shared = None if self._plan.steps_per_epoch is None else self._open(whole_fit)
-            for epoch in range(self._plan.initial_epoch, self._plan.epochs):
+            shared: Executions | None = None
+            while True:
                 with contextlib.ExitStack() as one_epoch:
-                    logs = self._epoch(epoch, shared or self._open(one_epoch))
-                if self._model.stop_training:
+                    self._begin_epoch(resumed and self._state.is_within_epoch)
+                    if self._plan.steps_per_epoch is not None:
+                        shared = shared or self._open(whole_fit)
+                    self._epoch(shared, one_epoch)
+                resumed = False
+                if self._has_ended():
                     break
-        self._callbacks.call("on_train_end", logs)
+
+    def _begin_epoch(self, goes_on: bool) -> None:
+        if not goes_on:
+            self._trackers.reset()
+        self._reporter.start(self._label(), self._state.total)
+        self._callbacks.call("on_epoch_begin", self._state.epoch, {})
+        if goes_on:  # that hook was called before the checkpoint, too
+            self._keepers.restore_again()
+            self._model.stop_training = self._state.stop
+
+    def _label(self) -> str:
+        return f"Epoch {self._state.epoch + 1}/{self._plan.epochs}"
 
     def _open(self, stack: contextlib.ExitStack) -> Executions:
         iterator = stack.enter_context(opened(self._plan.data))
+        known = num_batches(self._plan.data)
+        gone = self._state.batches if self._plan.steps_per_epoch is None else self._state.drawn
         return executions(
             self._trainee.strategy,
             self._step,
             iterator,
             steps_per_execution=self._trainee.compiled.steps_per_execution,
-            num_batches=num_batches(self._plan.data),
+            num_batches=None if known is None else max(0, known - gone),
             options=self._options,
         )
 
-    def _epoch(self, epoch: int, calls: Executions) -> dict[str, Any]:
-        label = f"Epoch {epoch + 1}/{self._plan.epochs}"
-        self._trackers.reset()
-        self._reporter.start(label, self._total)
-        self._callbacks.call("on_epoch_begin", epoch, {})
-        steps = self._steps(calls)
-        logs = self._logs(steps, label, validates=self._plan.validates(epoch)) if steps else {}
-        self._callbacks.call("on_epoch_end", epoch, logs)
-        if steps:
+    def _epoch(self, shared: Executions | None, stack: contextlib.ExitStack) -> None:
+        """One epoch, or the rest of it."""
+        logs = self._logs(shared, stack)
+        own = dict(logs)
+        self._callbacks.call("on_epoch_end", self._state.epoch, logs)
+        if logs:
             self._reporter.result(logs)
+        self._state.end_epoch(own)
+        self._state.stop = self._model.stop_training
+        self._keepers.after_epoch(logs)
+
+    def _logs(self, shared: Executions | None, stack: contextlib.ExitStack) -> dict[str, Any]:
+        """What is logged of an epoch, once its training and its validation are over; nothing of one without data."""
+        if self._state.logs is None:
+            steps = self._steps(shared or self._open(stack))
+            if not steps:
+                return {}
+            rows, logs = self._trackers.rows_and_logs()
+            self._reporter.stop(steps, rows)
+            self._state.end_training(logs)
+        else:  # a checkpoint was saved while it was validated: the data is at the end of this epoch already
+            self._state.end_training(self._state.logs)
+        logs = dict(self._state.logs or {})
+        if self._validate is not None and self._plan.validates(self._state.epoch):
+            found = self._validate(f"{self._label()} validation")
+            logs.update((f"val_{name}", value) for name, value in found.items())
         return logs
 
     def _steps(self, calls: Executions) -> int:
@@ -155,30 +210,34 @@ class Fit:
             begin=lambda step: self._callbacks.call("on_train_batch_begin", step, {}),
             end=self._after_execution,
             stopped=lambda: self._model.stop_training,
+            start=self._state.batches,
         )
+        update = self._trainee.compiled.update
+        if update.accumulation is not None:
+            self._trainee.strategy.run(update.finish)
         if not self._model.stop_training:
             self._after_last_batch(steps, wanted)
         return steps
 
     def _after_last_batch(self, steps: int, wanted: int | None) -> None:
         """The data ended, or the wanted number of steps is done."""
-        if not self._saw_data:
+        if not self._state.saw_data:
             require_steps(steps, "fit")
-        self._saw_data = True
+        self._state.saw_data = True
         if wanted is None:
-            self._total = steps  # of the next epoch, most likely
+            self._state.total = steps  # of the next epoch, most likely
         elif steps < wanted:
             self._model.stop_training = True
             warn_out_of_data("steps_per_epoch", wanted, steps, "for this epoch. Training stops here.")
 
     def _after_execution(self, done: int) -> None:
+        count, self._state.batches = done - self._state.batches, done
+        self._state.drawn += count
+        if (scheduler := self._trainee.compiled.scheduler_here) is not None:
+            for _ in range(count):
+                scheduler.step()
+        self._trainee.strategy._add_steps(count)
         self._callbacks.batch_end("on_train_batch_end", done - 1, self._trackers.read)
         self._reporter.step(done, self._trackers.rows_and_logs)
-
-    def _logs(self, steps: int, label: str, *, validates: bool) -> dict[str, Any]:
-        rows, logs = self._trackers.rows_and_logs()
-        self._reporter.stop(steps, rows)
-        if self._validate is not None and validates:
-            found = self._validate(f"{label} validation")
-            logs.update((f"val_{name}", value) for name, value in found.items())
-        return logs
+        self._state.stop = self._model.stop_training
+        self._keepers.after_execution(count)

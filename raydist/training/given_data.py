@@ -14,7 +14,8 @@ from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import map_structure
-from raydist.training.callbacks import Callback
+from raydist.options import Options
+from raydist.training.callbacks.callback import Callback
 from raydist.training.passes import distributed
 from raydist.training.torch_loader import drawn_seed, loader_batches
 
@@ -69,7 +70,11 @@ class GivenData:
         if isinstance(given, DataLoader):
             return loader_batches(given)
         rows = Dataset.from_tensor_slices(self._element(given))
-        return (rows.global_shuffle(drawn_seed()) if shuffle else rows).batch(self.batch_size or BATCH_SIZE)
+        batch_size = self.batch_size or BATCH_SIZE
+        if not shuffle:
+            return rows.batch(batch_size)
+        # A seed of the options, not of the shuffle: that one goes on from a checkpoint.
+        return rows.global_shuffle().batch(batch_size).with_options(Options(seed=drawn_seed()))
 
     def _element(self, x: Any) -> Any:
         x = _arrays(x, "x")

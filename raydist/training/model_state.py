@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.training.architecture import architecture_of, build_module
 from raydist.training.saving import ModelManifest, digests, snapshot
 
@@ -22,6 +23,11 @@ def pack(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, config: Mapping[str, Any] | None
 ) -> tuple[dict[str, torch.Tensor], ModelManifest]:
     """Everything that `Model.save` writes. Waits for dispatched steps."""
+    if tables := SavedRows(module).tables():
+        raise InvalidArgumentError(
+            "A model file has what state_dict() gives, and that has no rows of ShardedEmbeddings, but the module has "
+            f"{', '.join(map(repr, tables))}. Save an rd.Checkpoint(model=model.module) instead: it has them."
+        )
     state = snapshot(module.state_dict())
     tensors = {MODULE_PREFIX + name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     extra = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}

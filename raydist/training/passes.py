@@ -40,6 +40,7 @@ def run_pass(
     end: Callable[[int], None],
     limit: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    start: int = 0,
 ) -> int:
     """Execute until `limit` steps, the end of the data or `stopped()`.
 
@@ -49,11 +50,12 @@ def run_pass(
         end: Called with the number of steps done, after an execution.
         limit: Most steps; None for all there are.
         stopped: Asked before each execution.
+        start: Number of steps that were done before.
 
     Returns:
-        The number of steps done.
+        The number of steps done, with those before.
     """
-    done = 0
+    done = start
     while (limit is None or done < limit) and not stopped() and calls.ready():
         begin(done)
         steps = calls.execute(None if limit is None else limit - done)

@@ -19,6 +19,7 @@ from raydist.training.passes import (
     run_pass,
     warn_out_of_data,
 )
+from raydist.training.precision import Precision
 from raydist.training.steps import prediction_step
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from raydist.context.strategy import Strategy
     from raydist.distributed_dataset import DistributedDataset
-    from raydist.training.callback_list import CallbackList
-    from raydist.training.reporter import Reporter
+    from raydist.training.callbacks.callback_list import CallbackList
+    from raydist.training.display.reporter import Reporter
 
 __all__ = ["Prediction"]
 
@@ -39,9 +40,17 @@ MAX_UNREAD = 8
 class Prediction:
     """One call of `Model.predict`."""
 
-    def __init__(self, strategy: Strategy, module: nn.Module, callbacks: CallbackList, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        module: nn.Module,
+        callbacks: CallbackList,
+        reporter: Reporter,
+        precision: Precision = None,
+    ) -> None:
         self._strategy = strategy
         self._module = module
+        self._step = prediction_step(module, precision)
         self._callbacks = callbacks
         self._reporter = reporter
         self._unread: deque[Any] = deque()
@@ -54,7 +63,7 @@ class Prediction:
         self._reporter.start("Predict", num_steps(data, limit))
         self._callbacks.call("on_predict_begin", {})
         with in_evaluation_mode(self._module), opened(data) as iterator:
-            calls = executions(self._strategy, prediction_step(self._module), iterator)
+            calls = executions(self._strategy, self._step, iterator)
 
             def after_execution(done: int) -> None:
                 self._collect(calls.result, done)

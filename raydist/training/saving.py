@@ -6,6 +6,7 @@ put together, and holds a SHA-256 of every tensor: a damaged file is refused, no
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,11 +18,15 @@ from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from raydist.checkpoints.tensor_file import write_safetensors
 from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
+from raydist.pipelines.formats.files import local_path, path_text, shown_uri
+from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
 
 __all__ = ["ModelManifest", "read_model_file", "snapshot", "write_model_file"]
+
+_CHUNK_BYTES = 8 << 20
 
 FORMAT_VERSION = 1
 MANIFEST_KEY = "raydist.model"
@@ -80,25 +85,22 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def write_model_file(path: str | os.PathLike[str], tensors: dict[str, torch.Tensor], manifest: ModelManifest) -> None:
-    """Write the file under a temporary name and rename it: a reader finds the old file or the new one, never a part."""
-    target = Path(path)
+    """Write a file, by its path or URI: readers find the old one or the new one, never a part, after a crash too."""
     text = _as_json(manifest)
     header = {MANIFEST_KEY: text, DIGEST_KEY: _digest(text)}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        os.close(handle)
-        save_file(tensors, temporary, metadata=header)
-        _flush_to_disk(temporary)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    directory, name = _place(path_text(path))
+    directory.make()
+    directory.replace_by(name, lambda file: write_safetensors(file, name, tensors, metadata=header))
 
 
-def _flush_to_disk(path: str) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def _place(path: str) -> tuple[DirectoryFiles, str]:
+    """The directory that a file is in, and what it is called there."""
+    local = local_path(path)
+    plain, mark, query = (path if local is None else os.path.abspath(local)).partition("?" if local is None else "\0")
+    parent, _, name = plain.rpartition("/")
+    if not name:
+        raise InvalidArgumentError(f"A model is saved in a file, but {shown_uri(path)!r} names none.")
+    return directory_files(f"{parent}{mark}{query}" if parent else "/"), name
 
 
 def _as_json(manifest: ModelManifest) -> str:
@@ -118,19 +120,34 @@ def read_model_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tenso
         NotFoundError: There is no such file.
         DataLossError: It is truncated, damaged, or no model file.
     """
-    file = Path(path)
+    text = path_text(path)
+    local = local_path(text)
+    if local is not None:
+        return _read(Path(local))
+    directory, name = _place(text)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / name
+        if directory.exists(name):
+            with contextlib.closing(directory.open(name).file) as source, copy.open("wb") as target:
+                while chunk := source.read(_CHUNK_BYTES):
+                    target.write(chunk)
+        return _read(copy, f"{directory.shown}/{name}")
+
+
+def _read(file: Path, shown: str = "") -> tuple[dict[str, torch.Tensor], ModelManifest]:
+    shown = shown or str(file)
     if not file.is_file():
-        raise NotFoundError(f"A model file must exist to be loaded, found none at {str(file)!r}.")
+        raise NotFoundError(f"A model file must exist to be loaded, found none at {shown!r}.")
     try:
         with safe_open(file, framework="pt") as content:
-            manifest = _parse(content.metadata() or {}, str(file))
+            manifest = _parse(content.metadata() or {}, shown)
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
         raise DataLossError(
-            f"{str(file)!r} is no whole model file ({error}): it is truncated, damaged or of another kind. Use a copy.",
-            path=str(file),
+            f"{shown!r} is no whole model file ({error}): it is truncated, damaged or of another kind. Use a copy.",
+            path=shown,
         ) from None
-    _verify(tensors, manifest, str(file))
+    _verify(tensors, manifest, shown)
     return tensors, manifest
 
 

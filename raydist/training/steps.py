@@ -19,13 +19,17 @@ from raydist.nest import flatten, map_structure
 from raydist.strategies.default import get_replica_context
 from raydist.training.class_weights import ClassWeights
 from raydist.training.counted_losses import divides_by_count, total_and_count
-from raydist.training.elements import Example, apply_module, inputs_of, unpack
+from raydist.training.elements import Example, inputs_of, unpack
 from raydist.training.losses import LocalLoss, adds_rows_up, mean_loss, sum_loss, weighted_loss
+from raydist.training.precision import Precision, forward
 from raydist.training.trackers import Trackers
+from raydist.training.updates import Update
 from raydist.training.value_guesses import guessing, update_alike
 from raydist.values import ReduceOp
 
 if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
     from raydist.context.strategy import Strategy
 
 __all__ = ["Compiled", "Step", "Trainee", "evaluation_step", "looped", "prediction_step", "training_step"]
@@ -41,18 +45,23 @@ class Compiled:
     """What `Model.compile` was given, and the counters made for it.
 
     Attributes:
-        optimizer: It.
+        update: The optimizer, and what goes with its steps.
         loss: What is to become small.
         row_loss: The same for batches whose rows have weights: one value per row.
         trackers: The counters.
         steps_per_execution: Steps of one call to the replicas.
+        precision: In which the module's forward computes; None for that of its parameters.
+        scheduler_here: Follows the batches on the driver, where workers take them apart from each other: none of these
+            sees all steps of the optimizer. `update` has none then.
     """
 
-    optimizer: torch.optim.Optimizer
+    update: Update
     loss: Callable[[Any, Any], torch.Tensor]
     row_loss: Callable[[Any, Any], torch.Tensor]
     trackers: Trackers
     steps_per_execution: int
+    precision: Precision = None
+    scheduler_here: LRScheduler | None = None
 
 
 @final
@@ -65,19 +74,20 @@ class Trainee:
     compiled: Compiled
 
 
-def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWeights) -> Step:
-    """Forward, backward and update on one batch."""
-    optimizer = compiled.optimizer
+def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWeights, count: Callable[[], Any]) -> Step:
+    """Forward, backward and update on one batch; then `count()`."""
+    update = compiled.update
     loss_fn, track = _loss_function(compiled), _tracking(compiled.trackers)
 
     def train_step(batch: Any) -> None:
         example = class_weights.weigh(unpack(batch))
-        optimizer.zero_grad()
-        prediction = apply_module(module, example.x)
+        update.begin()
+        prediction = forward(module, example.x, compiled.precision)
         loss = loss_fn(prediction, example)
-        loss.mean.backward() if example.sample_weight is None else _global_objective(loss).backward()
-        optimizer.step()
+        update.backward(*_global_objective(loss, example))
+        update.end()
         track(loss, prediction, example)
+        count()
 
     return train_step
 
@@ -89,20 +99,20 @@ def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
     def test_step(batch: Any) -> None:
         example = unpack(batch)
         with torch.no_grad():
-            prediction = apply_module(module, example.x)
+            prediction = forward(module, example.x, compiled.precision)
             loss = loss_fn(prediction, example)
             track(loss, prediction, example)
 
     return test_step
 
 
-def prediction_step(module: nn.Module) -> Step:
+def prediction_step(module: nn.Module, precision: Precision = None) -> Step:
     """The module's outputs for one batch, one entry per row, on the CPU."""
 
     def predict_step(batch: Any) -> Any:
         with torch.no_grad():
             inputs = inputs_of(batch)
-            prediction = _lists_as_tuples(apply_module(module, inputs))
+            prediction = _lists_as_tuples(forward(module, inputs, precision))
         num_rows = len(flatten(inputs)[0][0])
         return map_structure(lambda leaf: _output(leaf, num_rows), prediction)
 
@@ -144,14 +154,14 @@ def _loss_function(compiled: Compiled) -> Callable[[Any, Example], LocalLoss]:
     return local_loss
 
 
-def _global_objective(loss: LocalLoss) -> torch.Tensor:
+def _global_objective(loss: LocalLoss, example: Example) -> tuple[torch.Tensor, Any]:
+    """This replica's share of what the step makes small, and what the global batch weighs."""
     context = get_replica_context()
-
-    def sum_over_replicas(weight: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = context.all_reduce(ReduceOp.SUM, weight * 0 if context.num_rows == 0 else weight)
-        return total
-
-    return loss.objective(sum_over_replicas)
+    if example.sample_weight is None:
+        return loss.mean, context.global_num_rows or _num_rows(example)
+    weight = torch.as_tensor(loss.weight)
+    everywhere: torch.Tensor = context.all_reduce(ReduceOp.SUM, weight * 0 if context.num_rows == 0 else weight)
+    return loss.objective(lambda _: everywhere), everywhere
 
 
 def _tracking(trackers: Trackers) -> Callable[[LocalLoss, Any, Example], None]:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 
 from raydist.dataset import Dataset
 from raydist.errors import InvalidArgumentError
+from raydist.options import Options
 
 __all__ = ["drawn_seed", "loader_batches"]
 
@@ -40,8 +41,11 @@ def loader_batches(loader: DataLoader[Any]) -> Dataset:
         raise _refusal(
             loader, "a collate_fn of its own", ".batch(n).map(function of a whole batch), or .padded_batch(n)"
         )
-    samples = _samples(loader)
-    return samples if loader.batch_size is None else samples.batch(loader.batch_size, drop_remainder=loader.drop_last)
+    samples, seed = _samples(loader)
+    if loader.batch_size is not None:
+        samples = samples.batch(loader.batch_size, drop_remainder=loader.drop_last)
+    # A seed of the options, not of the shuffle: that one goes on from a checkpoint.
+    return samples if seed is None else samples.with_options(Options(seed=seed))
 
 
 def drawn_seed(generator: torch.Generator | None = None) -> int:
@@ -49,29 +53,28 @@ def drawn_seed(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
-def _samples(loader: DataLoader[Any]) -> Dataset:
+def _samples(loader: DataLoader[Any]) -> tuple[Dataset, int | None]:
+    """The loader's samples in its order, and the seed of that."""
     if isinstance(loader.dataset, IterableDataset):
-        return Dataset.from_torch(loader.dataset)
+        return Dataset.from_torch(loader.dataset), None
     sampler = loader.sampler
     if type(sampler) is SequentialSampler:
-        return _rows(loader.dataset)
+        return _rows(loader.dataset, shuffle=False), None
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
-        return _rows(loader.dataset, shuffle_seed=drawn_seed(sampler.generator or loader.generator))
+        return _rows(loader.dataset, shuffle=True), drawn_seed(sampler.generator or loader.generator)
     if type(sampler) is SubsetRandomSampler:
         chosen = Dataset.from_tensor_slices(np.asarray(sampler.indices, dtype=np.int64))
-        seed = drawn_seed(sampler.generator or loader.generator)
-        return chosen.global_shuffle(seed).map(_Sample(loader.dataset), num_parallel_calls=1)
+        samples = chosen.global_shuffle().map(_Sample(loader.dataset), num_parallel_calls=1)
+        return samples, drawn_seed(sampler.generator or loader.generator)
     raise _refusal(loader, f"a {type(sampler).__name__}", ".shuffle(n).batch(n): the strategy splits each batch itself")
 
 
-def _rows(dataset: Any, shuffle_seed: int | None = None) -> Dataset:
+def _rows(dataset: Any, *, shuffle: bool) -> Dataset:
     if type(dataset) is TensorDataset:
         rows = Dataset.from_tensor_slices(dataset.tensors)
-        return rows if shuffle_seed is None else rows.global_shuffle(shuffle_seed)
+        return rows.global_shuffle() if shuffle else rows
     order = Dataset.range(len(dataset))
-    if shuffle_seed is not None:
-        order = order.global_shuffle(shuffle_seed)
-    return order.map(_Sample(dataset), num_parallel_calls=1)
+    return (order.global_shuffle() if shuffle else order).map(_Sample(dataset), num_parallel_calls=1)
 
 
 @final

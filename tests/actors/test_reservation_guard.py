@@ -55,7 +55,10 @@ class AsyncTrainer:
         return train()
 
 
-@pytest.mark.parametrize("kind", ["closed", "killed", "task", "async"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("closed", marks=pytest.mark.long), "killed", "task", pytest.param("async", marks=pytest.mark.long)],
+)
 def test_nothing_is_left_of_a_strategy_when_its_actor_or_task_dies(kind: str) -> None:
     actors, before = live_actors(), reservations()
     if kind == "task":

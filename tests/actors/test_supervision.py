@@ -120,6 +120,20 @@ def test_a_dead_worker_is_named_and_its_peers_are_told(workers: list[Any]) -> No
 
 
 @pytest.mark.ray
+def test_who_says_nothing_is_named_beside_the_peer_that_missed_it(
+    workers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raydist.actors.supervision.GRACE_S", 0.2)
+    lost = UnavailableError("all_reduce by rank 0 failed: connection closed")
+    with pytest.raises(UnavailableError, match="connection closed") as caught:
+        wait([workers[0].fail.remote(lost), workers[1].stuck.remote(2)])
+    assert "There is no answer from worker 1: the process or its machine may be gone." in caught.value.__notes__
+    with pytest.raises(ValueError, match="mine") as other:
+        wait([workers[0].fail.remote(ValueError("mine")), workers[1].stuck.remote(2)])
+    assert not any("no answer" in note for note in other.value.__notes__)
+
+
+@pytest.mark.ray
 def test_who_does_not_answer_is_named(workers: list[Any]) -> None:
     with pytest.raises(
         DeadlineExceededError, match=r"within 0.5 s, but worker 1 did not answer.*raise Timeouts.step_s"

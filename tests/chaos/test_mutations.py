@@ -1,6 +1,6 @@
 """Damaged files and tampered states: no crash, no error but raydist's, nothing silent under a checksum, little memory.
 
-`make test` tries 100 copies of each kind, `make chaos` 2,000.
+`make test` tries 100 copies of each kind, `make chaos` 2,000, of checkpoints 10,000.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tests.hostile.child import STATES
 from tests.hostile.runner import Attacker
 
 COUNT = how_many(100, 2000)
+MORE = {"checkpoint": how_many(100, 10_000)}
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +26,11 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
     found.close()
 
 
-@pytest.mark.timeout(60 + COUNT)
+@pytest.mark.timeout(60 + max(COUNT, *MORE.values()))
 @pytest.mark.parametrize("name", [*CASES, STATES])
 def test_mutations(name: str, attacker: Attacker) -> None:
-    report = attacker.attack(name, COUNT)
-    print(f"{name}: {COUNT} copies, {dict(report.counts)}, at most {report.most_memory >> 10} KiB beyond the file")
+    count = MORE.get(name, COUNT)
+    report = attacker.attack(name, count)
+    print(f"{name}: {count} copies, {dict(report.counts)}, at most {report.most_memory >> 10} KiB beyond the file")
     assert report.bad == []
-    assert sum(report.counts.values()) == COUNT
+    assert sum(report.counts.values()) == count

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch import nn
 import raydist as rd
 from tests.chaos.extent import how_many
 from tests.conftest import live_actors
+from tests.shared_files import left_behind, shared_files
 
 ROUNDS = how_many(some=1, many=20)  # of five strategies each
 
@@ -30,7 +30,6 @@ def holdings() -> dict[str, Any]:
     return {
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "files": sorted(path.name for path in Path("/dev/shm").glob("*raydist*")),
         "actors": live_actors(),
         "groups": sum(group["state"] != "REMOVED" for group in groups),
     }
@@ -104,9 +103,10 @@ def after_collection() -> dict[str, Any]:
 
 def test_what_is_held_stays_the_same() -> None:
     come_and_go((close, iterate))  # for what libraries keep
-    before = settled({})
+    files, before = shared_files(), settled({})
     for _ in range(ROUNDS):
         come_and_go()
     now = settled(before)
     assert now.pop("descriptors") <= before.pop("descriptors") + 2  # Ray opens and closes connections as it likes
     assert now == before
+    assert not left_behind(files)

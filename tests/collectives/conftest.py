@@ -9,9 +9,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from raydist.collectives.base import Membership
+from raydist.collectives.hierarchical.communicator import HierarchicalCommunicator
+from raydist.collectives.rendezvous import RendezvousStore
 from tests.collectives.processes import ProcessTeam
 from tests.collectives.threads import ThreadTeam
 from tests.contracts.communicator import Team
+from tests.xla_world import IS_REAL, XlaTeam, chips_here
 
 NUM_RANKS = 3
 
@@ -34,8 +38,36 @@ def shm_team() -> Iterator[ProcessTeam]:
 
 
 @pytest.fixture(scope="package")
+def hierarchical_team() -> Iterator[ProcessTeam]:
+    """Two hosts, of two ranks and of one."""
+    with ProcessTeam(NUM_RANKS, timeout_s=2.0, backend="hierarchical", hosts=("a", "b", "a")) as team:
+        yield team
+
+
+@pytest.fixture
+def hosts_of_one_team() -> Iterator[ThreadTeam]:
+    """Three hosts, of one rank each."""
+    with RendezvousStore() as store:
+        team = ThreadTeam(NUM_RANKS, timeout_s=2.0, make=hosted, store=store, hosts=("a", "b", "c"))
+        yield team
+        team.close()
+
+
+def hosted(membership: Membership, timeout_s: float) -> HierarchicalCommunicator:
+    return HierarchicalCommunicator(membership, torch.device("cpu"), timeout_s)
+
+
+@pytest.fixture(scope="package")
 def nccl_team() -> Iterator[ProcessTeam]:
     if torch.cuda.device_count() < NUM_RANKS:
         pytest.skip(f"needs {NUM_RANKS} CUDA devices, one a rank, and there are {torch.cuda.device_count()}")
     with ProcessTeam(NUM_RANKS, timeout_s=10.0, backend="nccl", device="cuda") as team:
         yield team
+
+
+@pytest.fixture(scope="package")
+def xla_team() -> Iterator[XlaTeam]:
+    with chips_here(NUM_RANKS):
+        team = XlaTeam(NUM_RANKS, timeout_s=5.0 if IS_REAL else 2.0)
+        yield team
+        team.close()

@@ -6,11 +6,13 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from raydist.collectives.base import Communicator
 from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.local import LocalGroup
 from tests.collectives.threads import run_ranks
@@ -152,13 +154,20 @@ def train_together(
     *,
     world_size: int,
     bucket_bytes: int = 200,
+    compression: Literal["fp16", "bf16"] | None = None,
+    wrap: Callable[[LocalGroup], Communicator] = lambda group: group,
 ) -> list[nn.Module]:
-    """The same on replicas that each take a piece of every batch; those without rows run on two others."""
+    """The same on replicas that each take a piece of every batch; those without rows run on two others.
+
+    `wrap` makes of each rank's group what its gradients travel through.
+    """
     replicas = [copy.deepcopy(model) for _ in range(world_size)]
 
     def body(group: LocalGroup) -> nn.Module:
         replica = replicas[group.rank]
-        reducer = GradientReducer(group, bucket_bytes=bucket_bytes, first_bucket_bytes=64)
+        reducer = GradientReducer(
+            wrap(group), bucket_bytes=bucket_bytes, first_bucket_bytes=64, compression=compression
+        )
         reducer.attach(replica.parameters())
         for features, targets in batches:
             piece = pieces(len(features), group.world_size)[group.rank]

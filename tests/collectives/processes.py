@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import traceback
@@ -20,6 +19,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import RaydistError
 from tests.contracts.communicator import Body, Team
+from tests.fork_server import fork_server
 
 # Starting an interpreter and importing torch takes seconds where many share few cores.
 START_S = 50.0
@@ -57,17 +57,29 @@ def rank_main(requests: Connection, timeout_s: float, backend: str, device: str)
 
 
 class ProcessTeam(Team):
-    """A team of processes with a backend between them; on "cuda" each has a device of its own."""
+    """A team of processes with a backend between them; on "cuda" each has a device of its own.
 
-    def __init__(self, world_size: int, timeout_s: float, *, backend: str = "auto", device: str = "cpu") -> None:
+    `hosts` are the names of the hosts that the ranks are said to be on.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        timeout_s: float,
+        *,
+        backend: str = "auto",
+        device: str = "cpu",
+        hosts: tuple[str, ...] = (),
+    ) -> None:
         self.world_size = world_size
         self.timeout_s = timeout_s
         self._backend = backend
         self._device = device
+        self._hosts = hosts
         self._group = f"team-{uuid.uuid4().hex[:8]}"
         self._generation = -1
         self._store = RendezvousStore()
-        self._context = multiprocessing.get_context("spawn")
+        self._context = fork_server()
         self._ranks: dict[int, tuple[BaseProcess, Connection]] = {}
 
     def __enter__(self) -> ProcessTeam:
@@ -108,10 +120,16 @@ class ProcessTeam(Team):
         self._ranks |= {rank: self._start(rank) for rank in newcomers}
         assert [self._receive(rank) for rank in newcomers] == ["ready"] * len(newcomers)
         for rank, (_, requests) in self._ranks.items():
-            requests.send(
-                self._store.membership(self._group, generation=self._generation, rank=rank, world_size=self.world_size)
+            membership = self._store.membership(
+                self._group,
+                generation=self._generation,
+                rank=rank,
+                world_size=self.world_size,
+                hosts=self._hosts,
             )
-        assert [self._receive(rank) for rank in range(self.world_size)] == [None] * self.world_size
+            requests.send(membership)
+        answers = [self._receive(rank) for rank in range(self.world_size)]
+        assert answers == [None] * self.world_size, answers
 
     def _start(self, rank: int) -> tuple[BaseProcess, Connection]:
         mine, theirs = self._context.Pipe()

@@ -8,8 +8,10 @@ import torch
 from raydist.collectives.backend import Backend, JoiningCommunicator
 from raydist.collectives.backend_table import AUTO, BACKENDS, backends_for
 from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.hierarchical.backend import HierarchicalBackend
 from raydist.collectives.nccl import NcclBackend
 from raydist.collectives.shared_memory.backend import SharedMemoryBackend
+from raydist.collectives.xla.backend import XlaBackend
 from raydist.errors import InvalidArgumentError
 
 CPU = torch.device("cpu")
@@ -19,7 +21,7 @@ class OtherBackend(Backend):
     """A second one for a device that has one."""
 
     name = "other"
-    devices = ("cpu", "xla")
+    devices = ("cpu", "mps")
 
     def communicator(self, membership: object, device: object, timeout_s: float) -> JoiningCommunicator:
         raise NotImplementedError
@@ -33,16 +35,17 @@ def kinds(backends: Sequence[Backend]) -> list[type[Backend]]:
 
 
 def test_each_device_has_its_backend() -> None:
-    assert kinds(backends_for(CPU)) == [SharedMemoryBackend, GlooBackend]
+    assert kinds(backends_for(CPU)) == [SharedMemoryBackend, HierarchicalBackend, GlooBackend]
     assert kinds(backends_for(torch.device("cuda:1"))) == [NcclBackend]
-    with pytest.raises(InvalidArgumentError, match="one of cpu, cuda, got device xla:0"):
-        backends_for(torch.device("xla:0"))
+    assert kinds(backends_for(torch.device("xla:2"))) == [XlaBackend]
+    with pytest.raises(InvalidArgumentError, match="one of cpu, cuda, xla, got device mps:0"):
+        backends_for(torch.device("mps:0"))
 
 
 def test_a_second_backend_of_a_device_is_chosen_by_its_name() -> None:
-    assert kinds(backends_for(CPU, backends=WITH_OTHER)) == [SharedMemoryBackend, GlooBackend, OtherBackend]
+    assert kinds(backends_for(CPU, backends=WITH_OTHER)) == [*kinds(backends_for(CPU)), OtherBackend]
     assert kinds(backends_for(CPU, "other", backends=WITH_OTHER)) == [OtherBackend]
-    assert kinds(backends_for(torch.device("xla:0"), backends=WITH_OTHER)) == [OtherBackend]
+    assert kinds(backends_for(torch.device("mps:0"), backends=WITH_OTHER)) == [OtherBackend]
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -4,7 +4,8 @@ import torch
 
 from raydist.collectives.backward_pass import BackwardPass
 from raydist.collectives.buckets.buffer import BucketBuffer
-from raydist.collectives.buckets.exchange import BucketExchange, StepWeight, make_buffers
+from raydist.collectives.buckets.exchange import BucketExchange, make_buffers
+from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.buckets.layout import ParameterSpec, plan_buckets
 from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.local import LocalGroup

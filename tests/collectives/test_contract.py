@@ -11,7 +11,7 @@ from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
 
-KINDS = ["local", *(backend.name for backend in BACKENDS)]
+KINDS = ["local", *(backend.name for backend in BACKENDS), "hosts_of_one"]
 
 
 def team_of(request: pytest.FixtureRequest, kind: str) -> contract.Team:

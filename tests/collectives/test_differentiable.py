@@ -5,10 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from raydist.collectives.base import Communicator
 from raydist.collectives.differentiable import all_gather, all_reduce
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
+from tests.collectives.hierarchical.ranks import run_hosted
+from tests.collectives.shared_memory.ranks import run_sharing
 from tests.collectives.threads import run_ranks
 
 LENGTHS = (3, 1, 2)
@@ -164,3 +167,40 @@ def test_scalars_cannot_be_gathered() -> None:
             all_gather(group, torch.tensor(1.0))
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("run", [run_sharing, lambda _, body: run_hosted("aab", body)], ids=["one host", "two hosts"])
+def test_one_replica_s_derivative_is_known_to_all_in_the_meeting_that_reduces(run: Callable[..., object]) -> None:
+    """Where ranks tell each other beside the values."""
+
+    def body(group: Communicator) -> tuple[float, float, bool]:
+        assert group.passes_notes
+        value = torch.full((3, 2), group.rank + 1.0, requires_grad=group.rank == 1)
+        total = all_reduce(group, value, "SUM")
+        differentiable = total.requires_grad
+        again = all_reduce(group, value.detach(), "MEAN")
+        assert not again.requires_grad  # a mark is for one call
+        gradient = 0.0
+        if differentiable:
+            (total.sum() * (group.rank + 1)).backward()
+            gradient = float(value.grad[0, 0]) if value.grad is not None else 0.0
+        return float(total.detach()[0, 0]), gradient, differentiable
+
+    assert run(3, body) == [(6.0, 0.0, True), (6.0, 6.0, True), (6.0, 0.0, True)]
+
+
+def test_shared_memory_names_what_was_called_where_calls_differ() -> None:
+    def body(group: Communicator) -> str:
+        def call() -> None:
+            if group.rank:
+                all_reduce(group, torch.ones(2, 3), "SUM")
+            else:
+                all_gather(group, torch.ones(5))
+
+        with pytest.raises(CollectiveMismatchError) as caught:
+            call()
+        return str(caught.value)
+
+    for message in run_sharing(2, body):
+        assert "all_gather(axis=0) of torch.float32 (5,)" in message
+        assert "all_reduce(SUM) of torch.float32 (2, 3)" in message

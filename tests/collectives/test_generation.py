@@ -76,7 +76,7 @@ def generation() -> Iterator[Generation]:
 
 
 def begin(generation: Generation, flight: ManualFlight) -> Flight:
-    return generation.submit("barrier", lambda _: flight)  # type: ignore[arg-type, return-value]  # see ManualBackend
+    return generation.submit("barrier", lambda _: flight)
 
 
 def test_a_failure_is_reported_and_stays(generation: Generation) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydist.collectives.backend import Backend
+from raydist.collectives.backend import Backend, JoiningCommunicator
 from raydist.collectives.backend_table import backends_for
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gloo import GlooBackend
+from raydist.collectives.hierarchical.backend import HierarchicalBackend
 from raydist.collectives.opening import ChoosingCommunicator, open_communicator
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.collectives.shared_memory.backend import SharedMemoryBackend
@@ -133,7 +134,7 @@ def test_the_whole_of_a_communicator_is_passed_on() -> None:
 def test_it_can_be_aborted_before_it_has_joined() -> None:
     with RendezvousStore() as store:
         membership = store.membership("g", generation=0, rank=0, world_size=2)
-        backends: tuple[Backend, ...] = (SharedMemoryBackend(), GlooBackend())
+        backends: tuple[Backend, ...] = (SharedMemoryBackend(), HierarchicalBackend(), GlooBackend())
         assert [backend.name for backend in backends_for(CPU)] == [backend.name for backend in backends]
         communicator = ChoosingCommunicator(membership, CPU, 20.0, backends)
         outcome = begin_threads({0: communicator.start})
@@ -150,3 +151,88 @@ def test_a_reduction_through_the_chosen_one() -> None:
         return tensor.tolist()
 
     assert on_two_ranks(body) == [1.5]
+
+
+def test_a_device_that_is_only_named_is_found_again_in_the_next_generation() -> None:
+    """Where a backend's tensors are elsewhere than the name says, the name is still what the next group is made for."""
+
+    asked: list[torch.device] = []
+
+    class Named(Backend):
+        name, devices = "named", ("xla",)
+
+        def communicator(self, membership: Membership, device: torch.device, timeout_s: float) -> JoiningCommunicator:
+            asked.append(device)
+            return GlooBackend().communicator(membership, CPU, timeout_s)
+
+    with RendezvousStore() as store:
+        members = [store.membership("g", generation=number, rank=0, world_size=1) for number in range(2)]
+        group = ChoosingCommunicator(members[0], torch.device("xla:1"), 10.0, [Named()])
+        group.start()
+        assert group.device == CPU
+        group.reconfigure(members[1])
+        group.close()
+    assert set(asked) == {torch.device("xla:1")}
+
+
+def carrier_and_sum(
+    communicator: Communicator, membership: Callable[[int], Membership]
+) -> tuple[list[str], list[float]]:
+    """What carries the group, and its sums, on two hosts, on one, and on two again."""
+    assert isinstance(communicator, ChoosingCommunicator)
+    carriers, sums = [], []
+    for generation in range(3):
+        if generation:
+            communicator.reconfigure(membership(generation))
+        carriers.append(type(communicator._inner).__name__)
+        tensor = torch.ones(3)
+        communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+        sums.append(tensor[0].item())
+    return carriers, sums
+
+
+@pytest.mark.parametrize("backend", ["auto", "hierarchical"])
+def test_hosts_that_are_known_decide(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    hosts = [("a", "b"), ("a", "a"), ("a", "b")]
+
+    def main(rank: int) -> object:
+        def membership(generation: int) -> Membership:
+            return store.membership("g", generation=generation, rank=rank, world_size=2, hosts=hosts[generation])
+
+        communicator = open_communicator(membership(0), device=CPU, timeout_s=20.0, backend=backend)
+        try:
+            return carrier_and_sum(communicator, membership)
+        finally:
+            communicator.close()
+
+    with RendezvousStore() as store, caplog.at_level(logging.WARNING, "raydist"):
+        outcomes = begin_threads({rank: functools.partial(main, rank) for rank in range(2)})()
+    carriers = ["HierarchicalCommunicator", "SharedMemoryCommunicator", "HierarchicalCommunicator"]
+    assert outcomes == dict.fromkeys(range(2), (carriers, [2.0] * 3))
+    assert caplog.records == []  # what everybody knows before is no news
+
+
+@pytest.mark.parametrize(
+    ("hosts", "carriers"),
+    [
+        ("ab", ["hierarchical", "gloo"]),
+        ("aab", ["hierarchical", "gloo"]),
+        ("aa", ["shm", "hierarchical", "gloo"]),
+        ("", ["shm", "gloo"]),
+    ],
+)
+def test_what_is_tried_depends_on_who_shares_hosts(hosts: str, carriers: list[str]) -> None:
+    membership = Membership("g", 0, 0, len(hosts) or 2, "127.0.0.1", 1, b"", tuple(hosts))
+    choosing = ChoosingCommunicator(membership, CPU, 1.0, backends_for(CPU))
+    assert [backend.name for backend in choosing._suited()] == carriers
+
+
+@pytest.mark.parametrize(
+    ("backend", "hosts", "said"), [("shm", ("a", "b"), "on 2 hosts"), ("hierarchical", (), "nobody has said which")]
+)
+def test_what_cannot_serve_says_so_before_anybody_is_waited_for(
+    backend: str, hosts: tuple[str, ...], said: str
+) -> None:
+    membership = Membership("g", 0, 0, 2, "127.0.0.1", 1, b"", hosts)
+    with pytest.raises(UnavailableError, match=f"The backend '{backend}' cannot carry group 'g'.*{said}"):
+        open_communicator(membership, device=CPU, timeout_s=20.0, backend=backend)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydist.collectives.reducing import reduce_parts
+from raydist.collectives.reducing import reduce_parts, reduce_rows
 from raydist.values import ReduceOp
 
 
@@ -32,3 +32,32 @@ def test_one_part_is_copied() -> None:
     out = torch.zeros(2)
     reduce_parts([torch.tensor([1.0, 2.0])], out, ReduceOp.PRODUCT)
     assert out.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.uint8])
+def test_rows_of_one_tensor_reduce_to_its_dtype(op: ReduceOp, dtype: torch.dtype) -> None:
+    if op is ReduceOp.MEAN and not dtype.is_floating_point:
+        return
+    rows = torch.tensor([[1, 2], [3, 1], [2, 3]]).to(dtype)
+    parts = torch.empty(2, dtype=dtype)
+    reduce_parts(list(rows), parts, op)
+    found = reduce_rows(rows, op)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+def test_halves_are_rounded_once(dtype: torch.dtype, op: ReduceOp) -> None:
+    parts = [torch.randn(70_000, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in range(7)]
+    exact = torch.stack(parts).double().sum(0) / (7 if op is ReduceOp.MEAN else 1)
+    reduce_parts(parts, parts[0], op)
+    # Twice rounded (to float32 first) is off in rare ties.
+    assert (parts[0] != exact.to(dtype)).float().mean() < 1e-3
+
+
+def test_halves_that_are_not_added_keep_their_order() -> None:
+    out = torch.empty(2, dtype=torch.bfloat16)
+    reduce_parts([torch.tensor([value, -value], dtype=torch.bfloat16) for value in (1.0, 3.0, 2.0)], out, ReduceOp.MAX)
+    assert out.tolist() == [3.0, -1.0]

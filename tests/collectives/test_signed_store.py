@@ -77,3 +77,12 @@ def test_a_stranger_does_not_end_a_group() -> None:
         assert [tensor.tolist() for tensor in tensors] == [[2.0] * 3] * 2
         for group in groups:
             group.close()
+
+
+def test_of_those_who_replace_a_value_one_succeeds() -> None:
+    entries = HashStore()
+    first, second = (SignedStore(entries, "group/0", b"secret") for _ in range(2))
+    assert first.replace("decision", None, b"go") == b"go"
+    assert second.replace("decision", None, b"no") == b"go"
+    assert second.replace("decision", b"go", b"next") == b"next"
+    assert first.replace("decision", b"go", b"other") == b"next"

@@ -67,13 +67,19 @@ class ThreadTeam(Team):
     """A team of threads; those of a `LocalHub` where nobody says how a rank's group is made."""
 
     def __init__(
-        self, world_size: int, timeout_s: float, make: Make | None = None, store: RendezvousStore | None = None
+        self,
+        world_size: int,
+        timeout_s: float,
+        make: Make | None = None,
+        store: RendezvousStore | None = None,
+        hosts: tuple[str, ...] = (),
     ) -> None:
         hub = LocalHub()
         self.world_size = world_size
         self.timeout_s = timeout_s
         self._make: Make = make or (lambda membership, timeout_s: LocalGroup(hub, membership, timeout_s))
         self._address = ("", 0, b"") if store is None else (store.host, store.port, store.secret)
+        self._hosts = hosts
         self._generation = 0
         self._groups: dict[int, Joining] = {rank: self._newcomer(rank) for rank in range(world_size)}
         self._join({rank: group.start for rank, group in self._groups.items()})
@@ -104,7 +110,7 @@ class ThreadTeam(Team):
         return self._make(self._membership(rank), self.timeout_s)
 
     def _membership(self, rank: int) -> Membership:
-        return Membership("team", self._generation, rank, self.world_size, *self._address)
+        return Membership("team", self._generation, rank, self.world_size, *self._address, self._hosts)
 
     @staticmethod
     def _join(joins: Mapping[int, Callable[[], Any]]) -> None:

@@ -107,12 +107,17 @@ def test_reduce_over_rows_equals_numpy_on_all_rows(parts: list[list[int]]) -> No
         ("median", UNEVEN, 0, "must be one of .* got 'median'"),
         ("SUM", UNEVEN, None, r"one shape, got \[\(4,\), \(2,\)\]"),
         ("SUM", UNEVEN, 1, r"got 1 for shape \(4,\)"),
+        ("SUM", UNEVEN, "rows", "A dimension must be given as an int .*, got 'rows'"),
+        ("SUM", UNEVEN, 1.5, "as an int .*, got 1.5"),
+        ("SUM", UNEVEN, True, "as an int .*, got True"),
+        ("SUM", UNEVEN, (0, None), "as an int .*, got None"),
+        ("SUM", UNEVEN, (0, -1), r"named once, got axis=\(0, -1\)"),
         ("SUM", 3.0, None, "needs a PerReplica"),
         ("SUM", PerReplica([]), None, "no replica had rows"),
         ("SUM", PerReplica([torch.ones(1, 2), torch.ones(1, 3)]), 0, "must agree over replicas"),
     ],
 )
-def test_bad_reduce(op: str, value: Any, axis: int | None, message: str) -> None:
+def test_bad_reduce(op: str, value: Any, axis: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         reduce(op, value, axis, 2)
 
@@ -139,3 +144,13 @@ def test_gather_keeps_rank_order_and_checks_shapes() -> None:
 def test_local_results() -> None:
     assert local_results(PerReplica([1, 2])) == (1, 2)
     assert local_results(5) == (5,)
+
+
+@pytest.mark.parametrize("axis", [None, "rows", 0.0, False])
+def test_an_axis_to_gather_along_is_an_int(axis: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="A dimension must be given as an int"):
+        gather(UNEVEN, axis)
+
+
+def test_numbers_of_numpy_are_dimensions() -> None:
+    assert reduce("SUM", UNEVEN, np.arange(1)[0], 2).item() == reduce("SUM", UNEVEN, 0, 2).item()

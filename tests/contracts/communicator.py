@@ -172,6 +172,38 @@ def check_moves(team: Team) -> None:
             np.testing.assert_array_equal(received, as_array(brought((rank - 1) % team.world_size, dtype)))
 
 
+def swap_and_collect(communicator: Communicator) -> list[Any]:
+    """all_to_all, and all_gather_rows where rank r has r rows, of small and large tensors of several dtypes."""
+    rank, size = communicator.rank, communicator.world_size
+    results = []
+    for dtype in (torch.float64, torch.bfloat16, torch.bool):
+        for width in (1, 5, 70_001):
+            swapped = [torch.zeros(2, width, dtype=dtype) for _ in range(size)]
+            inputs = [torch.full((2, width), marked(rank, place), dtype=dtype) for place in range(size)]
+            swapping = communicator.all_to_all(swapped, inputs)
+            rows = [torch.zeros(place, width, dtype=dtype) for place in range(size)]
+            communicator.all_gather_rows(rows, torch.full((rank, width), marked(rank, 1), dtype=dtype)).wait()
+            swapping.wait()
+            results.append(
+                [[as_array(part).min() for part in swapped], [as_array(part).mean(1).tolist() for part in rows]]
+            )
+    communicator.all_to_all([torch.zeros(0)] * size, [torch.zeros(0)] * size).wait()
+    return results
+
+
+def marked(source: int, destination: int) -> int:
+    return (3 * source + destination) % 2
+
+
+def check_swaps(team: Team) -> None:
+    """What one has for another arrives there, and rows of different numbers arrive everywhere."""
+    size = team.world_size
+    for rank, results in enumerate(team.run(swap_and_collect)):
+        for swapped, rows in results:
+            assert swapped == [marked(source, rank) for source in range(size)]
+            assert rows == [[marked(source, 1)] * source for source in range(size)]
+
+
 def odd_tensors(communicator: Communicator) -> list[Any]:
     rank, size = communicator.rank, communicator.world_size
     strided = torch.arange(6.0).reshape(2, 3).t() + rank
@@ -346,6 +378,7 @@ def check_death(team: Team) -> None:
 CHECKS: tuple[Callable[[Team], None], ...] = (
     check_reductions,
     check_moves,
+    check_swaps,
     check_tensor_kinds,
     check_asynchronous,
     check_allocated,

@@ -193,6 +193,32 @@ def _read_model(path: str) -> Iterator[Any]:
     yield np.array([optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]])
 
 
+def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer, rd.State]:
+    module = _model()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    module(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    return module, optimizer, rd.State(epoch=3, seen=[1, 2, 3])
+
+
+def _write_checkpoint(path: Path) -> None:
+    module, optimizer, progress = _trained()
+    rd.Checkpoint(module=module, optimizer=optimizer, progress=progress).save(path)
+
+
+def _read_checkpoint(path: str) -> Iterator[Any]:
+    module = _model()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.5)
+    progress = rd.State(epoch=0, seen=[])
+    rd.Checkpoint(module=module, optimizer=optimizer, progress=progress).restore(path)
+    for name, value in module.state_dict().items():
+        yield {name: value.numpy()}
+    for state in optimizer.state.values():
+        yield {name: value.numpy() for name, value in state.items()}
+    yield np.array([progress.epoch, *progress.seen])
+    yield torch.get_rng_state().numpy()
+
+
 def _read_json(path: str, compression_type: str | None = None) -> Iterator[Any]:
     return rd.Dataset.from_json(path, compression_type=compression_type).as_numpy_iterator()
 
@@ -233,6 +259,7 @@ CASES = {
         FileCase("saved", lambda path: _saved().save(str(path)), _read_saved, _everything),
         FileCase("saved.zstd", lambda path: _saved().save(str(path), compression="ZSTD"), _read_saved, _everything),
         FileCase("model.safetensors", _write_model, _read_model, _everything),
+        FileCase("checkpoint", _write_checkpoint, _read_checkpoint, _everything),
     )
 }
 

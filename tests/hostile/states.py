@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 
 import raydist as rd
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.joined_states import join_workers, split_workers
+from raydist.pipelines.run.steps import element_views
+from raydist.pipelines.run.worker_batches import WorkerBatches
 
 __all__ = ["make_pipelines"]
 
@@ -24,7 +28,37 @@ def make_pipelines(folder: Path) -> Pipelines:
     for name in ("batch", "shuffle repeat", "interleave"):
         view = strategy.distribute_dataset(datasets[name].batch(2))
         iterators[f"distributed {name}"] = lambda view=view: iter(view)  # type: ignore[misc]  # binds the view
+    iterators["several workers"] = lambda: SeveralWorkers(datasets["shuffle"].batch(5))
     return iterators
+
+
+class SeveralWorkers:
+    """The step sources of two workers that read the same, as one iterator."""
+
+    def __init__(self, dataset: rd.Dataset) -> None:
+        self._sources = [
+            WorkerBatches(
+                DatasetIterator(dataset._op, options=rd.Options(), seed=1, epoch=0, convert=element_views),
+                num_replicas=1,
+                num_pieces=2,
+                rule="balanced",
+            )
+            for _ in range(2)
+        ]
+
+    def __next__(self) -> Any:
+        return [source.next_step()[0].columns[0] for source in self._sources]
+
+    def state_dict(self) -> Any:
+        return join_workers([source.state_dict() for source in self._sources], self._sources[0].step)
+
+    def load_state_dict(self, state: Any) -> None:
+        for source, its_state in zip(self._sources, split_workers(state, 2, 1), strict=True):
+            source.load_state_dict(its_state)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
 
 
 def _plain() -> dict[str, rd.Dataset]:

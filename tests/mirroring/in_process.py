@@ -14,7 +14,7 @@ from torch import nn
 
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.replica import MirrorReplica
+from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.shipment import Shipment
 from raydist.values import PerReplica
 
@@ -26,7 +26,7 @@ class InProcessLink:
     """A `ReplicaLink` to replicas in this process. Counts the calls by method."""
 
     def __init__(self, num_replicas: int) -> None:
-        self.replicas = [MirrorReplica(rank) for rank in range(num_replicas)]
+        self.replicas = [MirrorReplica(rank, world_size=num_replicas) for rank in range(num_replicas)]
         self.calls: list[str] = []
 
     @property
@@ -68,9 +68,9 @@ def _copied(value: T) -> T:
 class Mirror:
     """A small strategy: runs a function on every replica, one after the other. Gradients are not reduced."""
 
-    def __init__(self, num_replicas: int = 2, name: str = "TestStrategy") -> None:
+    def __init__(self, num_replicas: int = 2, name: str = "TestStrategy", *, serves_rows: bool = False) -> None:
         self.link = InProcessLink(num_replicas)
-        self.driver = MirrorDriver(name, self.link)
+        self.driver = MirrorDriver(name, self.link, serves_rows=serves_rows)
         self.shipments: list[Shipment] = []
         self._class_trackers = [_ClassTracker() for _ in range(num_replicas)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.calls import MirrorCalls, answer
-from raydist.mirroring.replica import MirrorReplica
+from raydist.mirroring.on_replica.replica import MirrorReplica
 
 CALLS = [method for name, method in vars(MirrorCalls).items() if inspect.isfunction(method) and name[0] != "_"]
 

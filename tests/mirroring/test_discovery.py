@@ -9,12 +9,15 @@ from torch import nn
 
 from raydist.mirroring.discovery import Discovery, is_candidate_class
 from raydist.mirroring.handles import DriverTable
+from raydist.mirroring.origin import Origin
 from raydist.mirroring.scope import Scope
 from raydist.values import PerReplica
 
 
 def discovery(scope: Scope, table: DriverTable | None = None, **externals: Any) -> Discovery:
-    return Discovery("TestStrategy", table or DriverTable(), scope, externals)
+    known = table or DriverTable()
+    origin = Origin("TestStrategy", scope, lambda: (), lambda obj: known.handle_of(obj) is not None, lambda: ())
+    return Discovery(known, scope, origin, externals)
 
 
 def test_finds_what_is_reached_and_what_that_leads_to() -> None:

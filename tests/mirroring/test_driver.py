@@ -169,3 +169,44 @@ def test_release_when_something_cannot_be_fetched() -> None:
     assert layer.weight.tolist() == [[-2.5, -1.5]]
     assert second.state[layer.weight]["momentum_buffer"].tolist() == [[2.5, 2.5]]
     assert not mirror.link.calls
+
+
+def test_a_shipment_tells_the_driver_whether_it_has_values_or_only_settings() -> None:
+    mirror = Mirror(1)
+    with mirror.scope():
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> float:
+        return float(optimizer.param_groups[0]["lr"] + 0 * len(model.weight))
+
+    mirror.run(step)
+    assert mirror.shipments[-1].contents.values
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert mirror.run(step) == [0.5]
+    first = mirror.shipments[-1].contents
+    optimizer.param_groups[0]["lr"] = 0.25
+    mirror.run(step)
+    assert not first.values
+    assert first.settings
+    assert mirror.shipments[-1].contents.settings == first.settings
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    mirror.run(step)
+    assert mirror.shipments[-1].contents.values
+
+
+def test_a_replica_tells_all_of_it_again_to_a_driver_that_has_heard_another_one() -> None:
+    mirror = Mirror(1)
+    layer = linear(mirror)
+
+    def step() -> None:
+        with torch.no_grad():
+            layer.weight.fill_(7.0)
+
+    mirror.run(step)
+    (replica,) = mirror.replicas
+    assert layer.weight.tolist() == [[7.0, 7.0]]
+    assert replica.collect_tensors() == {}
+    replica.tell_everything()
+    assert len(replica.collect_tensors()) == 1

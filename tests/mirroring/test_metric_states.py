@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torchmetrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
-from raydist.mirroring.metric_states import state_names
-from raydist.mirroring.replica import MirrorReplica
+from raydist.mirroring.metric_states import (
+    divide_states,
+    merge_states,
+    restore_states,
+    share_of_states,
+    state_names,
+)
+from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.values import PerReplica
-from tests.mirroring.in_process import Mirror
+from tests.mirroring.in_process import Mirror, rank_of
 
 SCORES = torch.tensor([0.1, 0.9, 0.8, 0.3, 0.6, 0.2, 0.7])
 LABELS = torch.tensor([0, 1, 0, 0, 1, 1, 1])
@@ -251,3 +261,179 @@ def test_held_states_come_back() -> None:
 def test_only_metrics_have_states() -> None:
     assert state_names(torch.nn.Linear(1, 1)) == ()
     assert state_names(torchmetrics.SumMetric()) == ("sum_value",)
+
+
+@pytest.mark.parametrize("kind", [Everything, torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric])
+def test_what_was_counted_before_the_first_step_counts_once(kind: Any) -> None:
+    mirror = Mirror(3)
+    metric, plain = make(mirror, kind), kind()
+    for counting in (metric, plain):
+        counting.update(torch.tensor([1.0, 3.0]))
+    mirror.run(lambda: metric.training)
+    torch.testing.assert_close(metric.compute(), plain.compute())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [Everything, torchmetrics.CatMetric, torchmetrics.MeanMetric, torchmetrics.MinMetric])
+@pytest.mark.parametrize("counting", [0, 2])
+def test_replicas_that_never_counted_are_passed_over(kind: Any, counting: int) -> None:
+    mirror = Mirror(3)
+    metric, plain = make(mirror, kind), kind()
+
+    def step(rank: int) -> None:
+        if rank == counting:
+            metric.update(torch.tensor([1.0, 3.0]))
+
+    for _ in range(2):
+        mirror.run(step, rank_of(mirror))
+        plain.update(torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(metric.compute(), plain.compute())
+    assert metric.update_count == 2
+
+
+def test_statistics_of_several_of_which_none_counted() -> None:
+    mirror = Mirror(4)
+    metric, plain = make(mirror, PearsonCorrCoef), PearsonCorrCoef()
+
+    def step(rank: int) -> None:
+        if rank > 1:
+            metric.update(SCORES, LABELS.float() + rank)
+
+    mirror.run(step, rank_of(mirror))
+    for rank in (2, 3):
+        plain.update(SCORES, LABELS.float() + rank)
+    torch.testing.assert_close(metric.compute(), plain.compute())
+
+
+def test_lists_are_in_the_order_of_one_device() -> None:
+    mirror = Mirror()
+    metric = make(mirror, torchmetrics.CatMetric)
+    metric.update(0.0)
+    step = lambda value: metric.update(value)  # noqa: E731
+    mirror.run(step, PerReplica([1.0, 2.0]))
+    mirror.run(step, PerReplica([3.0, 4.0]))
+    assert metric.compute().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    metric.update(5.0)
+    mirror.run(step, PerReplica([6.0, 7.0]))
+    mirror.run(step, PerReplica([8.0, 9.0]))
+    assert metric.compute().tolist() == list(map(float, range(10)))
+    metric.reset()
+    mirror.run(step, PerReplica([1.0, 2.0]))
+    mirror.run(step, PerReplica([3.0, 4.0]))
+    assert metric.compute().tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_reset_in_a_step() -> None:
+    mirror = Mirror()
+    metric = make(mirror, torchmetrics.CatMetric)
+    metric.update(0.0)
+    mirror.run(lambda value: metric.update(value), PerReplica([1.0, 2.0]))
+    mirror.run(lambda value: (metric.reset(), metric.update(value)), PerReplica([3.0, 4.0]))
+    assert metric.compute().tolist() == [3.0, 4.0]
+    assert metric.update_count == 1
+
+
+def test_what_a_stand_in_counted_is_no_update() -> None:
+    mirror = Mirror()
+    metric = make(mirror, torchmetrics.MeanMetric)
+    mirror.run(lambda: metric.training)
+    held = mirror.replicas[1].hold_metrics()
+    mirror.run(lambda value: metric.update(value), PerReplica([1.0, 5.0]))
+    mirror.replicas[1].restore_metrics(held)
+    assert metric.compute().item() == 1.0
+    assert [states["_update_count"] for states in mirror.replicas[1].hold_metrics().values()] == [0]
+
+
+class BothCount:
+    """Metrics on replicas, and the same alone."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.mirror, self.ranks = Mirror(num_replicas), range(num_replicas)
+        self.metrics, self.alone = make(self.mirror, self.named), self.named()
+        self.numbers = map(float, itertools.count(1))
+
+    @staticmethod
+    def named() -> torchmetrics.MetricCollection:
+        kinds = [torchmetrics.SumMetric, torchmetrics.MeanMetric, torchmetrics.MaxMetric, torchmetrics.CatMetric]
+        return torchmetrics.MetricCollection([kind() for kind in kinds])
+
+    def step(self, chosen: int) -> None:
+        metrics = self.metrics
+        values = [next(self.numbers) for _ in self.ranks]
+        counts = [bool(chosen >> rank & 1) for rank in self.ranks]
+        parts = PerReplica(values), PerReplica(counts)
+        self.mirror.run(lambda value, count: metrics.update(value) if count else None, *parts)
+        for value in itertools.compress(values, counts):
+            self.alone.update(value)
+
+    def driver(self, _: int) -> None:
+        value = next(self.numbers)
+        self.metrics.update(value)
+        self.alone.update(value)
+
+    def reset(self, _: int) -> None:
+        self.metrics.reset()
+        self.alone.reset()
+
+    def reset_in_step(self, _: int) -> None:
+        metrics = self.metrics
+        self.mirror.run(lambda: metrics.reset())
+        self.alone.reset()
+
+    def compare(self, _: int = 0) -> None:
+        metrics = self.metrics
+        self.mirror.run(lambda: metrics.training)
+        if self.alone["SumMetric"].update_called:
+            found, expected = ({**one.compute()} for one in (self.metrics, self.alone))
+            for values in (found, expected):
+                values["CatMetric"] = torch.atleast_1d(values["CatMetric"]).sort().values
+            torch.testing.assert_close(found, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(
+        st.tuples(
+            st.sampled_from([BothCount.step, BothCount.driver, BothCount.reset, BothCount.reset_in_step])
+            | st.just(BothCount.compare),
+            st.integers(0, 7),
+        )
+    ),
+)
+def test_any_program_counts_what_one_device_counts(
+    num_replicas: int, program: list[tuple[Callable[[BothCount, int], None], int]]
+) -> None:
+    both = BothCount(num_replicas)
+    for act, number in program:
+        act(both, number)
+    both.compare()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(st.sampled_from([BothCount.step, BothCount.driver, BothCount.reset, BothCount.compare])),
+)
+def test_rows_are_in_the_order_of_one_device_where_all_replicas_count(
+    num_replicas: int, program: list[Callable[[BothCount, int], None]]
+) -> None:
+    both = BothCount(num_replicas)
+    for act in (*program, BothCount.step):
+        act(both, 7)
+    found, expected = (one["CatMetric"].compute().tolist() for one in (both.metrics, both.alone))
+    assert found == expected
+
+
+def test_each_replica_goes_on_with_what_it_had_where_that_makes_the_same_whole() -> None:
+    metric: Any = torchmetrics.SumMetric()
+    shares = [{"sum_value": torch.tensor(value), "_update_count": 2} for value in (0.1, 0.7, 0.3)]
+    restore_states(metric, merge_states(metric, shares))
+    metric._raydist_shares = shares
+    for rank, share in enumerate(shares):
+        assert share_of_states(metric, divide_states(metric), rank, 3) == share
+    first, others = divide_states(metric)
+    assert share_of_states(metric, (first, others), 0, 2) is first  # another number of replicas
+    metric.update(1.0)  # it has become another whole
+    first, others = divide_states(metric)
+    assert [share_of_states(metric, (first, others), rank, 3) is first for rank in range(3)] == [True, False, False]

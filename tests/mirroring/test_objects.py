@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import raydist as rd
 from raydist.mirroring.objects import MirroredClasses, is_mirrored_class
 from tests.mirroring.in_process import Mirror, linear
 
@@ -45,6 +46,20 @@ def test_accesses_are_announced() -> None:
     thing.value = 3
     del thing.value
     assert owner.seen == [("read", "double"), ("read", "value"), ("write", "value"), ("write", "value")]
+
+
+def test_an_owner_that_fails_does_not_look_like_a_missing_attribute() -> None:
+    """A module's own `__getattr__` would be asked, and say that there is no such attribute."""
+
+    class Broken(Recorder):
+        def before_read(self, obj: Any, name: str) -> None:
+            if name == "weight":
+                raise AttributeError("of something else")
+
+    layer = nn.Linear(1, 1)
+    MirroredClasses(Broken()).mirror(layer)
+    with pytest.raises(rd.FailedPreconditionError, match="of something else"):
+        _ = layer.weight
 
 
 def test_class_looks_like_the_original() -> None:

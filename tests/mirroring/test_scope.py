@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -274,3 +275,46 @@ def test_deepcopy_of_buffers_alone() -> None:
     with mirror.scope():
         twin = copy.deepcopy(norm)
     assert mirror.run(lambda: twin.training) == [True, True]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_deepcopy_of_an_optimizer_takes_its_parameters_along(inside: bool) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.5)
+
+    def step(own: torch.optim.Optimizer) -> list[float]:
+        (weight,) = own.param_groups[0]["params"]
+        weight.sum().backward()
+        own.step()
+        found: list[float] = weight.flatten().tolist()
+        return found
+
+    assert mirror.run(step, optimizer) == [[0.0, 1.0]] * 2
+    with mirror.scope() if inside else contextlib.nullcontext():
+        twin = copy.deepcopy(optimizer)
+    (copied,) = twin.param_groups[0]["params"]
+    assert (type(twin), type(copied)) == (torch.optim.SGD, nn.Parameter)
+    assert twin.state[copied]["momentum_buffer"].tolist() == [[1.0, 1.0]]
+    mirror.run(step, optimizer)
+    assert copied.tolist() == [[0.0, 1.0]]
+    if inside:
+        assert mirror.run(step, twin) == [[-1.5, -0.5]] * 2
+        assert copied.tolist() == [[-1.5, -0.5]]
+    else:
+        with pytest.raises(FailedPreconditionError, match=r"param_groups\[0\] of optimizer SGD was not"):
+            mirror.run(step, twin)
+
+
+def test_an_average_made_outside_is_the_drivers() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    average = torch.optim.swa_utils.AveragedModel(layer)
+    for _ in range(2):
+        mirror.run(lambda: layer.weight.data.add_(1.0).sum())
+        average.update_parameters(layer)
+    assert next(average.parameters()).tolist() == [[2.5, 3.5]]
+    assert layer.weight.tolist() == [[3.0, 4.0]]
+    with pytest.raises(FailedPreconditionError, match="'module.weight' of module AveragedModel was not"):
+        mirror.run(lambda: average.update_parameters(layer))

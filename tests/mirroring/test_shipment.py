@@ -61,3 +61,14 @@ def test_parts_stay_with_the_driver() -> None:
     assert received == shipment.without_parts()
     assert received.per_replica == ()
     assert shipment.num_bytes == received.num_bytes == 5
+
+
+def test_what_is_for_all_later_steps_and_what_for_one() -> None:
+    whole = Shipment(released=(1,), writes=b"w", function=b"f", digest=b"d", arguments=b"a")
+    kept = whole.without_step()
+    assert kept is not None
+    assert (kept.released, kept.writes, kept.function, kept.arguments) == ((1,), b"w", b"f", b"")
+    assert (whole.of_step().function, whole.of_step().digest, whole.of_step().arguments) == (b"", b"d", b"a")
+    once = Shipment(function=b"f", arguments=b"a")
+    assert once.without_step() is None
+    assert once.of_step().function == b"f"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.mirroring.variables import average
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.buffers.shares import average
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
 
@@ -327,3 +328,38 @@ def test_released_variables_are_plain(trained: tuple[Mirror, nn.Linear]) -> None
     assert type(layer.weight) is nn.Parameter
     assert "_raydist_record" not in vars(layer.weight)
     assert layer.weight.tolist() == alias.tolist() == [[0.0, 1.0]]
+
+
+@pytest.mark.parametrize("after_a_step", [False, True])
+def test_a_module_that_was_moved_is_named(after_a_step: bool) -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False))
+    if after_a_step:
+        mirror.run(lambda: model.training)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    list(model.children())[1].to("meta")
+    with pytest.raises(FailedPreconditionError, match="buffer '1.running_mean' of module Sequential was moved to meta"):
+        mirror.run(lambda: model.training)
+    model.to("meta")
+    with pytest.raises(FailedPreconditionError, match="'(0.weight|1.running_mean)' of .* was moved to meta. Leave"):
+        mirror.run(lambda: model.training)
+    with mirror.scope():
+        model.to_empty(device="cpu").load_state_dict(values)
+    assert mirror.run(lambda: next(model.parameters()).item()) == [values["0.weight"].item()] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_module_that_was_moved_to_a_gpu_is_named_until_it_is_back() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    weight = layer.weight
+    layer.to("cuda")
+    assert layer.weight is weight  # moved in place
+    for _ in range(2):
+        with pytest.raises(FailedPreconditionError, match=r"\(cpu\); parameter 'weight' of .* was moved to cuda:0"):
+            mirror.run(lambda: layer.training)
+    layer.to("cpu")
+    assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2

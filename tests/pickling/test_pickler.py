@@ -227,7 +227,7 @@ def test_many_functions() -> None:
     for _ in range(2):
         for number in range(70):
             assert mirror.run(lambda n=number: n) == [number] * 2
-    assert len(mirror.replicas[0]._functions) == 64
+    assert len(mirror.replicas[0]._functions._functions) == 64
 
 
 def test_other_objects_are_copies_of_the_replica() -> None:
@@ -276,7 +276,8 @@ def test_externals() -> None:
     shipment = mirror.driver.prepare(lambda: strategy, externals={"strategy": strategy})
     mirror.driver.dispatched()
     replica = mirror.replicas[0]
-    replica._externals["strategy"] = "the replica's"
+    replica.externals.drop("strategy")
+    replica.externals.add("strategy", lambda: "the replica's")
     function, args, kwargs = replica.apply(shipment, ())
     assert function(*args, **kwargs) == "the replica's"
 

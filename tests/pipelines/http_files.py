@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, final
+
+from tests.web_server import QuietHandler, WebServer, running
 
 __all__ = ["FileServer", "serve_files"]
 
@@ -39,19 +39,14 @@ class FileServer:
 
 
 @final
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
+class _Server(WebServer):
     files: FileServer
 
 
 @final
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     timeout = 5.0
     server: _Server
-
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say nothing."""
 
     def do_HEAD(self) -> None:
         self._answer(send_body=False)
@@ -75,24 +70,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, body, headers, send_body=send_body, short=failure == "short")
 
     def _part(self, content: bytes) -> tuple[int, bytes, dict[str, str]]:
-        wanted = self.headers.get("Range", "")
-        ranges = self.server.files.ranges
-        if not ranges or not wanted.startswith("bytes="):
-            return 200, content, {"Accept-Ranges": "bytes" if ranges else "none"}
-        first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, end = int(first), min(int(last or len(content)) + 1, len(content))
-        return 206, content[start:end], {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}
+        return self.part(content) if self.server.files.ranges else (200, content, {"Accept-Ranges": "none"})
 
     def _send(
         self, status: int, body: bytes, headers: dict[str, str], *, send_body: bool = True, short: bool = False
     ) -> None:
-        self.send_response(status)
         chunked = status == 200 and not self.server.files.ranges
         lengths = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(body))}
-        # A connection that is kept for the next request would keep its thread.
-        for name, value in {**headers, **lengths, "Connection": "close"}.items():
-            self.send_header(name, value)
-        self.end_headers()
+        self.send_head(status, {**headers, **lengths})
         if send_body:
             sent = body[: len(body) // 2] if short else body
             self.wfile.write(_chunks(sent, ended=not short) if chunked else sent)
@@ -109,12 +94,6 @@ def serve_files(*, ranges: bool = True) -> Iterator[FileServer]:
     """A server on a free port of this machine, until the end of the block."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.files = FileServer(ranges=ranges)
-    server.files.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="file-server")
-    thread.start()
-    try:
+    server.files.address = f"http://{server.address}"
+    with running(server, "file-server"):
         yield server.files
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

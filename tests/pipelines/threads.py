@@ -40,3 +40,12 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
     assert not any(thread.is_alive() for thread in threads)
     if errors:
         raise errors[0]
+
+
+OF_STRATEGIES = ("raydist-dispatch", "raydist-keeps-ray")
+
+
+def pipeline_threads() -> list[threading.Thread]:
+    """Threads of pipelines that run now. Those of strategies, which a session's fixtures keep, are not among them."""
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("raydist-")]
+    return [thread for thread in ours if thread.name not in OF_STRATEGIES]

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from raydist.collectives.local import LocalGroup
+from raydist.collectives.nonfinite.policy import NonfinitePolicy
+from raydist.context.replica_context import ReplicaContext
+from raydist.errors import InvalidArgumentError
+from raydist.options import CommunicationOptions
 from raydist.replicas.connected import Connected, weights_of
+from raydist.replicas.replica_view import ReplicaView
+from raydist.replicas.rules import ReplicaRules, ReplicaVariables
 from raydist.values import PerReplica, ReduceOp
 from tests.collectives.threads import run_ranks
 
@@ -47,8 +53,11 @@ class Mirror:
     def export_buffers(self) -> list[torch.Tensor]:
         return [self.buffer.clone()]
 
-    def import_buffers(self, buffers: list[torch.Tensor]) -> None:
+    def import_buffers(self, buffers: list[torch.Tensor], own: list[torch.Tensor] | None = None) -> None:
         self.buffer = buffers[0]
+
+    def written_buffers(self) -> list[Any]:
+        return []
 
     def hold_metrics(self) -> dict[int, Any]:
         return {3: self.rank}
@@ -57,10 +66,12 @@ class Mirror:
         self.restored.append(held)
 
 
-def on_replicas(world_size: int, body: Callable[[Connected, Reducer, Mirror], Any]) -> list[Any]:
+def on_replicas(
+    world_size: int, body: Callable[[Connected, Reducer, Mirror], Any], rules: ReplicaRules | None = None
+) -> list[Any]:
     def main(group: LocalGroup) -> Any:
         reducer, mirror = Reducer(), Mirror(group.rank)
-        return body(Connected(group, reducer, CPU, mirror), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
+        return body(Connected(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
 
     return run_ranks(world_size, main)
 
@@ -142,3 +153,77 @@ def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
         return argument, none, peers.num_rows_seen
 
     assert on_replicas(2, body) == [(3, None, 3), (1, None, 2)]
+
+
+class Notes(ReplicaRules):
+    """Notes of which batches it is told."""
+
+    exchanges_gradients = False
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def after_batch(self, variables: ReplicaVariables) -> None:
+        self.told.append(variables.rows)
+
+    def after_run(self, variables: ReplicaVariables) -> None:
+        self.told.append("end")
+
+    def step_optimizer(self, variables: ReplicaVariables, optimizer: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
+        self.told.append(optimizer)
+        return step(*args, **kwargs)
+
+
+def test_rules_are_told_of_each_batch_and_each_run() -> None:
+    rules = Notes()
+
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> None:
+        with peers.run((1,), ReduceOp.MEAN, stand_in=True):
+            assert peers.step_optimizer("an optimizer", lambda: "done") == "done"  # type: ignore[arg-type]  # any will do
+        with peers.run(None, ReduceOp.MEAN, stand_in=True):
+            peers.next_batch((2,))
+            peers.next_batch((3,))
+        with pytest.raises(KeyError), peers.run((4,), ReduceOp.MEAN, stand_in=True):
+            raise KeyError
+
+    on_replicas(1, body, rules)
+    assert rules.told == ["an optimizer", (1,), "end", (2,), (3,), "end"]
+
+
+def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+        peers._sync_check = None  # type: ignore[assignment]  # it would be used
+        with peers.run((3, 1, 0), ReduceOp.MEAN, stand_in=True, check_in_sync=1):
+            pass
+        return reducer.opened
+
+    assert on_replicas(3, body, Notes()) == [[(1.0, False)], [(1.0, False)], [(0.0, True)]]
+
+
+def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+        value = torch.tensor([1.0 + 2.0**-12], requires_grad=True)
+        plain = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(timeout_seconds=5.0))
+        small = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(compression="fp16"))
+        small.sum().backward()
+        double = peers.all_reduce(ReduceOp.SUM, value.double(), CommunicationOptions(compression="bf16"))
+        gradient = value.grad
+        assert gradient is not None
+        return plain.item(), small.item(), small.dtype, double.item(), gradient.item()
+
+    exact = 2 + 2.0**-11
+    assert on_replicas(2, body) == [(exact, 2.0, torch.float32, exact, 1.0 * 2)] * 2
+
+
+def test_only_the_strategys_implementation_can_carry_a_call() -> None:
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> None:
+        peers.implementation = "gloo"
+        context = ReplicaContext(ReplicaView(("cpu",) * 2), peers)
+        assert context.all_reduce("SUM", 1, options=CommunicationOptions(implementation="gloo")) == 2
+        assert context.all_gather(torch.ones(1), options=CommunicationOptions(bytes_per_pack=3)).tolist() == [1.0, 1.0]
+        with pytest.raises(InvalidArgumentError, match="the implementation of its strategy, 'gloo', got 'shm'"):
+            context.all_reduce("SUM", 1, options=CommunicationOptions(implementation="shm"))
+        with pytest.raises(InvalidArgumentError, match=r"an rd.CommunicationOptions, got str"):
+            context.all_gather(torch.ones(1), options="gloo")  # type: ignore[arg-type]  # the point
+
+    on_replicas(2, body)

@@ -192,13 +192,15 @@ def test_who_keeps_a_result_does_not_keep_what_the_step_was_given(dispatcher: Di
 
 
 def test_the_thread_ends_with_the_dispatcher(dispatcher: Dispatcher, replicas: Replicas) -> None:
+    before = set(threading.enumerate())  # strategies of the session have some of this name
     for step in range(3):
         dispatcher.add(planned(step))
-    assert "raydist-dispatch" in [thread.name for thread in threading.enumerate()]
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "raydist-dispatch"
     for done in replicas.done:
         done.set()
     dispatcher.close()
-    assert "raydist-dispatch" not in [thread.name for thread in threading.enumerate()]
+    assert not thread.is_alive()
 
 
 def group_of(count: int) -> SentGroup:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from raydist.actors.software import Software, installed_software
+from raydist.actors.step_channel import Answer
 from raydist.actors.supervision import root_cause
 from raydist.collectives.rendezvous import RendezvousStore
-from raydist.errors import CancelledError
+from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.mirroring.shipment import Shipment
 from raydist.options import Timeouts
 from raydist.replicas.group import ReplicaGroup
@@ -32,7 +34,12 @@ class Actors:
         self.broken = False
         self.ready = True
         self.interrupted = False  # while replica 1 is sent something
+        self.by_channel = False
         self.remarks: tuple[str, ...] = ()
+        self.software: dict[int, Software] = {}
+
+    def about(self, rank: int) -> Any:
+        return self.software.get(rank, installed_software())
 
     def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
         return "started"
@@ -46,7 +53,19 @@ class Actors:
         self.calls.append(method)
         self.aborted += args
 
-    def steps(self, rank: int, message: StepMessage, objects: Sequence[Any]) -> GroupResult:
+    def open_channel(self, within_s: float) -> None:
+        self.calls.append("open_channel")
+
+    def send_steps(self, messages: Sequence[tuple[StepMessage, Sequence[Any]]]) -> list[Any]:
+        sent: list[Any] = [self.steps(rank, message) for rank, (message, _) in enumerate(messages)]
+        return [self.answered(rank, result) for rank, result in enumerate(sent)] if self.by_channel else sent
+
+    def answered(self, rank: int, result: GroupResult) -> Answer:
+        answer = Answer(rank, 1)
+        answer.settle(result)
+        return answer
+
+    def steps(self, rank: int, message: StepMessage) -> GroupResult:
         if self.interrupted and rank == 1:
             raise KeyboardInterrupt
         results, error = [], None
@@ -62,6 +81,7 @@ class Actors:
     def wait(
         self, refs: Sequence[Any], names: Sequence[str], *, on_error: Callable[[], None], **limits: Any
     ) -> list[Any]:
+        refs = [ref.value if isinstance(ref, Answer) else ref for ref in refs]
         errors = [ref.error for ref in refs if isinstance(ref, GroupResult) and ref.error is not None]
         if errors:
             on_error()
@@ -107,6 +127,17 @@ def values(outcome: StepOutcome) -> list[Any]:
 def learn(group: ReplicaGroup) -> None:
     """Let the group know that steps are short."""
     values(group.dispatch(planned(0)))
+
+
+def test_another_version_is_said_before_anything_runs(actors: Actors) -> None:
+    actors.software[1] = Software((("torch", "0.1"),))
+    setups = [ReplicaSetup("test", rank, 2, "cpu", ("cpu", "cpu"), 1, 10.0, 1 << 20) for rank in range(2)]
+    found: Any = actors
+    group = ReplicaGroup(setups, found, RendezvousStore(), Timeouts())
+    with pytest.raises(FailedPreconditionError, match="replica 1 has torch 0.1, not"):
+        group.start()
+    assert "join" not in actors.calls
+    group.close(gently=False)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -218,6 +249,22 @@ def test_a_result_is_a_part_of_what_its_group_returns(group: ReplicaGroup, actor
     part = outcomes[4].part(1, 1)
     assert (part.place, part.leaf_index) == (2, 1)
     assert part.ref.leaf(0, part.place) == 5
+
+
+def test_a_result_that_only_the_driver_has_is_a_part_by_value(group: ReplicaGroup, actors: Actors) -> None:
+    actors.by_channel = True
+    part = group.dispatch(planned(7)).part(1, 0)
+    assert (part.ref, part.value) == (None, 7)
+
+
+def test_a_result_that_ray_has_is_a_part_by_reference_also_where_it_came_by_the_channel(
+    group: ReplicaGroup, actors: Actors
+) -> None:
+    actors.by_channel = True
+    outcome = group.dispatch(planned(7))
+    for answer in outcome.step.group.refs:  # type: ignore[attr-defined]  # what the group knows of it
+        answer.ref = "in the store"
+    assert outcome.part(1, 0).ref == "in the store"
 
 
 def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup, actors: Actors) -> None:

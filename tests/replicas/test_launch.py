@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
 from raydist.cluster import Cluster, Node
 from raydist.context.devices import parse_devices
-from raydist.options import Timeouts
-from raydist.replicas.launch import LaunchPlan, plan_one_node, warn_if_crowded
+from raydist.options import CommunicationOptions, Timeouts
+from raydist.replicas.launch import LaunchPlan, launch, plan_one_node, plan_slice, settle, warn_if_crowded
+from raydist.tpu_slices.shape import SliceShape
 
 NODE = Node("a", "10.0.0.1", {"CPU": 8.0, "GPU": 2.0})
 OTHER = Node("b", "10.0.0.2", {"CPU": 4.0})
@@ -18,7 +20,13 @@ def plan(
 ) -> LaunchPlan:
     cluster = Cluster(started_here, nodes)
     return plan_one_node(
-        "m", parse_devices(devices, gpus_on_node=0), cluster, NODE, resources=extra or None, timeouts=Timeouts()
+        "m",
+        parse_devices(devices, gpus_on_node=0),
+        cluster,
+        NODE,
+        resources=extra or None,
+        timeouts=Timeouts(),
+        communication=CommunicationOptions(),
     )
 
 
@@ -27,6 +35,35 @@ def test_cores_are_shared_between_the_replicas() -> None:
     assert [setup.num_threads for setup in made.setups] == [2, 2, 2]
     assert [(setup.rank, setup.world_size) for setup in made.setups] == [(0, 3), (1, 3), (2, 3)]
     assert plan(20).setups[0].num_threads == 1
+
+
+def test_cores_are_those_of_the_node_that_a_replica_got() -> None:
+    setups = plan(4).setups
+    nodes = {"a": NODE, "b": Node("b", "10.0.0.2", {"CPU": 7.0})}
+    settled = settle(setups, ["b", "a", "b", "b"], nodes)
+    assert [it.num_threads for it in settled] == [2, 8, 2, 2]
+    assert [it.host for it in settled][:2] == ["node 10.0.0.2 (b)", "node 10.0.0.1 (a)"]
+    crowd = settle(setups, ["b", "new", "b", "b"], {"b": Node("b", "10.0.0.2", {"CPU": 2.0})})
+    assert [(it.num_threads, it.host) for it in crowd[:2]] == [(1, "node 10.0.0.2 (b)"), (2, "")]
+
+
+def test_a_replica_has_a_bundle_of_its_own() -> None:
+    made = plan(3)
+    assert [made.bundle_of(setup) for setup in made.setups] == [0, 1, 2]
+
+
+def test_a_reservation_whose_node_is_lost_meanwhile_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[Any] = []
+
+    def lost(reservation: Any) -> Any:
+        raise KeyError(0)
+
+    monkeypatch.setattr("raydist.replicas.launch.place", lambda bundles, **how: "reservation")
+    monkeypatch.setattr("raydist.replicas.launch.hosts_of", lost)
+    monkeypatch.setattr("raydist.replicas.launch.release", released.append)
+    with pytest.raises(KeyError):
+        launch(plan(2), Timeouts())
+    assert released == ["reservation"]
 
 
 def test_what_a_replica_asks_for() -> None:
@@ -42,11 +79,16 @@ def test_each_gpu_replica_sees_its_gpu_as_the_first() -> None:
     assert made.setups[0].worker_devices == ("GPU:0", "GPU:1")
 
 
-def test_every_replica_is_told_the_collective_backend() -> None:
-    cluster, devices = Cluster(False, (NODE,)), parse_devices(2, gpus_on_node=0)
-    made = plan_one_node("m", devices, cluster, NODE, resources=None, timeouts=Timeouts(), backend="gloo")
-    assert [setup.backend for setup in made.setups] == ["gloo", "gloo"]
-    assert plan(2).setups[0].backend == "auto"
+def test_every_replica_is_told_how_to_communicate() -> None:
+    wanted = CommunicationOptions(bytes_per_pack=64, timeout_seconds=7.0, implementation="gloo", compression="bf16")
+    devices = parse_devices(2, gpus_on_node=0)
+    cluster = Cluster(False, (NODE,))
+    made = plan_one_node("m", devices, cluster, NODE, resources=None, timeouts=Timeouts(), communication=wanted)
+    told = {(it.bucket_bytes, it.collective_timeout_s, it.backend, it.compression) for it in made.setups}
+    assert told == {(64, 7.0, "gloo", "bf16")}
+    default = plan(2).setups[0]
+    assert (default.bucket_bytes, default.collective_timeout_s) == (25 * 1024 * 1024, Timeouts().collective_s)
+    assert (default.backend, default.compression, default.worker) == ("auto", None, 0)
 
 
 def test_the_store_is_on_loopback_only_on_one_machine() -> None:
@@ -67,3 +109,16 @@ def test_the_best_node_has_gpus_or_is_this_one() -> None:
     small = Node("c", "10.0.0.3", {"CPU": 1.0})
     assert Cluster(False, (small, OTHER)).best_node() is small
     assert Cluster(False, (Node("d", "10.0.0.4", {}), OTHER)).best_node() is OTHER
+
+
+def test_each_host_of_a_slice_has_a_process_for_all_of_its_chips() -> None:
+    shape = SliceShape.of("v4", "2x2x2")
+    cluster = Cluster(False, (OTHER, NODE))
+    made = plan_slice("t", shape, cluster, timeouts=Timeouts(), communication=CommunicationOptions())
+    assert [setup.device for setup in made.setups] == [f"xla:{chip}" for _ in range(2) for chip in range(4)]
+    assert [setup.worker for setup in made.setups] == [0] * 4 + [1] * 4
+    assert made.setups[5].worker_devices == tuple(f"TPU:{number}" for number in range(8))
+    assert made.bundles == ({"CPU": 1.0, "TPU": 4.0},) * 2
+    assert [made.bundle_of(setup) for setup in made.setups[:: made.per_process]] == [0, 1]
+    assert (made.num_workers, made.per_process, made.tpu_slice) == (2, 4, shape)
+    assert made.store_host == "10.0.0.2"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,24 @@ def test_groups_are_short_in_time_and_small_in_results(seconds: float, num_bytes
     assert pace.group_size([b"f", b"f"]) == size
 
 
+@pytest.mark.parametrize(
+    ("num_replicas", "seconds", "size"),
+    [(1, 0.2, 1), (2, 0.2, 1), (8, 0.2, 4), (64, 0.2, 5), (64, 0.5, 2), (64, 1.1, 1), (1000, 1e9, 1), (64, 0.02, 16)],
+)
+def test_many_replicas_get_several_steps_in_a_message(num_replicas: int, seconds: float, size: int) -> None:
+    pace = Pace(num_replicas)
+    pace.learn(b"f", seconds=seconds, num_bytes=8)
+    assert pace.group_size([b"f"]) == size
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(1e-6, 48), (0.11, 8), (0.125, 8), (0.2, 5), (0.4, 3), (60.0, 3)])
+def test_what_waits_for_long_steps_waits_for_few(seconds: float, steps: int) -> None:
+    pace = Pace(2)
+    pace.learn(b"f", seconds=seconds, num_bytes=8)
+    assert pace.window([b"f"]) == steps
+    assert pace.window([b"f", b"new"]) == max(min(steps, 8), 3)
+
+
 def test_of_several_functions_the_slowest_counts() -> None:
     pace = Pace()
     pace.learn(b"quick", seconds=1e-4, num_bytes=8)
@@ -40,7 +60,8 @@ def test_a_window_holds_three_groups_and_functions_are_forgotten(known: list[tup
     for key, seconds, num_bytes in known:
         pace.learn(key, seconds=seconds, num_bytes=num_bytes)
         assert 1 <= pace.group_size([key]) <= 16
-        assert pace.window([key]) == max(8, 3 * pace.group_size([key]))
+        in_a_second = min(8, math.ceil(1 / max(seconds, 0.01))) if key else 8
+        assert pace.window([key]) == max(in_a_second, 3, 3 * pace.group_size([key]))
     keys = [bytes([number % 256, number // 256]) for number in range(1000)]
     for key in keys:
         pace.learn(key, seconds=1e-3, num_bytes=8)

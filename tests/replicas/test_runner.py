@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
+import raydist as rd
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import PlannedStep, address_steps
 
-SETUP = ReplicaSetup("alone", 0, 1, "cpu", ("cpu",), torch.get_num_threads(), 10.0, 1 << 20)
+SETUP = ReplicaSetup("alone", 0, 1, "cpu", ("cpu",), torch.get_num_threads(), 10.0, 1 << 20, host="node here")
 
 
 class Alone:
@@ -63,4 +67,35 @@ def test_steps_behind_one_that_fails_are_refused_and_those_before_it_told() -> N
     result = runner.steps(steps(3, 4, of=0), [])  # there is no function in the shipment
     assert result.results == ()
     assert result.error is not None
-    assert "In step 3 on replica 0 (cpu)." in result.error.__notes__
+    assert "In step 3 on replica 0 (cpu) of node here." in result.error.__notes__
+
+
+def test_a_gpu_that_torch_does_not_see_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(rd.FailedPreconditionError, match=r"Replica 0 was given a GPU.*sees none"):
+        ReplicaRunner(replace(SETUP, device="cuda:0"))
+
+
+class CountsBatches(ReplicaRules):
+    """Notes what it is told."""
+
+    exchanges_gradients = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def restart(self) -> None:
+        self.told.append("restart")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def test_rules_are_told_of_each_generation_and_of_the_end() -> None:
+    rules, groups = CountsBatches(), Alone()
+    runner = ReplicaRunner(replace(SETUP, rules=rules), groups)
+    runner.join(generation(0))
+    runner.join(generation(1))
+    runner.close()
+    assert rules.told == ["restart", "restart", "close"]
+    assert len(groups.joined) == 1, "gradients that stay here need no group"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 from raydist.mirroring.shipment import Shipment
@@ -68,10 +69,10 @@ def test_one_leaf_given_twice_is_one_value_beside_others() -> None:
 
 
 def test_every_replica_is_told_the_same_but_its_sources() -> None:
-    step = StepHeader(3, 1, Shipment(), rows=(2, 1), gradient_reduce_op=ReduceOp.SUM, stand_in=False, seed=7)
+    step = StepHeader(3, 1, Shipment(), rows=(2, 1), gradient_reduce_op=ReduceOp.SUM, stand_in=False, seed=(7, 0))
     header = step.addressed((PartSource(0, 0),))
     assert (header.step, header.generation, header.rows, header.stand_in) == (3, 1, (2, 1), False)
-    assert (header.gradient_reduce_op, header.seed) == (ReduceOp.SUM, 7)
+    assert (header.gradient_reduce_op, header.seed) == (ReduceOp.SUM, (7, 0))
     assert header.sources == (PartSource(0, 0),)
 
 
@@ -109,3 +110,14 @@ def test_a_header_travels() -> None:
         step=3, generation=1, shipment=Shipment(function=b"f"), sources=(PartSource(0, 1),), rows=(2, 0)
     )
     assert pickle.loads(pickle.dumps(header)) == header
+
+
+def test_parts_are_moved_unless_they_are_to_stay_on_the_host() -> None:
+    class OnHost(Stored):
+        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+            return replace(super().part_on(rank), on_host=True)
+
+    values = [Stored(10, 0), OnHost(10, 0), PerReplica([["x"], ["y"]])]
+    sources, _ = addressed(list(values), 0, stand_in=True)
+    moved = resolve_parts(sources, [Batch("a")], lambda part: [*part, "moved"])
+    assert moved == [["a", "moved"], ["a"], ["x", "moved"]]

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import pickle
+from collections import namedtuple
 
+import numpy as np
 import torch
 
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader
-from raydist.replicas.step_message import GroupResult, PlannedStep, address_steps
+from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage, address_steps
 from raydist.values import Part, PerReplica
+from tests.summaries.records import record_of
 
 
 class Stored(PerReplica):
@@ -65,3 +68,38 @@ def test_the_results_of_a_group_are_leaves_at_places() -> None:
     assert answer.leaf(0, 2).item() == 2.0
     assert answer.leaf(1, 1) == 1
     assert not answer.absent
+
+
+class Own:
+    """A class of the program."""
+
+
+def test_messages_of_plain_values_travel_as_bytes() -> None:
+    message = StepMessage(b"headers", ((PartSource(None, value=torch.ones(2)), PartSource(1)),), (4, 5))
+    packed = message.packed()
+    assert packed is not None
+    arrived = StepMessage.unpacked(packed)
+    assert (arrived.headers, arrived.objects, arrived.sources[0][1]) == (b"headers", (4, 5), PartSource(1))
+    assert arrived.sources[0][0].value.tolist() == [1.0, 1.0]
+
+
+def test_objects_of_the_programs_own_classes_travel_another_way() -> None:
+    assert StepMessage(b"", ((PartSource(None, value=Own()),),)).packed() is None
+    assert GroupResult((pack_result((1.0, torch.ones(2)), absent=False),)).packed() is not None
+    assert GroupResult((pack_result((1.0, np.float32(2)), absent=False),)).packed() is not None
+    assert GroupResult((pack_result(Own(), absent=False),)).packed() is None
+    assert GroupResult((), error=ValueError("no")).packed() is None
+
+
+def test_a_structure_of_a_class_that_others_do_not_know_travels_another_way() -> None:
+    local = namedtuple("local", "a b")  # importable from nowhere
+    assert GroupResult((pack_result(local(1.0, 2.0), absent=False),)).packed() is None
+
+
+def test_summaries_are_dropped_once_they_were_written() -> None:
+    with_one = pack_result(1.0, absent=False, summaries=(record_of("loss", 0.5),))
+    without = pack_result(1.0, absent=False)
+    assert with_one.num_bytes > without.num_bytes
+    assert GroupResult((with_one, without)).without_summaries().results == (without, without)
+    nothing = GroupResult((without,))
+    assert nothing.without_summaries() is nothing

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import raydist as rd
-from tests.contracts.strategy import CHECKS, check_closing, check_program, check_strategy
-from tests.contracts.training_program import MODELS, Program
+from raydist.testing.strategy_contract import CHECKS, check_closing, check_program, check_strategy
+from raydist.testing.training_program import MODELS, Program
+from tests.shared_strategies import few_workers
+from tests.xla_world import TPU_LIMIT_S
 
 OnReplicas = Callable[[int], rd.MirroredStrategy]
 
@@ -37,11 +39,42 @@ def _two_mirrored(request: pytest.FixtureRequest) -> rd.Strategy:
     return on_replicas(2)
 
 
+def _two_workers(request: pytest.FixtureRequest) -> rd.Strategy:
+    strategy: rd.Strategy = request.getfixturevalue("two_workers")
+    return strategy
+
+
+def _tpu(request: pytest.FixtureRequest) -> rd.Strategy:
+    strategy: rd.Strategy = request.getfixturevalue("tpu")
+    return strategy
+
+
 MAKERS: dict[type[rd.Strategy], Makers] = {
     rd.OneDeviceStrategy: Makers(shared=lambda _: rd.OneDeviceStrategy("cpu"), new=rd.OneDeviceStrategy),
+    rd.CentralStorageStrategy: Makers(
+        shared=lambda request: request.getfixturevalue("central")(2),
+        new=lambda: rd.CentralStorageStrategy(2, resources_per_replica={"CPU": 0.01}),
+        marks=(pytest.mark.ray, pytest.mark.timeout(120)),
+    ),
     rd.MirroredStrategy: Makers(
         shared=_two_mirrored,
         new=lambda: rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}),
+        marks=(pytest.mark.ray, pytest.mark.timeout(120)),
+    ),
+    rd.TPUStrategy: Makers(
+        shared=_tpu,
+        new=lambda: rd.TPUStrategy(accelerator_version="v5litepod"),
+        marks=(pytest.mark.ray, pytest.mark.timeout(TPU_LIMIT_S)),
+    ),
+    # Of one worker: several do not train as a bare loop does, and have more devices than there are replicas in sync.
+    rd.ParameterServerStrategy: Makers(
+        shared=lambda request: request.getfixturevalue("served")(1),
+        new=lambda: few_workers(1),
+        marks=(pytest.mark.ray, pytest.mark.timeout(120)),
+    ),
+    rd.MultiWorkerMirroredStrategy: Makers(
+        shared=_two_workers,
+        new=lambda: rd.MultiWorkerMirroredStrategy(2, 1, resources_per_replica={"CPU": 0.01}),
         marks=(pytest.mark.ray, pytest.mark.timeout(120)),
     ),
 }
@@ -95,16 +128,33 @@ def programs(draw: st.DrawFn, model: str) -> Program:
     )
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4])
-@pytest.mark.parametrize("model", sorted(MODELS))
-def test_parameters_equal_those_of_a_bare_loop(model: str, num_replicas: int, mirrored: OnReplicas) -> None:
-    strategy = mirrored(num_replicas)
+def check_programs(model: str, strategy: rd.Strategy, *, num_examples: int) -> None:
+    """Programs drawn at random train what a bare loop trains."""
 
-    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=num_examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(programs(model))
     def each(program: Program) -> None:
         check_program(program, strategy)
 
     each()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize(
+    "num_replicas",  # the outer loop: strategies of four sizes are not kept
+    [1, 2, 3, pytest.param(4, marks=pytest.mark.long)],
+)
+def test_parameters_equal_those_of_a_bare_loop(model: str, num_replicas: int, mirrored: OnReplicas) -> None:
+    check_programs(model, mirrored(num_replicas), num_examples=4)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("num_replicas", [3])
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_one_copy_trains_what_a_bare_loop_trains(
+    model: str, num_replicas: int, central: Callable[[int], rd.CentralStorageStrategy]
+) -> None:
+    check_programs(model, central(num_replicas), num_examples=4)

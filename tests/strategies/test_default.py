@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import torch
+
 from raydist.strategies.default import get_replica_context, get_strategy
 from raydist.strategies.one_device import OneDeviceStrategy
 
@@ -20,3 +22,8 @@ def test_a_scope_has_a_strategy_and_no_replica() -> None:
 def test_a_run_has_both() -> None:
     strategy = OneDeviceStrategy()
     assert strategy.run(lambda: get_strategy() is strategy and get_replica_context().strategy is strategy)
+
+
+def test_the_strategy_outside_of_every_scope_runs_whatever_it_is_given() -> None:
+    layer = torch.nn.Linear(1, 1)
+    assert get_strategy().run(lambda: layer(torch.ones(1, 1)).shape) == (1, 1)

@@ -20,6 +20,7 @@ from torch import nn
 import raydist as rd
 from tests.forks import in_a_forked_child
 from tests.ray_head import ray_home
+from tests.shared_files import left_behind, shared_files
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
@@ -58,7 +59,7 @@ def test_a_killed_replica_is_named(strategy: rd.MirroredStrategy, victim: int) -
     strategy.run(step, args=(x,))
     os.kill(target, signal.SIGKILL)
     start = time.monotonic()
-    with pytest.raises(rd.UnavailableError, match=f"replica {victim} of mirrored-.* is gone while"):
+    with pytest.raises(rd.UnavailableError, match=f"replica {victim} of MirroredStrategy-.* is gone while"):
         train(strategy, step, x)
     assert time.monotonic() - start < 30
     with pytest.raises(rd.UnavailableError, match="is gone while"):
@@ -97,7 +98,7 @@ def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: rd.Mir
     try:
         if busy:
             strategy.run(step)
-            with pytest.raises(rd.DeadlineExceededError, match=r"replica 1 of mirrored-.* did not even say"):
+            with pytest.raises(rd.DeadlineExceededError, match=r"replica 1 of MirroredStrategy-.* did not even say"):
                 strategy.close()
         else:
             strategy.close()
@@ -226,6 +227,7 @@ for again in (False, True):
 """
 
 
+@pytest.mark.long
 def test_what_outlives_its_ray_says_so_and_closes() -> None:
     with ray_home() as home:
         done = subprocess.run(
@@ -309,9 +311,15 @@ def left_over(session: str, replicas: set[int]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("ending", ["close", "exception", "interrupt", "kill"])
+LONG = pytest.mark.long  # each starts a Ray of its own
+
+
+# That nothing is left of a program that ends by itself shows tests/test_ways_in.py, too.
+@pytest.mark.parametrize(
+    "ending", ["interrupt", *(pytest.param(ending, marks=LONG) for ending in ("close", "exception", "kill"))]
+)
 def test_nothing_is_left(ending: str) -> None:
-    shared_before = set(Path("/dev/shm").iterdir())
+    files = shared_files()
     process, session, replicas = start(ending)
     try:
         if ending == "interrupt":
@@ -329,4 +337,4 @@ def test_nothing_is_left(ending: str) -> None:
     while left_over(session, replicas) and time.monotonic() < end:
         time.sleep(0.2)
     assert left_over(session, replicas) == []
-    assert {path for path in set(Path("/dev/shm").iterdir()) - shared_before if "raydist" in path.name} == set()
+    assert not left_behind(files)

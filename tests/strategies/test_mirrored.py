@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 from torch import nn
 
@@ -234,7 +235,8 @@ def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     with pytest.raises(kind) as caught:
         two.local_results(two.run(step, args=(True,)))
     assert caught.value.args == args[:1]
-    assert re.search(r"In step \d+ on replica 1", "".join(caught.value.__notes__))
+    host = re.escape(f"of node {ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]}).")
+    assert re.search(rf"In step \d+ on replica 1 \(cpu\) {host}", "".join(caught.value.__notes__))
     assert two.run(step, args=(False,)).values == (1, 1)
 
 
@@ -477,10 +479,10 @@ def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -
     outside = nn.Linear(1, 1)
     foreign = torch.optim.SGD(outside.parameters(), lr=0.1)
     with pytest.raises(
-        rd.FailedPreconditionError, match=r"under the scope of mirrored-.*parameter .* of module Linear"
+        rd.FailedPreconditionError, match=r"under the scope of MirroredStrategy-.*parameter .* of module Linear"
     ):
         two.run(lambda: outside.weight.sum())
-    with pytest.raises(rd.FailedPreconditionError, match=r"under the scope of mirrored-.*of optimizer SGD"):
+    with pytest.raises(rd.FailedPreconditionError, match=r"under the scope of MirroredStrategy-.*of optimizer SGD"):
         two.run(lambda: foreign.step())
 
 

@@ -72,6 +72,7 @@ def test_every_step_has_the_loss_of_one_replica(two: rd.MirroredStrategy) -> Non
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_two_replicas_learn_to_read_digits() -> None:
     flags = ["--strategy", "mirrored", "--replicas", "2", "--epochs", "3", "--data", str(real_file("mnist10k.npz"))]

@@ -122,3 +122,12 @@ def test_a_forked_child_is_told_as_under_every_strategy() -> None:
 
     assert in_a_forked_child(child) == 0
     assert strategy.run(len, args=([],)) == 0
+
+
+def test_an_error_of_a_step_says_which_it_was() -> None:
+    strategy = rd.OneDeviceStrategy("cpu")
+    empty: dict[str, int] = {}
+    strategy.run(lambda: None)
+    with pytest.raises(KeyError) as caught:
+        strategy.run(lambda: empty["mine"])
+    assert caught.value.__notes__ == ["In step 1 on replica 0 (cpu)."]

@@ -160,3 +160,10 @@ def test_a_deep_description() -> None:
         forged = {"class": "Sequential", "children": [["0", forged]]}
     with pytest.raises(rd.InvalidArgumentError, match="nested more than 50 deep"):
         build_module(forged, {})
+
+
+def test_what_a_buffer_is_on_several_replicas_is_no_part_of_it() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    assert architecture_of(module) is not None
+    rd.set_aggregation(module, "0.running_mean", aggregation="first")
+    assert architecture_of(module) is None  # `Model.load` asks for the module, and so for the choice

@@ -103,6 +103,29 @@ def test_sample_weights_give_the_same(mirrored: rd.Strategy, num_rows: int, step
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("make_data", [regression, lambda rows, _: weighted(rows)], ids=["rows", "weights"])
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 9, 14])
+def test_joined_batches_clipping_and_schedules_give_the_same(
+    mirrored: rd.Strategy, num_rows: int, steps_per_execution: int, make_data: Callable[[int, int], rd.Dataset]
+) -> None:
+    def trained(strategy: rd.Strategy) -> tuple[Any, float]:
+        model = built(
+            strategy,
+            loss=nn.MSELoss(reduction="none"),
+            scheduler=lambda it: torch.optim.lr_scheduler.StepLR(it, 1, gamma=0.5),
+            clip_norm=0.1,
+            accumulate_steps=2,
+            steps_per_execution=steps_per_execution,
+        )
+        model.fit(make_data(num_rows, BATCH), epochs=2, verbose=False)
+        return state(model), model.optimizer.param_groups[0]["lr"]
+
+    (found, rate), (expected, expected_rate) = trained(mirrored), trained(rd.OneDeviceStrategy("cpu"))
+    assert_same(found, expected)
+    assert rate == expected_rate < 0.05
+
+
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 @pytest.mark.parametrize("num_rows", [1, 5, 6])
 def test_a_loss_that_adds_rows_up_gives_the_same(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.training.sidecar import Evaluated
 from tests.training.toys import column, compiled, line, regression, small_net
 
 
@@ -88,3 +91,32 @@ def test_the_optimizer_can_be_reached() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     with pytest.raises(rd.FailedPreconditionError, match="must be compiled first"):
         _ = rd.Model(small_net()).optimizer
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        rd.summary.create_file_writer,
+        rd.TensorBoard,
+        rd.CSVLogger,
+    ],
+    ids=["create_file_writer", "TensorBoard", "CSVLogger"],
+)
+def test_what_is_written_here_alone_is_not_at_a_uri(
+    use: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(rd.InvalidArgumentError, match="must be on a disk of this machine") as found:
+        use("s3://key:hidden@bucket/file?sig=hidden")
+    assert "hidden" not in str(found.value)
+    assert not list(tmp_path.iterdir())  # of a directory "s3:"
+
+
+def test_credentials_are_shown_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    uri = "memory://key:hidden@bucket/file?sig=hidden"
+    model = compiled(small_net())
+    model.fit(regression(4, 4), callbacks=[rd.ModelCheckpoint(uri, verbose=1)], verbose=False)
+    with pytest.raises(rd.InvalidArgumentError, match="filepath may name epoch") as found:
+        model.fit(regression(4, 4), callbacks=[rd.ModelCheckpoint(f"{uri}{{typo}}")], verbose=False)
+    told = (capsys.readouterr().out, str(found.value), repr(Evaluated(uri, 3, {"loss": 0.5})))
+    assert all("memory://***@bucket/file?***" in each and "hidden" not in each for each in told)

@@ -176,3 +176,9 @@ def test_a_forged_optimizer(tmp_path: Path, change: Any) -> None:
     write_model_file(tmp_path / "model", tensors, replace(manifest, **change))
     with pytest.raises(rd.InvalidArgumentError):
         rd.Model.load(tmp_path / "model", net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def test_rows_of_embeddings_are_not_left_out_silently() -> None:
+    module = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2)})
+    with pytest.raises(rd.InvalidArgumentError, match=r"the module has 'words'. Save an rd.Checkpoint"):
+        pack(module, None, None)

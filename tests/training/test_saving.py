@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import raydist as rd
+from raydist.failpoints import installed
 from raydist.training.saving import ModelManifest, digests, read_model_file, snapshot, write_model_file
 
 TENSORS = {
@@ -56,7 +58,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     def full_disk(*args: object, **kwargs: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("raydist.training.saving.save_file", full_disk)
+    monkeypatch.setattr("raydist.training.saving.write_safetensors", full_disk)
     with pytest.raises(OSError, match="No space left"):
         written(path)
     assert list(tmp_path.iterdir()) == [path]
@@ -114,3 +116,37 @@ def test_a_snapshot_shares_no_memory() -> None:
     assert copies["a"].tolist() == [0.0] * 3
     assert copies["b"].tolist() == [0.0] * 2
     assert copies["c"] == "text"
+
+
+def test_a_uri_is_written_and_read(tmp_path: Path) -> None:
+    uri = "memory://models/new/model.safetensors"
+    write_model_file(uri, TENSORS, manifest())
+    tensors, found = read_model_file(uri)
+    assert found == manifest()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    write_model_file(f"file://{tmp_path}/model", TENSORS, manifest())
+    assert read_model_file(tmp_path / "model")[1] == manifest()
+    with pytest.raises(rd.NotFoundError, match="memory://models/new/absent"):
+        read_model_file("memory://models/new/absent")
+    with pytest.raises(rd.InvalidArgumentError, match="memory://models/' names none"):
+        write_model_file("memory://models/", TENSORS, manifest())
+
+
+def test_other_readers_of_safetensors_find_tensors_and_manifest(tmp_path: Path) -> None:
+    with safe_open(written(tmp_path / "model"), framework="pt") as content:
+        assert content.metadata().keys() == {"raydist.model", "raydist.sha256"}
+        assert all(torch.equal(content.get_tensor(name), tensor) for name, tensor in TENSORS.items())
+
+
+@pytest.mark.parametrize("moment", ["within_file", "before_flush", "after_flush", "before_rename"])
+def test_a_death_at_any_moment_leaves_the_old_file(moment: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "model")
+    before = path.read_bytes()
+
+    def die(name: str) -> None:
+        if name == f"checkpoint.{moment}":
+            raise KeyboardInterrupt
+
+    with installed(die), pytest.raises(KeyboardInterrupt):
+        write_model_file(path, {**TENSORS, "module.a": torch.zeros(10, 10)}, manifest())
+    assert path.read_bytes() == before

@@ -16,6 +16,7 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from raydist.collectives.local import LocalGroup
+from raydist.collectives.nonfinite.policy import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.mirroring.metric_states import hold_states, merge_states, restore_states
 from raydist.replicas.connected import Connected
@@ -35,7 +36,7 @@ def on_pieces(
     def main(group: LocalGroup) -> Metric:
         reducer: Any = Reducer()
         mirror: Any = Mirror(group.rank)
-        peers = Connected(group, reducer, torch.device("cpu"), mirror)
+        peers = Connected(group, reducer, torch.device("cpu"), mirror, NonfinitePolicy(lambda _: []))
         metric: Metric = make()
         with peers.run(rows, ReduceOp.MEAN, stand_in=True):
             context = ReplicaContext(ReplicaView(("cpu",) * len(rows)), peers)

@@ -79,3 +79,17 @@ def test_a_model_of_a_users_class() -> None:
     with torch.no_grad():
         prediction = model.module(torch.ones(1, 2))
     assert prediction.tolist() == json.loads((FILES / "model.json").read_text())["prediction"]
+
+
+def test_a_checkpoint() -> None:
+    model = Net(3)
+    optimizer = torch.optim.Adam(model.parameters(), 0.5)
+    progress = rd.State(epoch=0, best=0.0, seen=[])
+    rd.Checkpoint(model=model, optimizer=optimizer, progress=progress, nets=[model]).restore(FILES / "checkpoint")
+    expected = json.loads((FILES / "checkpoint.json").read_text())
+    assert torch.rand(3).tolist() == expected["drawn"]
+    with torch.no_grad():
+        assert model(torch.ones(1, 2)).tolist() == expected["prediction"]
+    assert optimizer.state[model.out.bias]["exp_avg"].tolist() == expected["moment"]
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert progress.state_dict() == {"epoch": 3, "best": float("inf"), "seen": [1, "a", None]}

@@ -56,6 +56,22 @@ def write_model(root: Path) -> None:
     (root / "model.json").write_text(json.dumps({"prediction": prediction.tolist()}))
 
 
+def write_checkpoint(root: Path) -> None:
+    torch.manual_seed(0)
+    model = Net(3)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    progress = rd.State(epoch=3, best=float("inf"), seen=[1, "a", None])
+    rd.Checkpoint(model=model, optimizer=optimizer, progress=progress, nets=[model]).save(root / "checkpoint")
+    with torch.no_grad():
+        prediction = model(torch.ones(1, 2))
+    moment = optimizer.state[model.out.bias]["exp_avg"]
+    drawn = torch.rand(3)
+    expected = {"prediction": prediction.tolist(), "moment": moment.tolist(), "drawn": drawn.tolist()}
+    (root / "checkpoint.json").write_text(json.dumps(expected))
+
+
 def write_states(root: Path) -> None:
     states: dict[str, Any] = {}
     for name, make in GRAPHS.items():
@@ -75,4 +91,5 @@ if __name__ == "__main__":
     directory.mkdir(parents=True, exist_ok=True)
     write_saved(directory)
     write_model(directory)
+    write_checkpoint(directory)
     write_states(directory)

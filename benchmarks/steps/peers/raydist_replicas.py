@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 import raydist as rd
-from benchmarks.steps.models import MODELS, Batch, Model, load_images, make_step, sgd
+from benchmarks.steps.models import MODELS, Batch, Model, load_images, make_step, model_of, sgd
 from benchmarks.steps.scene import Run, Scene, timed
 
 Step = Callable[[Batch], torch.Tensor]
@@ -77,8 +77,13 @@ def outside(strategy: rd.Strategy, step: Step, batches: Iterator[Batch], *, read
 
 
 def step_runs(scene: Scene) -> Mapping[str, Run]:
-    model = MODELS[scene.workload]
-    strategy = scene.resources.enter_context(rd.MirroredStrategy(scene.ranks))
+    return runs_of(scene, rd.MirroredStrategy(scene.ranks))
+
+
+def runs_of(scene: Scene, strategy: rd.Strategy) -> Mapping[str, Run]:
+    """All ways to train on a strategy, which is closed with the scene."""
+    model = model_of(scene.workload)
+    scene.resources.enter_context(strategy)
     with strategy.scope():
         network = model.make()
         step = make_step(network, sgd(network))

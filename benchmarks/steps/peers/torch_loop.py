@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.steps.models import MODELS, local_batches, make_step, sgd
+from benchmarks.steps.models import local_batches, make_step, model_of, sgd
 from benchmarks.steps.ranks import Ranks
 from benchmarks.steps.scene import Run, Scene, repetitions, timed
 
@@ -28,7 +28,7 @@ def rank_runs(workload: str, folder: str, wrap: Wrap) -> Mapping[str, Run]:
 
 
 def loop(workload: str, folder: Path, wrap: Wrap, settings: dict[str, Any]) -> Run:
-    model = MODELS[workload]
+    model = model_of(workload)
     batches = local_batches(folder, dist.get_rank(), dist.get_world_size(), model.global_batch)
     network = wrap(model.make(), settings)
     step = make_step(network, sgd(network))

@@ -6,13 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
-from raydist.actors.passes.piece import INLINE_BYTES, GroupPiece, Ref, is_regular, num_bytes_of, pack_piece
+from raydist.actors.passes.piece import (
+    FIRST_ROWS,
+    INLINE_BYTES,
+    NO_ROWS,
+    GroupPiece,
+    Ref,
+    is_regular,
+    num_bytes_of,
+    pack_piece,
+)
 from raydist.actors.passes.shared import SharedPieces
 
 if TYPE_CHECKING:
     from raydist.actors.passes.shared import OnePiece
     from raydist.nest import Structure
-    from raydist.pipelines.elements.items import State
+    from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.run.split import Cut
 
 __all__ = ["MadeStep", "OpenGroup", "StepBatch", "BatchGroup"]
@@ -29,12 +38,21 @@ class BatchGroup:
             replica's view.
         rows: Of each step: the rows of each replica's piece.
         structure: The nest of a batch.
+        spans: The place of the first step in each replica's object, and the steps in there; None where they are those
+            of this group.
+        borrowed: Replicas that no worker has data for any more: theirs is another replica's object.
     """
 
     step: int
     refs: tuple[Ref, ...]
     rows: tuple[tuple[int, ...], ...]
     structure: Structure
+    spans: tuple[tuple[int, int], ...] | None = None
+    borrowed: frozenset[int] = frozenset()
+
+    def span(self, rank: int) -> tuple[int, int]:
+        """See `spans`."""
+        return (0, len(self.rows)) if self.spans is None else self.spans[rank]
 
     def only(self, rank: int) -> BatchGroup:
         """These steps with the pieces of one replica: a process that holds a reference takes part in counting it."""
@@ -61,8 +79,11 @@ class StepBatch:
 
     def place_on(self, rank: int, *, stand_in: bool) -> int:
         """Where in its object replica `rank` finds its piece, or without rows its stand-in, if it wants one."""
-        group = self.group
-        return self.place + len(group.rows) if stand_in and group.rows[self.place][rank] == 0 else self.place
+        first, num_steps = self.group.span(rank)
+        place = first + self.place
+        if rank in self.group.borrowed:
+            return place + (FIRST_ROWS if stand_in else NO_ROWS)
+        return place + num_steps if stand_in and self.rows[rank] == 0 else place
 
 
 @final
@@ -81,7 +102,7 @@ class MadeStep:
     step: int
     cuts: tuple[Cut, ...]
     structure: Structure
-    state: State
+    state: IteratorState
     shared: tuple[OnePiece, ...] | None = None
 
     def sizes(self) -> tuple[int, ...]:
@@ -140,7 +161,7 @@ class OpenGroup:
         self._steps.append(step)
 
     @property
-    def states(self) -> tuple[State, ...]:
+    def states(self) -> tuple[IteratorState, ...]:
         """The state after each step."""
         return tuple(step.state for step in self._steps)
 

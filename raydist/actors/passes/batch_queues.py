@@ -17,7 +17,7 @@ from raydist.errors import CancelledError, FailedPreconditionError
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_group import BatchGroup
     from raydist.actors.portable_errors import PortableError
-    from raydist.pipelines.elements.items import State
+    from raydist.pipelines.elements.items import IteratorState
     from raydist.pipelines.metering.stats import PipelineStats
 
 __all__ = ["BatchQueues", "QueueEntry", "Position"]
@@ -38,7 +38,7 @@ class QueueEntry:
     """
 
     number: int
-    states: tuple[State, ...]
+    states: tuple[IteratorState, ...]
     group: BatchGroup | None = None
     error: PortableError | None = None
     last: bool = False
@@ -57,17 +57,18 @@ class QueueEntry:
 @final
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far reading has come: the number of the next place, and the pipeline's state before it."""
+    """How far reading has come: number of the next place, the pipeline's state before it, whether it is the end."""
 
     number: int
-    state: State
+    state: IteratorState
+    ended: bool = False
 
 
 @final
 class BatchQueues:
     """The entries between one producer and the replicas (or the driver, which reads for all of them)."""
 
-    def __init__(self, *, num_replicas: int, start: State) -> None:
+    def __init__(self, *, num_replicas: int, start: IteratorState) -> None:
         self._entries: deque[QueueEntry] = deque()
         self._bytes: deque[int] = deque()
         self._done = [0] * num_replicas  # each replica is done with the places before this number
@@ -79,6 +80,11 @@ class BatchQueues:
     def num_offered(self) -> int:
         """Number of the place behind the last entry."""
         return self._entries[-1].end if self._entries else self._first.number
+
+    @property
+    def num_done(self) -> int:
+        """Places that every replica is done with."""
+        return min(self._done)
 
     @property
     def num_ahead(self) -> int:
@@ -165,7 +171,7 @@ class BatchQueues:
         done = self._done[rank]
         for entry in self._entries:
             if entry.number < done <= entry.end:
-                return Position(done, entry.states[done - 1 - entry.number])
+                return Position(done, entry.states[done - 1 - entry.number], entry.last)
         return self._first
 
     def close(self) -> None:

@@ -3,117 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, final
 
 import ray
 from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydist.actors.passes.input_pipeline import InputPipeline
 from raydist.actors.passes.piece import GroupPiece, Ref
-from raydist.actors.passes.production import Poll
+from raydist.actors.passes.served_pass import Poll
 from raydist.actors.passes.shared import SharedPieces
-from raydist.actors.supervision import first_line, kill_actors
+from raydist.actors.supervision import first_line
 from raydist.errors import DeadlineExceededError, UnavailableError
 from raydist.owning_process import OwningProcess
 from raydist.ray_session import RaySession
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import Position, QueueEntry
-    from raydist.actors.passes.job import InputJob
+    from raydist.actors.passes.dealt_splits import DealtSplit, Reader
     from raydist.options import Timeouts
 
-__all__ = ["InputHost", "PipelineLink"]
-
-_SPARE_THREADS = 8  # calls that do not wait for data: open, close, release, ...
-
-
-@final
-class InputHost:
-    """Starts the InputPipeline actor of one strategy when the first pass is opened, and a new one if it died.
-
-    Args:
-        name: Prefix of the actor's name; made unique.
-        num_replicas: Readers that may wait at the same time.
-        timeouts: Limits.
-        node_id: Ray node to run on; None for any.
-    """
-
-    def __init__(self, name: str, *, num_replicas: int, timeouts: Timeouts, node_id: str | None = None) -> None:
-        self._prefix = name
-        self._num_replicas = num_replicas
-        self._timeouts = timeouts
-        self._node_id = node_id
-        self._process = OwningProcess("A distributed dataset")
-        self._session: RaySession | None = None
-        self._actor: Any = None
-        self._name = ""
-
-    def open(self, job: InputJob) -> PipelineLink:
-        """Begin a pass. Waits until the actor has it (`Timeouts.start_s`)."""
-        self._process.require("read")
-        if self._session is not None:
-            self._session.require("The strategy of a distributed dataset")
-        if self._actor is not None:
-            try:
-                return self._open(job)
-            except UnavailableError:  # it died since the last pass
-                self._actor = None
-        self.start()
-        return self._open(job)
-
-    def _open(self, job: InputJob) -> PipelineLink:
-        link = PipelineLink(self._actor, self._name, uuid.uuid4().hex, self._timeouts)
-        link.call("open", job)
-        return link
-
-    @property
-    def actor_name(self) -> str:
-        """Name of the last actor started; empty before the first."""
-        return self._name
-
-    def start(self) -> None:
-        """Start the actor if there is none, without waiting for it."""
-        if self._actor is None:
-            self._session = RaySession()
-            self._actor = self._make_actor()
-
-    def _make_actor(self) -> Any:
-        self._name = f"{self._prefix}-input-{uuid.uuid4().hex[:8]}"
-        node = None if self._node_id is None else NodeAffinitySchedulingStrategy(self._node_id, soft=False)
-        return (
-            ray.remote(InputPipeline)
-            .options(
-                name=self._name,
-                num_cpus=0,
-                max_concurrency=4 * self._num_replicas + _SPARE_THREADS,
-                scheduling_strategy=node,
-                max_restarts=0,
-                max_task_retries=0,
-                enable_task_events=False,  # a poll more or less is no news: Ray's agents would spend CPU on each
-            )
-            .remote(self._name, node_id=self._node_id, own_process=True)
-        )
-
-    def close(self) -> None:
-        """Kill the actor; with it go its passes, their threads and input workers. May be called twice."""
-        actor, self._actor = self._actor, None
-        if actor is not None and self._process.is_this and self._session is not None and self._session.is_open:
-            kill_actors([actor])
+__all__ = ["PipelineLink"]
 
 
 @final
 class PipelineLink:
     """One pass on an InputPipeline actor, as its readers reach it. Picklable."""
 
-    def __init__(self, actor: Any, name: str, key: str, timeouts: Timeouts) -> None:
+    def __init__(self, actor: Any, name: str, key: str, timeouts: Timeouts, *, on_host: bool = False) -> None:
         self._actor = actor
         self.name = name
         self.key = key
         self.timeouts = timeouts
+        self.on_host = on_host  # batches stay in the host's memory
         self._process = OwningProcess("A distributed dataset with its batches")
         self._session = RaySession()
 
@@ -126,7 +48,11 @@ class PipelineLink:
         self._session.require(f"The input pipeline {self.name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PipelineLink, (self._actor, self.name, self.key, self.timeouts)
+        return _link_again, (self._actor, self.name, self.key, self.timeouts, self.on_host)
+
+    def keyed(self, key: str) -> PipelineLink:
+        """The way to another pass of the same actor, opened or yet to be."""
+        return PipelineLink(self._actor, self.name, key, self.timeouts, on_host=self.on_host)
 
     def call(self, method: str, *args: Any) -> Any:
         """A method of the actor for this pass. Waits up to `Timeouts.start_s`: a busy process answers late."""
@@ -137,6 +63,21 @@ class PipelineLink:
         """Send a poll without waiting; :meth:`receive` gives its answer."""
         self._require_reachable()
         return self._actor.poll.remote(self.key, poll).future()
+
+    def claim(self, reader: Reader, used: int) -> Any:
+        """Ask for the next split of a pass whose splits are dealt, without waiting; see `receive_split`."""
+        self._require_reachable()
+        return self._actor.claim.remote(self.key, reader, used).future()
+
+    def receive_split(self, asked: Any) -> DealtSplit | None:
+        """The answer to a claim: None when there is nothing yet."""
+        split: DealtSplit | None = self._guard(lambda: asked.result(self._answer_s), "claim")
+        return split
+
+    def give_back_splits(self, reader: Reader, used: int) -> None:
+        """A reader of dealt splits is gone, with so many batches used for good. Does not wait."""
+        if self._is_reachable:
+            self._actor.give_back_splits.remote(self.key, reader, used)
 
     def acknowledge(self, asked: Any, rank: int | None, done: int) -> None:
         """Tell how far replica `rank` is while a poll waits. Does not wait; nothing where the poll is answered."""
@@ -214,6 +155,10 @@ class PipelineLink:
                 f"The input pipeline {self.name} failed ({doing}): {first_line(error)} Iterate again, or load the last "
                 "saved state into a new iterator."
             ) from error
+
+
+def _link_again(actor: Any, name: str, key: str, timeouts: Timeouts, on_host: bool) -> PipelineLink:
+    return PipelineLink(actor, name, key, timeouts, on_host=on_host)
 
 
 def _cause_of(error: RayTaskError) -> Exception:

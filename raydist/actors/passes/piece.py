@@ -9,26 +9,43 @@ from __future__ import annotations
 import functools
 import pickle
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import pyarrow as pa
 
 from raydist.actors.passes.laid_parts import LaidParts
-from raydist.pipelines.elements.arrow import DTYPE_KEY, column_of_arrow, column_to_arrow
+from raydist.pipelines.elements.arrow import DTYPE_KEY, column_of_arrow, column_to_arrow, maps
 from raydist.pipelines.elements.small_floats import dtype_named, tensor_of_array
+from raydist.pipelines.run.split import STAND_IN_ROWS
 
 if TYPE_CHECKING:
     from raydist.pipelines.run.split import Columns
 
-__all__ = ["INLINE_BYTES", "GroupPiece", "Ref", "hand_out", "is_regular", "num_bytes_of", "pack_piece"]
+__all__ = [
+    "FIRST_ROWS",
+    "INLINE_BYTES",
+    "NO_ROWS",
+    "GroupPiece",
+    "Ref",
+    "few_rows",
+    "hand_out",
+    "is_regular",
+    "num_bytes_of",
+    "pack_piece",
+]
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 Ref = Any  # a ray.ObjectRef of a GroupPiece, a SharedPieces, or a small GroupPiece itself; None for none
 
 INLINE_BYTES = 16 << 10
 """Smaller pieces travel with their group: to store one costs 0.8 ms, whatever its size."""
+
+FIRST_ROWS = 1 << 40
+"""Added to a place: the first rows of the piece there, for a replica that has no object with a stand-in of its own."""
+NO_ROWS = 1 << 41
+"""Added to a place: none of its rows."""
 
 _PICKLED = b"pickle"  # in place of a dtype: the entries are pickled, one by one
 _MOST_ENTRIES = (1 << 31) - 1  # of a row of Arrow's fixed-size lists
@@ -67,6 +84,7 @@ class GroupPiece:
         self._whole = whole
         self._stand_in = stand_in
         self._batch: pa.RecordBatch | None = None
+        self._mapped: dict[int, _Array] = {}  # whole columns of numbers: a step's part of one is a slice
         self.zero_copy = zero_copy
         self.absent = False  # a piece is input, and input is always there, if only with zero rows
 
@@ -94,14 +112,25 @@ class GroupPiece:
 
     def array(self, index: int, place: int = 0) -> _Array:
         """Leaf `index` of the piece at `place`: for numbers read-only and without a copy."""
+        if place >= FIRST_ROWS:
+            return few_rows(lambda inner: self.array(index, inner), place)
         if place >= len(self._ranges):  # the stand-in, where there is none here
             place -= len(self._ranges)
             if self._stand_in is not None:
                 return self._stand_in.array(index)
         start, stop = self._ranges[place]
-        field = self.batch.schema.field(index)
-        found = _unpack(self.batch.column(index).slice(start, stop - start), field.metadata[DTYPE_KEY])
+        found = self._rows(index, start, stop)
         return _only_entry(found) if self._whole else found
+
+    def _rows(self, index: int, start: int, stop: int) -> _Array:
+        mapped = self._mapped.get(index)
+        if mapped is not None:
+            return mapped[start:stop]
+        column, name = self.batch.column(index), self.batch.schema.field(index).metadata[DTYPE_KEY]
+        if name != _PICKLED and maps(column, dtype_named(name.decode())):
+            self._mapped[index] = _unpack(column, name)
+            return self._mapped[index][start:stop]
+        return _unpack(column.slice(start, stop - start), name)
 
     def leaf(self, index: int, place: int = 0) -> Any:
         """Leaf `index` as a torch tensor on the CPU; bytes and text as a numpy object array (a scalar as itself).
@@ -110,6 +139,14 @@ class GroupPiece:
         that maps this piece: torch does not know that it must not be written.
         """
         return hand_out(self.array(index, place), zero_copy=self.zero_copy)
+
+
+def few_rows(piece: Callable[[int], _Array], place: int) -> _Array:
+    """None or the first rows of the piece that `piece` gives, as `place` says; of a scalar itself, as `deal` does."""
+    some, at = divmod(place, FIRST_ROWS)
+    array = piece(at)
+    num_rows = STAND_IN_ROWS if some == 1 else 0
+    return array if array.ndim == 0 and num_rows else array.reshape(array.shape or 1)[:num_rows]
 
 
 def hand_out(array: _Array, *, zero_copy: bool) -> Any:

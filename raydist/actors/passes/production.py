@@ -8,19 +8,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, final
 
 from raydist.actors.passes.batch_group import MadeStep, OpenGroup
-from raydist.actors.passes.batch_queues import BatchQueues, Position, QueueEntry
+from raydist.actors.passes.batch_queues import QueueEntry
 from raydist.actors.passes.credits import Credits
+from raydist.actors.passes.served_pass import Poll, ServedPass
 from raydist.actors.portable_errors import pack_error
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.foreign_errors import LEAVING
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.steps import StepSource
 
-__all__ = ["Poll", "Production"]
+__all__ = ["Production"]
 
 # After these there is no sense in going on: a worker is gone or stuck, and every later element would tell the same.
 _FATAL = (UnavailableError, DeadlineExceededError, CancelledError)
@@ -34,36 +34,11 @@ def _nothing() -> None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Poll:
-    """A reader's question for more.
-
-    Attributes:
-        rank: The replica that asks; None: the driver, for all of them.
-        start: Number of the first place wanted.
-        done: The reader is done with the places before this number, and has work until `start`.
-        wait_s: How long the answer may be waited for; an answer without entries is none yet.
-        pace_s: Seconds of work that a step lately was for the reader; None where it has not done any.
-    """
-
-    rank: int | None
-    start: int
-    done: int
-    wait_s: float
-    pace_s: float | None = None
-
-    @property
-    def has_work_s(self) -> float:
-        """How long the reader can do without an answer, as far as it knows."""
-        return (self.start - self.done) * (self.pace_s or 0.0)
-
-
-@final
-class Production:
+class Production(ServedPass):
     """Runs a step source in a thread of its own, so far ahead of the slowest reader as the credits allow.
 
-    `put` stores a piece and returns its reference; `share` may name what lies in the store already; `on_end` is called
-    once, by the thread, when the source is closed. Methods may be called from any thread.
+    `put` stores a piece and returns its reference; `where` ends notes on errors; `share` may name what lies in the
+    store already; `on_end` is called once, by the thread, when the source is closed. Any thread may call methods.
     """
 
     def __init__(
@@ -75,18 +50,19 @@ class Production:
         credit: Credits,
         zero_copy: bool,
         label: str,
+        where: str = "",
         share: Callable[[MadeStep], MadeStep] | None = None,
         on_end: Callable[[], None] = _nothing,
     ) -> None:
+        super().__init__(num_replicas, source.state_dict(), label)
         self._source = source
         self._put = put
         self._credit = credit
         self._zero_copy = zero_copy
-        self._label = label
+        self._where = where
         self._share = share
         self._on_end = on_end
         self._ended = False
-        self._changed = threading.Condition()
         self._storing = threading.Lock()  # taken before `_changed`: groups are stored one after the other
         self._open = OpenGroup(credit.group_bytes)
         self._moving = OpenGroup(credit.group_bytes)  # closed, and being stored
@@ -94,13 +70,6 @@ class Production:
         self._step_bytes = 0
         self._hungry: list[float] = []  # of the polls that wait: when their readers have no more work
         self._pace_s: float | None = None
-        self._loans = [0] * num_replicas  # loops that each replica has been sent and has not left
-        self._queues = BatchQueues(num_replicas=num_replicas, start=source.state_dict())
-        self._thread = threading.Thread(target=self._run, name=f"raydist-input-{label}", daemon=True)
-
-    def start(self) -> None:
-        """Begin to produce."""
-        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -117,6 +86,9 @@ class Production:
             self._ended = True
             self._source.close()
             self._on_end()
+
+    def _acknowledged(self) -> None:
+        """Whoever waits for credit is woken by all news."""
 
     def _await_credit(self) -> bool:
         """Wait until one more step may be made; False if none is wanted any more."""
@@ -148,7 +120,7 @@ class Production:
             self._offer((state,), last=True, stats=stats)
         except BaseException as error:
             self._store_open()
-            packed = pack_error(error, f"In {self._label}, step {step}.")
+            packed = pack_error(error, f"In {self._label}, step {step}{self._where}.")
             last = isinstance(error, (*_FATAL, *LEAVING))
             state = self._source.state_dict()
             if last:
@@ -206,16 +178,6 @@ class Production:
                 with self._changed:
                     self._moving = OpenGroup(0)
 
-    def _offer(self, states: tuple[Any, ...], *, num_bytes: int = 0, **what: Any) -> None:
-        with self._changed:
-            if not self._queues.finished:
-                self._queues.offer(QueueEntry(self._queues.num_offered, states, **what), num_bytes)
-            self._changed.notify_all()
-
-    def _fail(self, error: BaseException, *notes: str) -> None:
-        """No batch may be passed over: nothing follows."""
-        self._offer(({},), error=pack_error(error, *notes), last=True)
-
     def poll(self, poll: Poll) -> tuple[QueueEntry, ...]:
         """The next entries for a reader. Waits up to `wait_s` for the first one."""
         now_s = time.monotonic()
@@ -231,6 +193,7 @@ class Production:
         finally:
             with self._changed:
                 self._hungry.remove(hungry_s)
+                self.starved_s += max(0.0, time.monotonic() - hungry_s)
         with self._changed:
             return self._queues.take(poll.rank, poll.start)
 
@@ -245,63 +208,6 @@ class Production:
                 self._changed.wait(min(end_s, due_s) - now_s)
             return False
 
-    def _acknowledge(self, rank: int | None, done: int) -> None:
-        self._queues.acknowledge(rank, done)
-        self._changed.notify_all()
-
-    def acknowledge(self, rank: int | None, done: int) -> None:
-        """Replica `rank` (None: every one) is done with the places before `done`, says a reader whose poll waits."""
-        with self._changed:
-            self._acknowledge(rank, done)
-
-    def lend(self, done: int) -> None:
-        """The driver, done with the places before `done`, leaves the reading to the replicas: each will `release`."""
-        with self._changed:
-            self._acknowledge(None, done)
-            self._loans = [loans + 1 for loans in self._loans]
-
-    def release(self, rank: int, done: int) -> None:
-        """Replica `rank` stops reading for now, done with the places before `done`."""
-        with self._changed:
-            self._acknowledge(rank, done)
-            self._loans[rank] = max(0, self._loans[rank] - 1)
-
-    @property
-    def in_use(self) -> bool:
-        """Whether a replica still reads, or is yet to begin."""
-        with self._changed:
-            return any(self._loans) and not self._queues.closed
-
-    def position_of(self, rank: int) -> Position:
-        """Where replica `rank` goes on reading."""
-        with self._changed:
-            return self._queues.position_of(rank)
-
-    def reclaim(self) -> Position:
-        """The driver goes on, for everybody, where the furthest replica stopped."""
-        with self._changed:
-            self._loans = [0] * len(self._loans)
-            position = self._queues.reclaim()
-            self._changed.notify_all()
-            return position
-
-    def num_kept(self) -> int:
-        """Places whose pieces are held."""
-        with self._changed:
-            return self._queues.num_kept
-
     def stats(self) -> PipelineStats:
         """What the stages of the pipeline did so far."""
         return self._source.stats()
-
-    def close(self) -> None:
-        """Stop producing; every waiting or later poll raises CancelledError. Does not wait: see `join`."""
-        with self._changed:
-            self._queues.close()
-            self._changed.notify_all()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait until the thread has ended; False if a user's function still keeps it busy."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import ray
 
-from raydist.actors.passes.piece import INLINE_BYTES, GroupPiece, hand_out, num_bytes_of, pack_piece
+from raydist.actors.passes.piece import (
+    FIRST_ROWS,
+    INLINE_BYTES,
+    GroupPiece,
+    few_rows,
+    hand_out,
+    num_bytes_of,
+    pack_piece,
+)
 from raydist.actors.workers.mapped_results import MappedResults, ResultView
 from raydist.options import Timeouts
 
@@ -37,25 +45,25 @@ class SharedPiece:
     def __init__(self, ref: Any, views: tuple[ResultView, ...], zero_copy: bool) -> None:
         self._ref = ref
         self._views = views
-        self._zero_copy = zero_copy
+        self.zero_copy = zero_copy
         self._result: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedPiece, (self._ref, self._views, self._zero_copy)
+        return SharedPiece, (self._ref, self._views, self.zero_copy)
 
     def fetch(self, limit_s: float) -> None:
         """Map the result. Waits up to `limit_s` seconds; raises what Ray raises."""
         if self._result is None:
             self._result = ray.get(self._ref, timeout=limit_s)
 
-    def array(self, index: int) -> _Array:
-        """Leaf `index` as it lies there, read-only."""
+    def array(self, index: int, place: int = 0) -> _Array:
+        """Leaf `index` as it lies there, read-only; of one step."""
         self.fetch(Timeouts().input_s)
         return self._views[index].of(self._result)
 
     def leaf(self, index: int, place: int = 0) -> Any:
         """See `GroupPiece.leaf`; of one step."""
-        return hand_out(self.array(index), zero_copy=self._zero_copy)
+        return hand_out(self.array(index), zero_copy=self.zero_copy)
 
 
 OnePiece = SharedPiece | GroupPiece
@@ -76,14 +84,21 @@ class SharedPieces:
 
     def fetch(self, place: int, limit_s: float) -> None:
         """Map what holds the piece at `place`. Waits up to `limit_s` seconds; raises what Ray raises."""
-        piece = self.pieces[place % len(self.pieces)]
+        piece = self.pieces[place % FIRST_ROWS % len(self.pieces)]
         if isinstance(piece, SharedPiece):
             piece.fetch(limit_s)
 
     def leaf(self, index: int, place: int = 0) -> Any:
         """See `GroupPiece.leaf`."""
+        if place >= FIRST_ROWS:
+            zero_copy = self.pieces[place % FIRST_ROWS % len(self.pieces)].zero_copy
+            return hand_out(few_rows(lambda inner: self._array(index, inner), place), zero_copy=zero_copy)
         of_stand_in, step = divmod(place, len(self.pieces))
         return self.pieces[step].leaf(index, of_stand_in)
+
+    def _array(self, index: int, place: int) -> _Array:
+        of_stand_in, step = divmod(place, len(self.pieces))
+        return self.pieces[step].array(index, of_stand_in)
 
 
 def share_step(

@@ -3,63 +3,40 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from raydist.actors.readers.batch_iterator import BatchIterator
+from raydist.actors.readers.batch_leaf import BatchLeaf
+from raydist.actors.readers.driver_pass import DriverPass
 from raydist.actors.readers.replica_iterator import ReplicaIterator
-from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.foreign_errors import what_was_raised
 from raydist.nest import unflatten
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.elements.saved_state import require_state
 from raydist.pipelines.metering.stats import PipelineStats
-from raydist.values import Part, PerReplica
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_group import StepBatch
-    from raydist.actors.passes.job import InputJob
-    from raydist.actors.passes.link import PipelineLink
+    from raydist.actors.passes.job import InputJob, MergedJob
+    from raydist.actors.readers.driver_pass import PassOpener
     from raydist.actors.readers.step_reader import ReadPlace
-    from raydist.pipelines.elements.items import State
+    from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["BatchLeaf", "DistributedIterator", "PassOpener"]
-
-
-class PassOpener(Protocol):
-    """Starts passes over datasets: `actors.passes.link.InputHost`."""
-
-    def open(self, job: InputJob) -> PipelineLink:
-        """Begin the pass that `job` describes."""
+__all__ = ["DistributedIterator"]
 
 
-@final
-class BatchLeaf(PerReplica):
-    """One leaf of a distributed batch. The parts lie in the object store, where the replicas map them."""
+class _Place(NamedTuple):
+    """Where an iterator was.
 
-    def __init__(self, batch: StepBatch, index: int, link: PipelineLink) -> None:
-        super().__init__(())
-        self._values = None
-        self.batch = batch
-        self.index = index
-        self.rows = batch.rows
-        self._link = link
+    Attributes:
+        state: As its `state_dict` gave it.
+        num_loans: How often the replicas had read it.
+    """
 
-    @property
-    def num_parts(self) -> int:
-        return len(self.batch.group.refs)
-
-    def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
-        batch = self.batch
-        place = batch.place_on(rank, stand_in=stand_in)
-        return Part(ref=batch.group.refs[rank], leaf_index=self.index, place=place)
-
-    def _fetch(self) -> tuple[Any, ...]:
-        batch = self.batch
-        return tuple(self._link.fetch(ref).leaf(self.index, batch.place) for ref in batch.group.refs)
+    state: IteratorState | None
+    num_loans: int
 
 
 @final
@@ -89,17 +66,13 @@ class DistributedIterator(BatchIterator):
     """
 
     def __init__(
-        self, opener: PassOpener, job: InputJob, *, find_spec: Callable[[], Any], drain: Callable[[], None]
+        self, opener: PassOpener, job: InputJob | MergedJob, *, find_spec: Callable[[], Any], drain: Callable[[], None]
     ) -> None:
         self._find_spec = find_spec
-        self._opener = opener
         self._job = job
         self._drain = drain
-        self._link: PipelineLink | None = None
-        self._reader: StepReader | None = None
-        self._finalizer: weakref.finalize[[], DistributedIterator] | None = None
-        self._state: State | None = job.state
-        self._lent = False
+        self._pass = DriverPass(opener, job)
+        self._state: IteratorState | None = job.state
         self._last: ReadPlace | None = None
         self._closed = False
         self._lock = threading.RLock()
@@ -149,17 +122,15 @@ class DistributedIterator(BatchIterator):
         return self._nest(place.batch)
 
     def _nest(self, batch: StepBatch) -> Any:
-        link = self._require_link()
+        link = self._pass.link
         structure = batch.group.structure
         return unflatten(structure, [BatchLeaf(batch, index, link) for index in range(structure.num_leaves)])
 
     def _read(self) -> ReadPlace:
         self._open()
         self._take_back()
-        if self._reader is None:
-            raise FailedPreconditionError(f"raydist bug: {self._job.label} is open and must have a reader, got none.")
         self._require_open()  # another thread may have closed it before the pass was open,
-        place = self._reader.next_place()
+        place = self._pass.reader.next_place()
         if place.entry.error is None:
             self._require_open()  # or meanwhile; else the pass has told so
         return place
@@ -173,32 +144,18 @@ class DistributedIterator(BatchIterator):
 
     def _open(self) -> None:
         self._require_open()
-        if self._link is None:
-            self._link = self._opener.open(replace(self._job, state=self._state))
-            self._finalizer = weakref.finalize(self, self._link.abandon)
-            self._finalizer.atexit = False  # the actor dies with this process
-            self._reader = self._reader_from(0)
+        self._pass.open(self._state)
 
-    def _require_link(self) -> PipelineLink:
-        if self._link is None:
-            raise FailedPreconditionError(f"raydist bug: {self._job.label} must have been opened, got no pass.")
-        return self._link
-
-    def _reader_from(self, start: int) -> StepReader:
-        return StepReader(self._require_link(), rank=None, start=start)
+    def _take_back(self) -> None:
+        """After a loop in the replicas: go on where they stopped."""
+        if self._pass.lent:
+            self._drain()
+            self._state = self._pass.take_back()
 
     def _finish(self, place: ReadPlace) -> None:
         """Stop the pass; pieces of earlier batches live on in the store."""
         self._last = place
-        self._release()
-
-    def _release(self) -> None:
-        self._reader = None
-        self._end_pass()
-
-    def _end_pass(self) -> None:
-        if self._finalizer is not None and self._finalizer.detach() is not None:
-            self._require_link().close()
+        self._pass.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To the replicas goes their own reading end; the driver gives back what it read ahead."""
@@ -206,26 +163,8 @@ class DistributedIterator(BatchIterator):
             if self._last is not None:
                 return ReplicaIterator, (None,)
             self._open()
-            self._lend()
-            return ReplicaIterator, (self._link,)
-
-    def _lend(self) -> None:
-        if self._reader is not None:
-            self._reader.give_back("lend")
-        else:
-            self._require_link().call("lend", 0)  # lent already: one more loop will follow the one under way
-        self._reader = None
-        self._lent = True
-
-    def _take_back(self) -> None:
-        """After a loop in the replicas: go on where they stopped."""
-        if not self._lent or self._link is None:
-            return
-        self._drain()
-        position = self._link.reclaim()
-        self._state = position.state
-        self._reader = self._reader_from(position.number)
-        self._lent = False
+            self._pass.lend()
+            return ReplicaIterator, (self._pass.link,)
 
     def stats(self) -> PipelineStats:
         """What every stage of the pipeline did in this pass, and which of them limits the others; see `Dataset.stats`.
@@ -250,21 +189,49 @@ class DistributedIterator(BatchIterator):
         """
         if self._last is not None:
             return self._last.entry.stats or PipelineStats()
-        if self._link is None or self._closed:
+        if not self._pass.is_open or self._closed:
             return PipelineStats()
         try:
-            stats: PipelineStats = self._link.call("stats")
+            stats: PipelineStats = self._pass.link.call("stats")
         except CancelledError:  # the replicas have read the end
             return PipelineStats()
         return stats
 
-    def state_dict(self) -> State:
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end was seen, here or in the replicas, or it was closed. Waits for replicas that read it.
+
+        >>> iterator = iter(rd.OneDeviceStrategy("cpu").distribute_dataset(rd.Dataset.range(2).batch(2)))
+        >>> _ = list(iterator)
+        >>> iterator.has_ended
+        True
+
+        Source: raydist's own; for what saves a position.
+        """
+        with self._lock:
+            if self._last is None and not self._closed:
+                self._take_back()
+            return self._last is not None or self._closed or self._pass.ended
+
+    def _place(self) -> _Place | None:
+        """Where it is, at no cost; None where no batch was handed out yet."""
+        with self._lock:
+            num_loans = self._pass.num_loans
+            return _Place(self._state, num_loans) if self._state is not None or num_loans else None
+
+    def _state_at(self, place: _Place) -> IteratorState:
+        """The state of a place, or the present one where the replicas have read since: what they drew they used."""
+        state, num_loans = place
+        return self.state_dict() if state is None or num_loans != self._pass.num_loans else dict(state)
+
+    def state_dict(self) -> IteratorState:
         """State after the last batch handed out, here or in the replicas.
 
         Waits for dispatched steps, which may read batches, and up to `Timeouts.start_s` for the pipeline.
 
         Returns:
-            A JSON-able dict. It fits any number of replicas and input workers.
+            A JSON-able dict. It fits any number of replicas, nodes and input workers; where workers read data of their
+            own (`AutoShardPolicy.FILE` and `OFF`, datasets from a function), as many pipelines.
 
         Raises:
             FailedPreconditionError: The iterator was closed before it gave a batch.
@@ -282,11 +249,11 @@ class DistributedIterator(BatchIterator):
             self._take_back()
             if self._state is None:
                 self._open()
-                self._state = self._require_link().reclaim().state
+                self._state = self._pass.link.reclaim().state
             return dict(self._state)
 
-    def load_state_dict(self, state: State) -> None:
-        """Go on after the batch at which `state` was taken, on any number of replicas and input workers.
+    def load_state_dict(self, state: IteratorState) -> None:
+        """Go on after the batch at which `state` was taken; `state_dict` says where it fits.
 
         What this iterator did before is given up. Waits for dispatched steps that read it; the pass itself begins, and
         errors of a state that does not fit are raised, with the next batch.
@@ -306,10 +273,10 @@ class DistributedIterator(BatchIterator):
         self._process.require("loaded")
         require_state(state)
         with self._lock:
-            if self._lent:
+            if self._pass.lent:
                 self._drain()
-            self._release()
-            self._link, self._last, self._lent, self._closed = None, None, False, False
+            self._pass.forget()
+            self._last, self._closed = None, False
             self._state = dict(state)
 
     def close(self) -> None:
@@ -323,6 +290,6 @@ class DistributedIterator(BatchIterator):
         """
         self._process.require("closed")
         self._closed = self._last is None
-        self._end_pass()  # a thread that waits for a batch gets an error now
+        self._pass.end()  # a thread that waits for a batch gets an error now
         with self._lock:
-            self._release()
+            self._pass.release()

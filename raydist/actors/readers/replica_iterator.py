@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from raydist.actors.passes.dealt_link import DealtLink
 from raydist.actors.passes.piece import GroupPiece
 from raydist.actors.readers.batch_iterator import BatchIterator
 from raydist.actors.readers.fetch_ahead import FetchAhead
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import Position
     from raydist.actors.passes.link import PipelineLink
     from raydist.actors.passes.piece import Ref
-    from raydist.pipelines.elements.items import State
+    from raydist.pipelines.elements.items import IteratorState
 
 __all__ = ["ReplicaIterator"]
 
@@ -28,11 +29,18 @@ def _keep(value: Any) -> Any:
     return value
 
 
+_Moves = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+"""What begins to bring a leaf to the device, and what ends it."""
+
 _QUICK_BYTES = 256 << 10  # copied in 10 us; to hand over between threads takes 50 and more
 
 
 def _ignore(batch: StepBatch) -> None:
     """Nobody asked for the batches."""
+
+
+def _draw_freely() -> None:
+    """Nothing ends here."""
 
 
 @final
@@ -44,25 +52,31 @@ class ReplicaIterator(BatchIterator):
 
     Args:
         link: The pass; None for one that has ended.
+        held: Nobody else reads the pass: `release` does nothing, and the next `bind` goes on reading.
+
+    Attributes:
+        num_drawn: How many batches it has given.
     """
 
-    def __init__(self, link: PipelineLink | None) -> None:
-        self._link = link
+    def __init__(self, link: PipelineLink | DealtLink | None, *, held: bool = False) -> None:
+        self._link: Any = link
+        self._held = held
+        self.num_drawn = 0
         self._mapped: tuple[Ref, Any] = None, None
         self._ahead: FetchAhead | None = None
         self._ended = link is None
-        self._state: State | None = None
+        self._state: IteratorState | None = None
         self._lock = threading.Lock()  # threads of a step function may share it
-        self._bind(0, _keep, _ignore, "stand_in")
+        self._before_draw = _draw_freely
+        self._bind(0, (_keep, _keep), _ignore, "stand_in")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReplicaIterator, (self._link,)
 
-    def _bind(
-        self, rank: int, place: Callable[[Any], Any], on_batch: Callable[[StepBatch], None], empty_batch: str
-    ) -> None:
+    def _bind(self, rank: int, moves: _Moves, on_batch: Callable[[StepBatch], None], empty_batch: str) -> None:
         self._rank = rank
-        self._place = place
+        on_host = self._link is not None and self._link.on_host
+        self._begin, self._place = (_keep, _keep) if on_host else moves
         self._on_batch = on_batch
         self._empty_batch = empty_batch
 
@@ -70,28 +84,35 @@ class ReplicaIterator(BatchIterator):
         self,
         rank: int,
         *,
+        begin: Callable[[Any], Any] = _keep,
         place: Callable[[Any], Any] = _keep,
         on_batch: Callable[[StepBatch], None] = _ignore,
         empty_batch: Literal["stand_in", "zero_rows"] = "stand_in",
+        before_draw: Callable[[], None] = _draw_freely,
     ) -> None:
         """Begin to read for replica `rank`, where it stopped last time.
 
         Args:
             rank: The replica.
-            place: Applied to each leaf (moves a tensor to the replica's device).
+            begin: Applied to each leaf as soon as it is here, perhaps in another thread (starts to copy it).
+            place: Applied to that when it is handed out (a tensor on the replica's device).
             on_batch: Told about each step before it is handed out: `rows` of all replicas, `step`.
             empty_batch: What a replica without rows is handed: two other rows of the global batch, or zero rows.
+            before_draw: Called when a batch is asked for; what it raises is raised there.
         """
-        self._bind(rank, place, on_batch, empty_batch)
-        if self._link is not None:
+        self._before_draw = before_draw
+        self._bind(rank, (begin, place), on_batch, empty_batch)
+        if self._link is not None and self._ahead is None:
             start: Position = self._link.call("position_of", rank)
             self._state = start.state
             reader = StepReader(self._link, rank=rank, start=start.number)
             self._ahead = FetchAhead(reader, self._leaves, self._is_quick)
 
     def __next__(self) -> Any:
+        self._before_draw()
         with self._lock:
             batch, leaves = self._next_batch()
+            self.num_drawn += 1
             self._on_batch(batch)
         return unflatten(batch.group.structure, [self._place(leaf) for leaf in leaves])
 
@@ -102,16 +123,19 @@ class ReplicaIterator(BatchIterator):
         if self._mapped[0] is not ref:
             self._mapped = ref, link.fetch(ref)
         place = batch.place_on(self._rank, stand_in=self._empty_batch == "stand_in")
-        return link.leaves(self._mapped[1], place, batch.group.structure.num_leaves)
+        leaves = link.leaves(self._mapped[1], place, batch.group.structure.num_leaves)
+        return [self._begin(leaf) for leaf in leaves]
 
     def _is_quick(self, batch: StepBatch) -> bool:
         ref, piece = self._mapped
         known = ref is batch.group.refs[self._rank] and isinstance(piece, GroupPiece)
-        return known and piece.num_bytes <= _QUICK_BYTES * len(batch.group.rows)
+        return known and piece.num_bytes <= _QUICK_BYTES * batch.group.span(self._rank)[1]
 
     def _next_batch(self) -> tuple[StepBatch, list[Any]]:
         if self._ended:
             raise StopIteration
+        if self._ahead is None and self._held:
+            raise StopIteration  # until the next closure asks
         if self._ahead is None:
             raise FailedPreconditionError(
                 "A distributed iterator that was copied can be read inside strategy.run only; this "
@@ -122,11 +146,27 @@ class ReplicaIterator(BatchIterator):
         if place.entry.error is not None:
             raise what_was_raised(place.entry.error.restore())
         if place.batch is None:
-            self._ended = True
+            self._end_pass()
             raise StopIteration
         return place.batch, leaves
 
-    def state_dict(self) -> State:
+    def _end_pass(self) -> None:
+        if isinstance(self._link, DealtLink):  # another worker may die, and what it had be left to this one
+            self._ahead = None
+        else:
+            self._ended = True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end was seen."""
+        return self._ended
+
+    def confirm(self, used: int) -> None:
+        """So many batches of those drawn so far are used for good."""
+        if isinstance(self._link, DealtLink):
+            self._link.used = used
+
+    def state_dict(self) -> IteratorState:
         """State after the last batch that this replica was handed, as `DistributedIterator.state_dict` gives it."""
         if self._state is None:
             raise FailedPreconditionError(
@@ -137,6 +177,16 @@ class ReplicaIterator(BatchIterator):
 
     def release(self) -> None:
         """Stop reading for now and tell the pipeline how far this replica has come."""
+        if not self._held:
+            self._stop()
+
+    def end(self) -> None:
+        """Stop reading for good, and end the pass."""
+        self._stop()
+        if self._link is not None:
+            self._link.close()
+
+    def _stop(self) -> None:
         with self._lock:
             ahead, self._ahead = self._ahead, None
             self._mapped = None, None

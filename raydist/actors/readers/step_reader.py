@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.actors.passes.batch_group import StepBatch
-from raydist.actors.passes.production import Poll
+from raydist.actors.passes.served_pass import Poll
 from raydist.errors import DeadlineExceededError
 
 if TYPE_CHECKING:
     from raydist.actors.passes.batch_queues import QueueEntry
     from raydist.actors.passes.link import PipelineLink
-    from raydist.pipelines.elements.items import State
+    from raydist.pipelines.elements.items import IteratorState
 
 __all__ = ["ReadPlace", "StepReader"]
 
@@ -35,7 +35,7 @@ class ReadPlace:
     """
 
     number: int
-    state: State
+    state: IteratorState
     batch: StepBatch | None
     entry: QueueEntry
 

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raydist.actors.bundle_options import resource_options
 from raydist.actors.supervision import first_line, kill_actors, wait_for
 from raydist.actors.workers.buffered_results import BufferedBlock, write_block
 from raydist.actors.workers.last_words import LastWords
@@ -36,26 +37,27 @@ class WorkerKind:
 
     Attributes:
         resources: Ray resources of each; none means that they share the cores with what runs beside them.
-        node_id: Ray node to run on; None for any.
+        node_ids: Ray nodes to run on, in turn; none for any. Of several each may be left out when it is gone.
         memory_bytes: What each may take beyond what it needs to start; None for what is free on its machine then.
         start_s: Limit of its start.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
-    node_id: str | None = None
+    node_ids: tuple[str, ...] = ()
     memory_bytes: int | None = None
     start_s: float = 120.0
 
-    def start(self, name: str) -> Any:
-        """The actor; does not wait for it."""
-        others = {key: amount for key, amount in self.resources.items() if key not in ("CPU", "GPU", "memory")}
-        node = None if self.node_id is None else NodeAffinitySchedulingStrategy(self.node_id, soft=False)
+    def start(self, name: str, number: int = 0) -> Any:
+        """The actor of that number; does not wait for it."""
+        node, soft = None, False
+        if self.node_ids:
+            node_id, soft = self.node_ids[number % len(self.node_ids)], len(self.node_ids) > 1
+            node = NodeAffinitySchedulingStrategy(node_id, soft=soft)
         options = {
             "name": name,
-            "num_cpus": self.resources.get("CPU", 0),
-            "num_gpus": self.resources.get("GPU", 0),
-            "memory": self.resources.get("memory"),
-            "resources": others,
+            **resource_options(self.resources),
+            # Ray 2.60 keeps a soft affinity only of actors that ask for something: one byte is enough.
+            "memory": self.resources.get("memory", 1 if soft else None),
             "scheduling_strategy": node,
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -87,14 +89,15 @@ class WorkerHandle:
         self._kind = kind
         self._actor = actor
         self._ready: Any = actor.hello.remote(self.words.path)
+        self._ran = False
         self._under_way: deque[Any] = deque()
         self._read_from: dict[Any, Any] = {}  # the memory of blocks that it may not have read yet
         self._digests: deque[bytes] = deque()
 
     @classmethod
-    def start(cls, name: str, kind: WorkerKind) -> Self:
-        """A new actor; does not wait for it."""
-        return cls(name, kind, kind.start(name))
+    def start(cls, name: str, kind: WorkerKind, number: int = 0) -> Self:
+        """A new actor, of that number in its pool; does not wait for it."""
+        return cls(name, kind, kind.start(name, number))
 
     @property
     def under_way(self) -> tuple[Any, ...]:
@@ -105,6 +108,13 @@ class WorkerHandle:
     def reachable(self) -> bool:
         """Whether there is still the Ray that it is of."""
         return self._session.is_open
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there, or was. Asks Ray until it is."""
+        if not self._ran and self._ready is not None:
+            self._ran = bool(ray.wait([self._ready], timeout=0, fetch_local=False)[0])
+        return self._ran or self.started
 
     def forget_finished(self, finished: set[Any]) -> int:
         """Leave out what is `finished`; the number of blocks that are left."""

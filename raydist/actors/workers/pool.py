@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import ray
@@ -22,6 +22,7 @@ from raydist.actors.workers.handle import KEPT_STAGES, WorkerHandle, WorkerKind
 from raydist.actors.workers.mapped_results import MappedResults
 from raydist.actors.workers.pool_task import PoolTask, Sending
 from raydist.actors.workers.rows_apart import RowsApart
+from raydist.actors.workers.running_workers import RunningWorkers
 from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.errors import CancelledError, InvalidArgumentError
 from raydist.options import Timeouts
@@ -51,7 +52,7 @@ class ActorExecutor(Executor):
         name: Prefix of their names.
         timeouts: `start_s` for their start, `element_s` for one block.
         resources: Ray resources of each; by default none (CPU 0): they share the cores with what runs beside them.
-        node_id: Ray node to run on; None for any.
+        node_ids: Ray nodes to run on, in turn; none for any.
         memory_bytes: What each worker may take; by default `resources["memory"]`, else what is free when it starts.
         consumed_here: Whether results stay in this process, so that memory shared with the workers is a way for them.
     """
@@ -65,7 +66,7 @@ class ActorExecutor(Executor):
         name: str = "raydist",
         timeouts: Timeouts | None = None,
         resources: Mapping[str, float] | None = None,
-        node_id: str | None = None,
+        node_ids: Sequence[str] = (),
         memory_bytes: int | None = None,
         consumed_here: bool = False,
     ) -> None:
@@ -77,7 +78,8 @@ class ActorExecutor(Executor):
         self._failed_starts = FailedStarts()
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
         self._timeouts = timeouts or Timeouts()
-        self._kind = WorkerKind(dict(resources or {}), node_id, memory_bytes, self._timeouts.start_s)
+        self._kind = WorkerKind(dict(resources or {}), tuple(node_ids), memory_bytes, self._timeouts.start_s)
+        self._running = RunningWorkers(self._name, self._kind)
         self._session = RaySession()
         self._lock = threading.RLock()  # of all that follows
         self._workers: list[WorkerHandle] = []
@@ -100,7 +102,8 @@ class ActorExecutor(Executor):
         return PoolTask(self, spec, block, starts)
 
     def send(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Sending:
-        """Give a block to the least loaded worker."""
+        """Give a block to the least loaded worker of those that run; the others may wait for nodes."""
+        self._running.await_first(self._started_workers, lambda: self.closed)
         with self._lock:
             if self.closed:
                 raise CancelledError(
@@ -111,16 +114,24 @@ class ActorExecutor(Executor):
             self._fill()
             digest, stage = self._pickles.get(spec)
             loads = self._loads()
-            worker = self._workers[loads.index(min(loads))]
+            place = self._running.place_of_next(self._workers, loads)
+            worker = self._workers[place]
             lease = worker.shelf.lease() if self._consumed_here else None
             work = (digest, stage, block, starts)
             ref = worker.run(*work) if lease is None else worker.run_into(lease, *work)
-            return Sending(worker, ref, self._timeouts.element_s * (1 + min(loads)), lease)
+            return Sending(worker, ref, self._timeouts.element_s * (1 + loads[place]), lease)
 
     def start(self) -> None:
         """Start the workers before the first block does. Does not wait for them."""
         with self._lock:
             self._fill()
+
+    def _started_workers(self) -> list[WorkerHandle]:
+        with self._lock:
+            if not self.closed:
+                self._session.require(f"The pool of input workers {self._name}")
+                self._fill()
+            return list(self._workers)
 
     def _fill(self) -> None:
         while len(self._workers) < self.num_workers:
@@ -128,7 +139,8 @@ class ActorExecutor(Executor):
 
     def _start_worker(self) -> WorkerHandle:
         self._started += 1
-        return WorkerHandle.start(f"{self._name}-worker-{self._started - 1}", self._kind)
+        number = self._started - 1
+        return WorkerHandle.start(f"{self._name}-worker-{number}", self._kind, number)
 
     def _loads(self) -> list[int]:
         """Blocks that each worker has not finished."""
@@ -197,11 +209,16 @@ class ActorExecutor(Executor):
         return [worker.name for worker in self._workers]
 
     def serves(
-        self, num_workers: int, resources: Mapping[str, float], timeouts: Timeouts, memory_bytes: int | None = None
+        self,
+        num_workers: int,
+        resources: Mapping[str, float],
+        timeouts: Timeouts,
+        memory_bytes: int | None = None,
+        node_ids: Sequence[str] = (),
     ) -> bool:
         """Whether this is a pool as asked for."""
-        wanted = (num_workers, dict(resources), timeouts, memory_bytes)
-        return (self.num_workers, self._kind.resources, self._timeouts, self._kind.memory_bytes) == wanted
+        kind = WorkerKind(dict(resources), tuple(node_ids), memory_bytes, timeouts.start_s)
+        return (self.num_workers, self._kind, self._timeouts) == (num_workers, kind, timeouts)
 
     def is_idle(self, timeout_s: float) -> bool:
         """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""

@@ -28,17 +28,15 @@ class IteratorPools:
     """
 
     def __init__(self, kept_s: float = _KEPT_S) -> None:
-        self._kept_s = kept_s
+        self._limits = Timeouts(idle_s=kept_s)
         self._pools = PassPools(consumed_here=True)
         self._cluster = ""
         self._closed = False
-        self._lock = threading.RLock()  # of the timer, and of what is closed: iterators end in any thread
-        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()  # of what is closed: iterators end in any thread
 
     def open(self, options: Options) -> Executor:
         """A pool of `options.num_input_workers` workers; closing it brings it back. Joins or starts Ray."""
         connect()
-        self._stop_timer()
         if (cluster := _cluster_name()) != self._cluster:  # the workers that are kept ended with their cluster
             self._pools, self._cluster = PassPools(consumed_here=True), cluster
         pools = self._pools
@@ -46,7 +44,7 @@ class IteratorPools:
             options.num_input_workers,
             name="raydist-input",
             resources={},
-            timeouts=Timeouts(),
+            timeouts=self._limits,
             memory_bytes=options.input_worker_memory,
         )
         return SharedExecutor(pool, on_close=lambda: self._take_back(pool, pools))
@@ -57,26 +55,13 @@ class IteratorPools:
             return
         pools.give_back(pool, patience_s=_PATIENCE_S)
         with self._lock:
-            self._stop_timer()  # there is one, however many pools come back
             if self._closed:
                 pools.clear()
-                return
-            self._timer = threading.Timer(self._kept_s, pools.clear)
-            self._timer.name = "raydist-idle-pool"
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _stop_timer(self) -> None:
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
     def close(self) -> None:
         """Stop the pool that is kept; one that is lent stops when it comes back."""
         with self._lock:
             self._closed = True
-            self._stop_timer()
         self._pools.clear()
 
 

@@ -25,17 +25,17 @@ __all__ = ["PassPools", "SharedExecutor", "choose_num_workers"]
 _MOST_WORKERS = 8
 
 
-def choose_num_workers(ops: Sequence[DatasetOp], *, num_cores: int, num_replicas: int) -> int:
+def choose_num_workers(ops: Sequence[DatasetOp], *, num_cores: int, num_replicas: int, num_nodes: int = 1) -> int:
     """Input workers for AUTOTUNE.
 
     None where nothing can run on them (no map, filter or parsing whose parallelism was left open). Else the cores that
-    neither a replica nor the pipeline itself keeps busy, at most 8; with one or none to spare, none: the pipeline has a
-    process of its own anyway, and a block that stays there is not copied.
+    neither a replica nor the pipeline itself keeps busy, at most 8 a node; with one or none to spare, none: the
+    pipeline has a process of its own anyway, and a block that stays there is not copied.
     """
     if not any(_may_spread(node) for op in ops for node in walk(op)):
         return 0
-    spare = num_cores - num_replicas - 1
-    return min(spare, _MOST_WORKERS) if spare > 1 else 0
+    spare = num_cores * num_nodes - num_replicas - 1
+    return min(spare, _MOST_WORKERS * num_nodes) if spare > 1 else 0
 
 
 def _may_spread(node: DatasetOp) -> bool:
@@ -87,6 +87,8 @@ class SharedExecutor(Executor):
 class PassPools:
     """Lends a pool to each pass, and keeps one that came back for the next pass that wants the like.
 
+    One that nobody wants for `Timeouts.idle_s` is stopped: it may hold resources on nodes that would go without it.
+
     Args:
         consumed_here: Whether what the workers make stays in this process.
     """
@@ -95,6 +97,8 @@ class PassPools:
         self._consumed_here = consumed_here
         self._lock = threading.Lock()
         self._idle: ActorExecutor | None = None
+        self._idle_s = 0.0
+        self._timer: threading.Timer | None = None
 
     def borrow(
         self,
@@ -103,14 +107,15 @@ class PassPools:
         name: str,
         resources: Mapping[str, float],
         timeouts: Timeouts,
-        node_id: str | None = None,
+        node_ids: Sequence[str] = (),
         memory_bytes: int | None = None,
     ) -> ActorExecutor:
-        """A pool for one pass; one that is kept has the same `node_id`."""
+        """A pool for one pass."""
         with self._lock:
-            idle, self._idle = self._idle, None
+            idle = self._take_idle()
+            self._idle_s = timeouts.idle_s
         if idle is not None:
-            if idle.serves(num_workers, resources, timeouts, memory_bytes):
+            if idle.serves(num_workers, resources, timeouts, memory_bytes, node_ids):
                 return idle
             idle.close()
         return ActorExecutor(
@@ -118,7 +123,7 @@ class PassPools:
             name=name,
             resources=resources,
             timeouts=timeouts,
-            node_id=node_id,
+            node_ids=node_ids,
             memory_bytes=memory_bytes,
             consumed_here=self._consumed_here,
         )
@@ -129,12 +134,26 @@ class PassPools:
         with self._lock:
             if keep and self._idle is None:
                 self._idle = pool
+                self._start_timer()
                 return
         pool.close()
+
+    def _start_timer(self) -> None:
+        self._timer = threading.Timer(self._idle_s, self.clear)
+        self._timer.name = "raydist-idle-pool"
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _take_idle(self) -> ActorExecutor | None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        idle, self._idle = self._idle, None
+        return idle
 
     def clear(self) -> None:
         """Stop the pool that is kept."""
         with self._lock:
-            idle, self._idle = self._idle, None
+            idle = self._take_idle()
         if idle is not None:
             idle.close()

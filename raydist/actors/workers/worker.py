@@ -7,6 +7,7 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
+from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, write_result
 from raydist.actors.workers.kept_pages import keep_pages
@@ -56,6 +57,9 @@ class InputWorker:
         self._memory_bytes = memory_bytes
         self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
         self._buffers = MappedBuffers()
+
+    def __repr__(self) -> str:
+        return spoken_title(self._name)
 
     def hello(self, words: str | None = None) -> int:
         """Limit the process's memory, and let it keep what it frees; its id. `words`: see `leave_words`."""

@@ -2,6 +2,9 @@
 
 What `.grad` holds after a backward pass is this memory. It is written again only when nobody sees it any more; how many
 do is known from the number of tensors that share it.
+
+Where gradients travel in another dtype, they have memory of their own beside that which travels: they are converted
+once before, when they have their weights, and once afterwards.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 
 from raydist.collectives.buckets.layout import Bucket, ParameterSpec
 from raydist.collectives.buckets.tail import BucketTail
+from raydist.collectives.nonfinite.policy import is_finite
 
 __all__ = ["BucketBuffer"]
 
@@ -32,7 +36,7 @@ class BucketBuffer:
 
     Args:
         bucket: What lies in it.
-        flat: `numel(bucket, world_size)` elements.
+        flat: `numel(bucket, world_size)` elements of `bucket.wire`: what travels.
         rank: This rank, for what it adds behind the gradients.
         world_size: All ranks.
     """
@@ -41,7 +45,9 @@ class BucketBuffer:
         self.bucket = bucket
         self.flat = flat
         self.tail = BucketTail(flat[bucket.numel :], len(bucket.slots), rank=rank, world_size=world_size)
-        self._body = flat[: bucket.numel]
+        self._wire = flat[: bucket.numel]
+        own = bucket.wire is not bucket.dtype
+        self._body = torch.empty(bucket.numel, dtype=bucket.dtype, device=flat.device) if own else self._wire
         self._places = [_place(self._body, slot.spec, slot.offset) for slot in bucket.slots]
         # Of its own, so that only what is lent shares it.
         self._lent = torch.utils.dlpack.from_dlpack(self._body) if bucket.numel else self._body
@@ -74,7 +80,21 @@ class BucketBuffer:
 
     def add(self, position: int, gradient: torch.Tensor) -> None:
         """Add to what is there of one slot."""
-        self._places[position].add_(gradient)
+        self._places[position].add_(gradient.to_dense() if gradient.is_sparse else gradient)
+
+    def pack(self) -> None:
+        """All is in: make it fit to travel."""
+        if self._wire is not self._body:
+            self._wire.copy_(self._body)
+
+    def unpack(self) -> None:
+        """It was reduced: make it what it was before."""
+        if self._wire is not self._body:
+            self._body.copy_(self._wire)
+
+    def is_finite(self) -> bool:
+        """Whether what was reduced has neither NaN nor infinities."""
+        return is_finite(self._lent)
 
     def lend(self) -> Sequence[torch.Tensor]:
         """The reduced gradients, by slot: tensors of their own that share this memory."""

@@ -10,41 +10,23 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from raydist.collectives.base import Communicator, Work
 from raydist.collectives.buckets.buffer import BucketBuffer
+from raydist.collectives.buckets.forms import GlobalGradient, StepWeight
 from raydist.collectives.buckets.layout import BucketLayout
+from raydist.collectives.buckets.lazy_buffer import LazyBuffer
+from raydist.collectives.buckets.sparse_lane import SparseLane
 from raydist.collectives.buckets.tail import PassStamp
+from raydist.collectives.nonfinite.policy import is_finite
 from raydist.values import ReduceOp
 
-__all__ = ["BucketExchange", "GlobalGradient", "StepWeight", "make_buffers"]
+__all__ = ["AnyBuffer", "BucketExchange", "make_buffers"]
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class StepWeight:
-    """What a step does with new gradients: multiply by `scale`, or drop them where the replica counts nothing."""
-
-    scale: float
-    counts: bool
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class GlobalGradient:
-    """The reduced gradient of one parameter, one that at least one rank has.
-
-    Attributes:
-        value: Dense, of the parameter's shape.
-        sparse: Whether a rank had it as a sparse tensor.
-    """
-
-    value: torch.Tensor
-    sparse: bool
+AnyBuffer = BucketBuffer | LazyBuffer
 
 
 @final
@@ -58,18 +40,25 @@ class BucketExchange:
         stamp: Which pass this is.
         weight: What becomes of this rank's gradients on the way.
         held: Parameters whose buckets must wait for the end of the pass.
+        lane: Carries the gradients of parameters that no bucket has.
+
+    Attributes:
+        became_sparse: After `gradients`: parameters in buckets for which a rank had a sparse gradient.
     """
 
     def __init__(
         self,
         communicator: Communicator,
         layout: BucketLayout,
-        buffers: Sequence[BucketBuffer],
+        buffers: Sequence[AnyBuffer],
         stamp: PassStamp,
         weight: StepWeight,
         *,
         held: Collection[int] = (),
+        lane: SparseLane | None = None,
     ) -> None:
+        self.became_sparse: frozenset[int] = frozenset()
+        self._lane = lane
         self.layout = layout
         self.late: dict[int, torch.Tensor] = {}
         self.local: list[list[torch.Tensor | None]] = [[None] * len(bucket.slots) for bucket in layout.buckets]
@@ -87,11 +76,18 @@ class BucketExchange:
 
     def preload(self, index: int, gradient: torch.Tensor) -> None:
         """Add a gradient of an earlier, local pass, weighted already; its bucket still waits for this pass's."""
+        if index not in self.layout.places and self._lane is not None:
+            self._lane.preloaded[index] = gradient
+            return
         self._preloaded[index] = gradient
         self._plain[self.layout.places[index][0]] = False
 
     def put(self, index: int, gradient: torch.Tensor) -> None:
         """A parameter's own gradient has appeared. May happen again, and is kept as it is in `local`."""
+        if index not in self.layout.places and self._lane is not None:
+            with self._lock:
+                self._lane.put(index, gradient)
+            return
         number, position = self.layout.places[index]
         # Parameters on several devices have their gradients from several threads of the autograd engine.
         with self._lock:
@@ -122,6 +118,9 @@ class BucketExchange:
             with _traced(f"raydist::wait for bucket {number}"):
                 work.wait()
             buffer.tail.read()  # before the next wait: ranks that do not fit together send no more
+            buffer.unpack()
+        if self._lane is not None:
+            self._lane.finish()
 
     def drain(self) -> None:
         """Wait for what has been sent: afterwards nobody writes into the buffers any more."""
@@ -143,9 +142,31 @@ class BucketExchange:
         Blocking: where gradients were late, for a second round.
         """
         found = self._collect()
+        self.became_sparse = frozenset(index for index, gradient in found.items() if gradient.sparse)
         if self._buffers and self._buffers[-1].tail.late:
             _add_late(found, self._second_round())
         return found
+
+    def in_rows(self) -> dict[int, torch.Tensor]:
+        """After `finish`: parameter index -> gradient, of those that no bucket has."""
+        return {} if self._lane is None else self._lane.reduced
+
+    def is_finite(self) -> bool:
+        """After `gradients` or `lend`: whether neither NaN nor infinities came out."""
+        return all(buffer.is_finite() for buffer in self._buffers) and all(map(is_finite, self.in_rows().values()))
+
+    def own_gradients(self) -> dict[int, list[torch.Tensor]]:
+        """Parameter index -> what of this rank counts in it."""
+        own: dict[int, list[torch.Tensor]] = {}
+        for index, (number, position) in self.layout.places.items():
+            local, preloaded = self.local[number][position], self._preloaded.get(index)
+            found = [local.detach()] if local is not None and self._weight.counts else []
+            own[index] = [*found, *([] if preloaded is None else [preloaded])]
+        if self._lane is not None:
+            new = self._lane.local if self._weight.counts else {}
+            for index in self._lane.indices:
+                own[index] = [held[index].detach() for held in (new, self._lane.preloaded) if index in held]
+        return own
 
     def _put_late(self, index: int, gradient: torch.Tensor) -> None:
         if self._weight.counts:
@@ -162,10 +183,11 @@ class BucketExchange:
         buffer = self._buffers[number]
         with _traced(f"raydist::bucket {number}"):
             details = self._fill(number, buffer)
+            buffer.pack()
             buffer.tail.write(self._encoded, late=bool(self.late), details=details)
             self._works.append(self._communicator.all_reduce(buffer.flat, ReduceOp.SUM))
 
-    def _fill(self, number: int, buffer: BucketBuffer) -> tuple[list[bool], list[bool]] | None:
+    def _fill(self, number: int, buffer: AnyBuffer) -> tuple[list[bool], list[bool]] | None:
         """Copy this rank's gradients in; what must be told of them where they are not all there, all dense."""
         local = self.local[number]
         if self._plain[number] and not self._num_missing[number]:
@@ -180,7 +202,8 @@ class BucketExchange:
             gradient is not None or index in self._preloaded
             for gradient, index in zip(kept, buffer.bucket.indices, strict=True)
         ]
-        return present, [gradient is not None and gradient.is_sparse for gradient in kept]
+        pairs = zip(kept, map(self._preloaded.get, buffer.bucket.indices), strict=True)
+        return present, [any(one is not None and one.is_sparse for one in pair) for pair in pairs]
 
     def _collect(self) -> dict[int, GlobalGradient]:
         found: dict[int, GlobalGradient] = {}
@@ -204,11 +227,14 @@ class BucketExchange:
 
 def make_buffers(
     layout: BucketLayout, flats: Sequence[torch.Tensor], communicator: Communicator
-) -> tuple[BucketBuffer, ...]:
+) -> tuple[AnyBuffer, ...]:
     """Buffers for a layout in these flat tensors."""
     rank, world_size = communicator.rank, communicator.world_size
     pairs = zip(layout.buckets, flats, strict=True)
-    return tuple(BucketBuffer(bucket, flat, rank=rank, world_size=world_size) for bucket, flat in pairs)
+    return tuple(
+        (LazyBuffer if flat.device.type == "xla" else BucketBuffer)(bucket, flat, rank=rank, world_size=world_size)
+        for bucket, flat in pairs
+    )
 
 
 def _add_late(gradients: dict[int, GlobalGradient], late: dict[int, GlobalGradient]) -> None:

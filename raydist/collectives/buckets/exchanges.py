@@ -17,15 +17,17 @@ import torch
 from raydist.collectives.base import Communicator
 from raydist.collectives.buckets.agreement import Agreement
 from raydist.collectives.buckets.buffer import BucketBuffer
-from raydist.collectives.buckets.exchange import BucketExchange, StepWeight, make_buffers
+from raydist.collectives.buckets.exchange import AnyBuffer, BucketExchange, make_buffers
+from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.sparse_lane import SparseLane
 from raydist.collectives.buckets.tail import PassStamp
 from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
 __all__ = ["Exchanges"]
 
-_Buffers = tuple[BucketBuffer, ...]
+_Buffers = tuple[AnyBuffer, ...]
 
 
 @final
@@ -36,19 +38,32 @@ class Exchanges:
         communicator: Carries them.
         bucket_bytes: Gradients that travel together.
         first_bucket_bytes: Those that travel first.
+        compression: What float32 gradients travel as; None for what they are.
+        expect_rows: Identities of parameters whose gradients will be sparse.
 
     Attributes:
         layout: What all ranks agree on.
     """
 
-    def __init__(self, communicator: Communicator, *, bucket_bytes: int, first_bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        compression: torch.dtype | None = None,
+        expect_rows: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        self._expect_rows = expect_rows
         self.layout = BucketLayout(())
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
+        self._compression = compression
         self._trained: tuple[int, ...] = ()
         self._specs: dict[int, ParameterSpec] = {}
         self._seen: dict[int, None] | None = None
+        self._sparse: frozenset[int] = frozenset()
         self._buffers: _Buffers = ()
         self._spare: _Buffers = ()
         self._last: BucketExchange | None = None
@@ -83,8 +98,16 @@ class Exchanges:
             self._last = None
         if trained != self._trained or not self.layout.buckets:
             self._change(trained, parameters, stamp, weight, kept)
-        self._last = BucketExchange(self._communicator, self.layout, self._free_buffers(kept), stamp, weight, held=held)
+        buffers = self._free_buffers(kept)
+        lane = self._lane(weight) if self._sparse else None
+        self._last = BucketExchange(self._communicator, self.layout, buffers, stamp, weight, held=held, lane=lane)
         return self._last
+
+    def _lane(self, weight: StepWeight) -> SparseLane:
+        specs = [self._specs[index] for index in self._trained if index in self._sparse]
+        return SparseLane(
+            self._communicator, specs, scale=weight.scale, counts=weight.counts, compression=self._compression
+        )
 
     @property
     def receiver(self) -> Callable[[int, torch.Tensor], None]:
@@ -103,12 +126,19 @@ class Exchanges:
     def done(self) -> None:
         """The pass has ended well. The first one in a layout of several buckets agrees on a better one.
 
+        A parameter whose gradient was sparse on some rank leaves the buckets: from then on its rows travel.
+
         Blocking: then, until all ranks are there.
         """
-        self._last = None
+        last, self._last = self._last, None
         seen, self._seen = self._seen, None
+        new = frozenset() if last is None else last.became_sparse
+        self._sparse |= new
         if seen is not None:
             self._reorder(list(seen))
+        elif new:
+            order = [slot.spec for bucket in self.layout.buckets for slot in bucket.slots]
+            self._take(self._plan(order[::-1]))
 
     def _change(
         self,
@@ -121,6 +151,10 @@ class Exchanges:
         if self.layout.buckets:
             self._tell_change(replace(stamp, relayout=True), kept)
         specs = {index: ParameterSpec.of(index, parameters[index]) for index in trained}
+        expected = self._expect_rows()
+        self._sparse |= {  # XLA has no sparse tensors
+            index for index in trained if id(parameters[index]) in expected and specs[index].device.type != "xla"
+        }
         layout = self._plan(list(specs.values()))
         numbers = {
             "step": stamp.step,
@@ -150,12 +184,17 @@ class Exchanges:
             self._take(layout)
 
     def _plan(self, specs: Sequence[ParameterSpec]) -> BucketLayout:
-        return plan_buckets(specs, bucket_bytes=self._bucket_bytes, first_bucket_bytes=self._first_bucket_bytes)
+        return plan_buckets(
+            [spec for spec in specs if spec.index not in self._sparse],
+            bucket_bytes=self._bucket_bytes,
+            first_bucket_bytes=self._first_bucket_bytes,
+            compression=self._compression,
+        )
 
     def _take(self, layout: BucketLayout) -> None:
         """All ranks do this at the same time: their memory may be shared."""
         group = self._communicator
-        sizes = [(BucketBuffer.numel(bucket, group.world_size), bucket.dtype) for bucket in layout.buckets]
+        sizes = [(BucketBuffer.numel(bucket, group.world_size), bucket.wire) for bucket in layout.buckets]
         self._buffers = self._spare = ()
         flats = group.allocate(sizes)
         placed = [flat.to(bucket.device) for flat, bucket in zip(flats, layout.buckets, strict=True)]

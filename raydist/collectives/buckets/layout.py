@@ -60,11 +60,19 @@ class BucketSlot:
 @final
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that lie one behind the other in one flat tensor, which is all-reduced in one piece."""
+    """Gradients that lie one behind the other in one flat tensor, which is all-reduced in one piece.
+
+    Attributes:
+        dtype: Of the gradients.
+        device: Where they are.
+        slots: The parameters.
+        wire: The dtype in which they travel.
+    """
 
     dtype: torch.dtype
     device: torch.device
     slots: tuple[BucketSlot, ...]
+    wire: torch.dtype
 
     @cached_property
     def numel(self) -> int:
@@ -96,19 +104,25 @@ class BucketLayout:
     @cached_property
     def fingerprint(self) -> int:
         """A number below 2**63 that differs between different layouts; equal in all processes."""
-        text = repr([(str(b.dtype), [_layout_of(s.spec) for s in b.slots]) for b in self.buckets])
+        text = repr([(str(b.dtype), str(b.wire), [_layout_of(s.spec) for s in b.slots]) for b in self.buckets])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def plan_buckets(
-    specs: Sequence[ParameterSpec], *, bucket_bytes: int, first_bucket_bytes: int | None = None
+    specs: Sequence[ParameterSpec],
+    *,
+    bucket_bytes: int,
+    first_bucket_bytes: int | None = None,
+    compression: torch.dtype | None = None,
 ) -> BucketLayout:
     """Lay out parameters in reverse order, one dtype and device per bucket.
 
     Args:
         specs: In the order of the model, or the reverse of that in which their gradients appear.
         bucket_bytes: A bucket is closed before it would grow beyond this; a larger parameter has one for itself.
-        first_bucket_bytes: The same for the first bucket of each dtype: a small one starts the traffic early.
+        first_bucket_bytes: The first bucket of each dtype is closed with the gradient that brings it to this: a small
+            one starts the traffic early.
+        compression: What float32 gradients travel as; all others, and all where it is None, travel as they are.
 
     >>> cpu = torch.device("cpu")
     >>> specs = [ParameterSpec(i, (4,), torch.float32, cpu) for i in range(3)]
@@ -118,17 +132,20 @@ def plan_buckets(
     first_bytes = bucket_bytes if first_bucket_bytes is None else min(first_bucket_bytes, bucket_bytes)
     closed: list[list[ParameterSpec]] = []
     open_ones: dict[tuple[torch.dtype, torch.device], list[ParameterSpec]] = {}
-    limits: dict[tuple[torch.dtype, torch.device], int] = {}
+    begun: set[tuple[torch.dtype, torch.device]] = set()  # of these the first bucket is closed
     for spec in reversed(specs):
         key = (spec.dtype, spec.device)
         group = open_ones.setdefault(key, [])
-        if group and _num_bytes([*group, spec]) > limits.get(key, first_bytes):
+        if group and _num_bytes([*group, spec]) > bucket_bytes:
             closed.append(group)
-            limits[key] = bucket_bytes
+            begun.add(key)
             group = open_ones[key] = []
         group.append(spec)
+        if key not in begun and _num_bytes(group) >= first_bytes:
+            closed.append(open_ones.pop(key))
+            begun.add(key)
     closed.extend(open_ones.values())
-    return BucketLayout(tuple(_bucket(group) for group in closed))
+    return BucketLayout(tuple(_bucket(group, compression) for group in closed))
 
 
 def _layout_of(spec: ParameterSpec) -> tuple[object, ...]:
@@ -139,10 +156,12 @@ def _num_bytes(specs: Iterable[ParameterSpec]) -> int:
     return sum(spec.numel * spec.dtype.itemsize for spec in specs)
 
 
-def _bucket(specs: Sequence[ParameterSpec]) -> Bucket:
+def _bucket(specs: Sequence[ParameterSpec], compression: torch.dtype | None) -> Bucket:
     slots = []
     offset = 0
     for spec in specs:
         slots.append(BucketSlot(spec, offset))
         offset += spec.numel
-    return Bucket(specs[0].dtype, specs[0].device, tuple(slots))
+    dtype = specs[0].dtype
+    wire = compression if compression is not None and dtype is torch.float32 else dtype
+    return Bucket(dtype, specs[0].device, tuple(slots), wire)

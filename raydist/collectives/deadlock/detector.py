@@ -1,8 +1,9 @@
 """Find out within seconds that ranks wait for each other, instead of after the limit of a collective.
 
 A rank that waits asks all others, through the rendezvous store, where they stand. Each has a thread that looks twice a
-second whether somebody asks, so that a rank answers which is at work, or which has nothing to do. Nothing of this is on
-the way of a collective that goes well.
+second whether somebody asks, so that a rank answers which is at work, or has nothing to do. Of many that wait the
+lowest asks, and judges for all: else the answers read would be the square of the ranks. Nothing of this is on the way
+of a collective that goes well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from raydist.errors import CollectiveMismatchError, RaydistError
 __all__ = ["DeadlockDetector"]
 
 _LOOK_S = 0.5
+_PATIENCE = 3  # looks without a question of a lower rank, after which a rank asks for itself
 _CONNECT_S = 30.0
 _QUESTION, _VERDICT = "deadlock/question", "deadlock/verdict"
 
@@ -44,6 +46,7 @@ class DeadlockDetector:
         self._thread = threading.Thread(target=self._work, name="raydist-deadlock-detector", daemon=True)
         self._store: SignedStore | None = None
         self._seen: bytes | None = None
+        self._left_to_others = 0
         self._mine = progress.look()
         self._before: Mapping[int, RankStatus] = {}
 
@@ -83,19 +86,25 @@ class DeadlockDetector:
         if store is None:
             return
         stuck = bool(mine.waits_in) and mine.events == before.events
-        if stuck:
-            store.set(_QUESTION, f"{self._membership.rank} {mine.look}")
-        if self._is_asked(store):
+        asker = self._asker(store)
+        lower_asks = asker is not None and asker < self._membership.rank
+        self._left_to_others = _PATIENCE if lower_asks else self._left_to_others - 1
+        asks = stuck and self._left_to_others <= 0
+        if asks:
+            self._seen = f"{self._membership.rank} {mine.look}".encode()
+            store.set(_QUESTION, self._seen.decode())
+        if asks or asker is not None:
             store.set(self._place(self._membership.rank), mine.encode())
-        if stuck:
+        if asks:
             self._judge(store, mine)
         else:
             self._before = {}
 
-    def _is_asked(self, store: SignedStore) -> bool:
+    def _asker(self, store: SignedStore) -> int | None:
+        """The rank that has asked since the last look; None where nobody has."""
         question = store.peek(_QUESTION)
         new, self._seen = question != self._seen, question
-        return new
+        return int(question.split()[0]) if new and question is not None else None
 
     def _judge(self, store: SignedStore, mine: RankStatus) -> None:
         answers = {rank: store.peek(self._place(rank)) for rank in range(self._membership.world_size)}

@@ -39,6 +39,7 @@ class WatchedCommunicator(DelegatingCommunicator):
 
     def announce(self, what: str) -> None:
         self._about = what
+        self._inner.announce(what)
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         with self.waiting(self._progress.call(self._name), f"allocate({len(sizes)} tensors)", None):
@@ -46,13 +47,25 @@ class WatchedCommunicator(DelegatingCommunicator):
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         number = self._progress.call(self._name)
-        return _WatchedWork(self, number, f"all_reduce({op.value})", tensor, self._inner.all_reduce(tensor, op))
+        about, self._about = self._about, ""
+        shown = None if about else tensor
+        return _WatchedWork(self, number, about or f"all_reduce({op.value})", shown, self._inner.all_reduce(tensor, op))
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         number = self._progress.call(self._name)
         about, self._about = self._about, ""
         shown = None if about else tensor
         return _WatchedWork(self, number, about or "all_gather", shown, self._inner.all_gather(outputs, tensor))
+
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        number = self._progress.call(self._name)
+        work = self._inner.all_gather_rows(outputs, tensor)
+        return _WatchedWork(self, number, "all_gather_rows", tensor, work)
+
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        number = self._progress.call(self._name)
+        work = self._inner.all_to_all(outputs, inputs)
+        return _WatchedWork(self, number, "all_to_all", inputs[0], work)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         number = self._progress.call(self._name)
@@ -101,6 +114,10 @@ class _WatchedWork(Work):
         self._name = name
         self._tensor = tensor
         self._work = work
+
+    @property
+    def noted(self) -> bool:
+        return self._work.noted
 
     def wait(self, timeout_s: float | None = None) -> None:
         with self._communicator.waiting(self._number, self._name, self._tensor):

@@ -32,6 +32,10 @@ class Count(enum.IntEnum):
     """Windows of which it has made its part."""
     FAILED = 4
     """1 once it has written why the group failed."""
+    SUMMED = 5
+    """Collectives through bays of which it has reduced its slice; only ranks that have one count."""
+    ANNOUNCED = 6
+    """The number of the latest collective of which it has written how it went, plus one."""
 
 
 _BELL_WORD = 8  # on a cache line of its own: sleepers read it
@@ -60,27 +64,44 @@ class Board:
         self._bells = [Bell(segment.address + layout.words(other) + _BELL_WORD * 8) for other in ranks]
         self._mine = self._bells[rank]
         self._failed = self._places[Count.FAILED]
-        self._patience = Patience()
+        self._patience = Patience.among(layout.world_size)
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
-    def reach(self, count: Count, value: int) -> None:
-        """Raise this rank's counter, and wake the others if all have come as far."""
+    def reach(self, count: Count, value: int, *, among: int | None = None, waking: int | None = None) -> None:
+        """Raise this rank's counter, and wake the others if all have come as far.
+
+        Args:
+            count: Which.
+            value: To this.
+            among: Only the first so many ranks count this; all, unless given.
+            waking: Only the first so many ranks wait for it; all, unless given.
+        """
         self._words[self._base + count] = value
         self._fence()
-        if self.all_reached(count, value):
-            self.wake(self._others)
+        if self.all_reached(count, value, among):
+            self.wake(self._others if waking is None else [rank for rank in range(waking) if rank != self.rank])
 
-    def all_reached(self, count: Count, value: int) -> bool:
+    def all_reached(self, count: Count, value: int, among: int | None = None) -> bool:
         words = self._words
-        for place in self._places[count]:  # noqa: SIM110  # a generator takes three times as long
+        for place in self._places[count][:among]:  # noqa: SIM110  # a generator takes three times as long
             if words[place] < value:
                 return False
         return True
 
-    def missing(self, count: Count, value: int) -> tuple[int, ...]:
+    def announce(self, value: int) -> None:
+        """Raise this rank's count of announcements, and wake the others, who wait for nobody else's."""
+        self._words[self._base + Count.ANNOUNCED] = value
+        self._fence()
+        self.wake(self._others)
+
+    def count_of(self, rank: int, count: Count) -> int:
+        """How far one rank has come."""
+        return self._words[self._places[count][rank]]
+
+    def missing(self, count: Count, value: int, among: int | None = None) -> tuple[int, ...]:
         """Ranks that have not come as far."""
-        return tuple(rank for rank, place in enumerate(self._places[count]) if self._words[place] < value)
+        return tuple(rank for rank, place in enumerate(self._places[count][:among]) if self._words[place] < value)
 
     # --- words of mailboxes -------------------------------------------------------------------------------------------
 
@@ -111,6 +132,11 @@ class Board:
 
     def memory_of(self, rank: int, number: int) -> int:
         return self._words[self.layout.slot(rank, number) // 8]
+
+    def write_verdict(self, number: int, verdict: bytes) -> None:
+        """Say how collective `number` went, where this rank's call stood."""
+        start = self.layout.slot(self.rank, number)
+        self._bytes[start + 8 : start + CALL_BYTES] = verdict.ljust(CALL_BYTES - 8)
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -155,6 +181,10 @@ class Board:
                 return False
             self._mine.yield_core()
         return True
+
+    def ring(self) -> None:
+        """Wake this rank itself, from another thread."""
+        self._mine.ring()
 
     def wake(self, ranks: list[int] | range) -> None:
         for rank in ranks:

@@ -8,10 +8,11 @@ from typing import final
 
 import torch
 
-from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import Membership, Work
+from raydist.collectives.parts import check_parts, check_rows, check_swapped, describe_tensor, rows_name
 from raydist.collectives.reducing import reduce_parts
-from raydist.collectives.shared_memory.calls import CallTexts, check_parts, describe_tensor
+from raydist.collectives.shared_memory.bays import SMALL_BYTES, num_reducers, reduce_in_bays
+from raydist.collectives.shared_memory.comparing import ComparingCommunicator
 from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
 from raydist.collectives.shared_memory.in_place import (
     SharedTensors,
@@ -23,19 +24,18 @@ from raydist.collectives.shared_memory.in_place import (
 from raydist.collectives.shared_memory.joining import Meeting
 from raydist.collectives.shared_memory.layout import CALL_BYTES, CONTRIBUTION_BYTES
 from raydist.collectives.shared_memory.segment import Segment
-from raydist.collectives.shared_memory.sequence import Body, Brought
-from raydist.collectives.shared_memory.staging import Gather, PairReduction, Reduction
+from raydist.collectives.shared_memory.sequence import BayUse, Body, Brought
+from raydist.collectives.shared_memory.slots import flat_view, reduce_slots, slot_of
+from raydist.collectives.shared_memory.staging import Gather, PairReduction, Reduction, Swap
 from raydist.collectives.shared_memory.task import Steps
-from raydist.collectives.translation import describe_operation
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = ["SharedMemoryCommunicator"]
 
 
 @final
-class SharedMemoryCommunicator(JoiningCommunicator):
+class SharedMemoryCommunicator(ComparingCommunicator):
     """Ranks of one machine. Not for use by several threads at once, `abort` aside.
 
     Nothing works in the background: a collective goes on while its rank is inside a call of this object, starting
@@ -48,13 +48,12 @@ class SharedMemoryCommunicator(JoiningCommunicator):
     """
 
     def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
-        self.membership = membership
-        self.device = device
-        self.timeout_s = timeout_s
-        self._meeting = Meeting(membership, timeout_s)
         self._generation: SharedGeneration | None = None
+        super().__init__(membership, device, timeout_s)
+
+    def _prepare(self) -> None:
+        self._meeting = Meeting(self.membership, self.timeout_s)
         self._shared = SharedTensors()
-        self._calls = CallTexts()
 
     def start(self) -> None:
         """Meet the other members. Blocking: until all have come, at most `timeout_s`.
@@ -62,15 +61,14 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         Raises:
             Declined: Not all of them can open one segment; on every rank alike.
         """
-        self._generation = SharedGeneration(self.membership, self._meeting.join(), self.timeout_s)
+        self.enter(SharedGeneration(self.membership, self._meeting.join(), self.timeout_s))
 
-    @property
-    def checks_itself(self) -> bool:
-        return True
+    def enter(self, generation: SharedGeneration) -> None:
+        """Use a segment that its ranks have joined already."""
+        self._generation = generation
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
-        name = f"allocate({len(sizes)} tensors, layout {layout})"
+        name = self.allocation_name(sizes)
         size = allocation_bytes(sizes, self.world_size)
         offer = torch.zeros(CALL_BYTES, dtype=torch.uint8)
         segment: Segment | None = None
@@ -91,12 +89,15 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             return super().allocate(sizes)
         return self._shared.add(segment, sizes, self.rank, self.world_size)
 
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        return self._reduce(f"all_reduce({op.value})", tensor, op, everywhere=True)
+    @staticmethod
+    def allocation_name(sizes: Sequence[tuple[int, torch.dtype]]) -> str:
+        """What allocating tensors of these sizes is called: another name for other sizes."""
+        layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
+        return f"allocate({len(sizes)} tensors, layout {layout})"
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        self._check_rank("root", root)
-        return self._reduce(f"reduce({op.value}, root={root})", tensor, op, everywhere=self.rank == root)
+    def find(self, flat: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
+        """The number and all ranks' copies of a tensor of :meth:`allocate`; 0 and none where it is not one of these."""
+        return self._shared.find(flat)
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         check_parts("all_gather", outputs, tensor, self.world_size)
@@ -104,6 +105,40 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         staged = [stage_bytes(output) for output in outputs]
         targets = {rank: one.carrier for rank, one in enumerate(staged)}
         return self._gather("all_gather", tensor, mine.carrier, targets, staged)
+
+    def all_gather_rows(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_rows(outputs, tensor, self.rank, self.world_size)
+        staged = [stage_bytes(output) for output in outputs]
+        targets = {rank: one.carrier for rank, one in enumerate(staged)}
+        longest = max(output.nbytes for output in outputs)
+        mine = stage_bytes(tensor).carrier
+        return self._gather(rows_name(outputs), tensor[:0], mine, targets, staged, longest=longest)
+
+    def all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Work:
+        check_swapped(outputs, inputs, self.world_size)
+        generation = self.opened("all_to_all")
+        staged = [stage_bytes(output) for output in outputs]
+        parts = [stage_bytes(value).carrier for value in inputs]
+        num_bytes = parts[0].numel()
+        small = num_bytes * self.world_size <= CONTRIBUTION_BYTES
+
+        def body(number: int) -> Steps | None:
+            if not small:
+                return large()
+            for rank, output in enumerate(staged):
+                output.carrier.copy_(slot_of(generation, rank, number, output.carrier, self.rank * num_bytes))
+                output.deliver()
+            return None
+
+        def large() -> Steps:
+            staging = generation.staging
+            windows = staging.whole(num_bytes, 1, num_tensors=self.world_size)
+            yield from staging.exchange(windows, Swap(staging, parts, [output.carrier for output in staged]))
+            for output in staged:
+                output.deliver()
+
+        brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
+        return self._start(generation, "all_to_all", inputs[0], body, brings_all=small, brought=brought)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         self._check_rank("root", root)
@@ -113,15 +148,15 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         check_parts("reduce_scatter", inputs, output, self.world_size)
         staged = stage_reduction(output, op, 1)
         parts = [stage_reduction(value, op, 1).values.view(-1) for value in inputs]
-        flat = _flat(staged.values)
+        flat = flat_view(staged.values)
         name = f"reduce_scatter({op.value})"
-        generation = self._open(name)
+        generation = self.opened(name)
         small = flat.nbytes * self.world_size <= CONTRIBUTION_BYTES
 
         def body(number: int) -> Steps | None:
             if small:
                 offset = self.rank * flat.nbytes
-                slots = [_slot(generation, rank, number, flat, offset) for rank in range(self.world_size)]
+                slots = [slot_of(generation, rank, number, flat, offset) for rank in range(self.world_size)]
                 reduce_parts(slots, flat, op)
                 staged.deliver()
                 return None
@@ -139,29 +174,20 @@ class SharedMemoryCommunicator(JoiningCommunicator):
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
         self._check_rank("destination", destination)
         operation = f"send(to={destination})"
-        generation = self._open(operation)
+        generation = self.opened(operation)
         task = generation.mailboxes.send(operation, stage_bytes(tensor).carrier, describe_tensor(tensor), destination)
         return TaskWork(generation, task)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
         self._check_rank("source", source)
         operation = f"recv(from={source})"
-        generation = self._open(operation)
+        generation = self.opened(operation)
         staged = stage_bytes(tensor)
         task = generation.mailboxes.recv(operation, staged.carrier, describe_tensor(tensor), source, staged.deliver)
         return TaskWork(generation, task)
 
     def barrier(self) -> None:
-        self._start(self._open("barrier"), "barrier", None, lambda number: None, brings_all=True).wait()
-
-    def reconfigure(self, membership: Membership) -> None:
-        self.membership.check_successor(membership)
-        self.abort()
-        self.close()
-        self.membership = membership
-        self._meeting = Meeting(membership, self.timeout_s)
-        self._shared = SharedTensors()
-        self.start()
+        self._start(self.opened("barrier"), "barrier", None, lambda number: None, brings_all=True).wait()
 
     def abort(self) -> None:
         self._meeting.abort()
@@ -177,16 +203,19 @@ class SharedMemoryCommunicator(JoiningCommunicator):
 
     def _reduce(self, name: str, tensor: torch.Tensor, op: ReduceOp, *, everywhere: bool) -> Work:
         staged = stage_reduction(tensor, op, 1)
-        flat = _flat(staged.values)
-        generation = self._open(name)
-        small = flat.nbytes <= CONTRIBUTION_BYTES
+        flat = flat_view(staged.values)
+        generation = self.opened(name)
+        bay_bytes = generation.board.layout.bay_bytes
+        small = flat.nbytes <= (SMALL_BYTES if bay_bytes else CONTRIBUTION_BYTES)
+        if not small and flat.nbytes <= bay_bytes:
+            return self._reduce_in_bays(generation, name, tensor, staged, op, everywhere=everywhere)
         place, copies = (0, []) if small else self._shared.find(flat)
 
         def body(number: int) -> Steps | None:
             if not small:
                 return large(number)
             if everywhere:
-                reduce_parts([_slot(generation, rank, number, flat, 0) for rank in range(self.world_size)], flat, op)
+                reduce_slots(generation, number, flat, op)
                 staged.deliver()
             return None
 
@@ -207,6 +236,27 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         brought = ((flat.data_ptr(), flat.nbytes),) if small else ()
         return self._start(generation, name, tensor, body, brings_all=small, memory=place, brought=brought)
 
+    def _reduce_in_bays(
+        self,
+        generation: SharedGeneration,
+        name: str,
+        tensor: torch.Tensor,
+        staged: Staged,
+        op: ReduceOp,
+        *,
+        everywhere: bool,
+    ) -> Work:
+        flat = flat_view(staged.values)
+        bay = generation.sequence.next_bay(num_reducers(flat.nbytes, self.world_size))
+
+        def body(number: int) -> Steps:
+            yield from reduce_in_bays(generation, bay, flat, op, everywhere=everywhere)
+            staged.deliver()
+
+        brought = ((flat.data_ptr(), flat.nbytes),)
+        brings_all = self.rank >= bay.num_reducers
+        return self._start(generation, name, tensor, body, brings_all=brings_all, brought=brought, bay=bay)
+
     def _broadcast(self, name: str, tensor: torch.Tensor, root: int) -> Work:
         staged = stage_bytes(tensor)
         source, targets = (staged.carrier, {}) if self.rank == root else (None, {root: staged.carrier})
@@ -219,16 +269,18 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         source: torch.Tensor | None,
         targets: dict[int, torch.Tensor],
         staged: list[Staged],
+        *,
+        longest: int | None = None,
     ) -> Work:
-        generation = self._open(name)
-        num_bytes = tensor.nbytes
+        generation = self.opened(name)
+        num_bytes = tensor.nbytes if longest is None else longest
         small = num_bytes <= CONTRIBUTION_BYTES
 
         def body(number: int) -> Steps | None:
             if not small:
                 return large()
             for rank, target in targets.items():
-                target.copy_(_slot(generation, rank, number, target, 0))
+                target.copy_(slot_of(generation, rank, number, target, 0))
             deliver()
             return None
 
@@ -241,7 +293,7 @@ class SharedMemoryCommunicator(JoiningCommunicator):
             for one in staged:
                 one.deliver()
 
-        brought = ((source.data_ptr(), num_bytes),) if small and source is not None else ()
+        brought = ((source.data_ptr(), source.nbytes),) if small and source is not None else ()
         return self._start(generation, name, tensor, body, brings_all=small, brought=brought)
 
     def _start(
@@ -254,35 +306,20 @@ class SharedMemoryCommunicator(JoiningCommunicator):
         brings_all: bool,
         memory: int = 0,
         brought: Brought = (),
+        bay: BayUse | None = None,
     ) -> Work:
-        call = self._calls.text(name, tensor)
-        task = generation.sequence.call(name, call, body, brings_all=brings_all, memory=memory, brought=brought)
+        call = self._calls.next_call(name, tensor)
+        task = generation.sequence.call(
+            name, call, body, brings_all=brings_all, memory=memory, brought=brought, bay=bay
+        )
         if generation.sequence.num_begun > 1:
             generation.advance()  # perhaps others have come far enough for what was started earlier
         return TaskWork(generation, task)
 
-    def _check_rank(self, role: str, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise InvalidArgumentError(
-                f"The {role} must be a rank of group {self.membership.group!r}, 0 to {self.world_size - 1}, got {rank}."
-            )
-
-    def _open(self, operation: str) -> SharedGeneration:
+    def opened(self, operation: str) -> SharedGeneration:
+        """The present generation; raises where it has failed, or was left."""
         generation = self._generation
         if generation is None:
-            raise FailedPreconditionError(
-                f"{describe_operation(self.membership, operation)}: the group is closed. Open a new one."
-            )
+            raise self._closed(operation)
         generation.check(operation)
         return generation
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as one of one dimension; a view costs a microsecond."""
-    return tensor if tensor.dim() == 1 else tensor.view(-1)
-
-
-def _slot(generation: SharedGeneration, rank: int, number: int, like: torch.Tensor, offset: int) -> torch.Tensor:
-    """What a rank has brought to a collective."""
-    place = generation.board.layout.slot(rank, number) + CALL_BYTES + offset
-    return generation.view(place, like.numel(), like.dtype)

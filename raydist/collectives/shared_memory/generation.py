@@ -12,10 +12,11 @@ from raydist.collectives.base import Membership, Work
 from raydist.collectives.shared_memory.board import Board
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.mailboxes import Mailboxes
+from raydist.collectives.shared_memory.outside import Outside
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import CollectiveSequence
 from raydist.collectives.shared_memory.staging import Staging
-from raydist.collectives.shared_memory.task import Task
+from raydist.collectives.shared_memory.task import Condition, Task
 from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
@@ -37,26 +38,43 @@ class SharedGeneration:
         membership: This rank's place.
         segment: The group's, which belongs to this object from now on.
         timeout_s: The limit of a wait that has none of its own.
+        outside: The rest of the group, where the segment's ranks are not all of it.
+        layout: Of the segment; the usual one for so many ranks, unless given.
     """
 
-    def __init__(self, membership: Membership, segment: Segment, timeout_s: float) -> None:
-        self.membership = membership
+    def __init__(
+        self,
+        membership: Membership,
+        segment: Segment,
+        timeout_s: float,
+        outside: Outside | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        self._outside = outside or Outside(membership, range(membership.world_size))
+        self.membership = self._outside.membership
         self.segment = segment
-        self.board = Board(segment, Layout.of(membership.world_size), membership.rank)
+        self.board = Board(segment, layout or Layout.of(membership.world_size), membership.rank)
         self.sequence = CollectiveSequence(segment, self.board)
         self.mailboxes = Mailboxes(segment, self.board)
         self.staging = Staging(segment, self.board)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._failure: RaydistError | None = None
+        self._absent: tuple[int, ...] | None = None
         self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+        self._stacks: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
 
     def wait(self, task: Task, timeout_s: float | None) -> None:
         """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
         if not task.done:
-            self.advance()
-        if not task.done:
-            self._sleep_until_done(task, self._timeout_s if timeout_s is None else timeout_s, fatal=timeout_s is None)
+            limit_s = self._timeout_s if timeout_s is None else timeout_s
+            self._outside.attend()
+            try:
+                self.advance()
+                if not task.done:
+                    self._sleep_until_done(task, limit_s, fatal=timeout_s is None)
+            finally:
+                self._outside.leave()
         if task.error is not None:
             raise task.error
 
@@ -70,11 +88,23 @@ class SharedGeneration:
             known = self._views[key] = self.segment.view(offset, numel, dtype)
         return known
 
+    def stacked(self, offset: int, stride: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """What all ranks have `stride` bytes apart, as the rows of one tensor."""
+        key = (offset, stride, numel, dtype)
+        known = self._stacks.get(key)
+        if known is None:
+            if len(self._stacks) >= _MOST_VIEWS:
+                self._stacks.clear()
+            known = self.segment.stacked(offset, stride, self.board.layout.world_size, numel, dtype)
+            self._stacks[key] = known
+        return known
+
     def advance(self) -> None:
         """Do all that can be done now, of everything under way."""
         try:
             self.sequence.advance()
             self.mailboxes.advance()
+            self._outside.advance()
         except BaseException as error:
             # What this rank has left out, its peers would wait for.
             what = f"{type(error).__name__}: {error}"
@@ -86,8 +116,8 @@ class SharedGeneration:
         failure = self._failure or self._heard()
         if failure is not None:
             raise type(failure)(
-                f"{describe_operation(self.membership, operation)} was given up: {failure.message} "
-                "Reconfigure the group to go on."
+                f"{describe_operation(self.membership, operation)} was given up: {failure.message}"
+                f"{self._who_is_absent(failure)} Reconfigure the group to go on."
             )
 
     def abort(self) -> None:
@@ -99,7 +129,9 @@ class SharedGeneration:
         """Let go of the segment: for the others, this rank is gone."""
         self.sequence.drop()
         self.mailboxes.drop()
+        self._outside.drop()
         self._views.clear()
+        self._stacks.clear()
         self.segment.close()
 
     def _sleep_until_done(self, task: Task, limit_s: float, *, fatal: bool) -> None:
@@ -115,14 +147,28 @@ class SharedGeneration:
             if now >= deadline:
                 raise self._late(task, limit_s, fatal=fatal)
             if now >= next_look:
+                self._listen()
                 self._look_for_the_dead(task)
                 next_look = now + _SLICE_S
-            self.board.sleep(seen, min(_SLICE_S, deadline - now))
+            self._sleep(task, seen, min(_SLICE_S, deadline - now))
+
+    def _sleep(self, task: Task, seen: int, seconds: float) -> None:
+        # A rank that passes messages on within its host listens to its bell.
+        if not self.mailboxes.num_under_way and self._outside.sleep(self._conditions(task), seconds):
+            return
+        self._outside.leave()
+        self.board.sleep(seen, seconds)
+        self._outside.attend()
+
+    def _listen(self) -> None:
+        heard = self._outside.failure()
+        if heard is not None:
+            self._record(heard, known=True)
 
     def _look_for_the_dead(self, task: Task) -> None:
-        dead = tuple(rank for rank in self._missing(task) if not self.segment.holds(rank))
-        self.advance()  # it may have done its part before it left
-        dead = tuple(rank for rank in dead if rank in self._missing(task))
+        dead = self._dead(task)
+        self.advance()  # they may have done their part before they left
+        dead = tuple(rank for rank in dead if rank in self._dead(task))
         if not task.done and dead:
             message = (
                 f"{describe_operation(self.membership, task.operation)} failed: {describe_ranks(dead)} "
@@ -132,28 +178,52 @@ class SharedGeneration:
             self._record(error)
             raise error
 
+    def _conditions(self, task: Task) -> list[Condition]:
+        return [
+            *self.sequence.conditions(task),
+            *self.mailboxes.conditions(task),
+            *self._outside.conditions(task),
+        ]
+
+    def _dead(self, task: Task) -> tuple[int, ...]:
+        conditions = self._conditions(task)
+        lost = {rank for condition in conditions for rank in condition.lost()}
+        here = {place for condition in conditions for place in condition.missing()} - {self.board.rank}
+        lost.update(self._outside.ranks[place] for place in here if not self.segment.holds(place))
+        return tuple(sorted(lost))
+
     def _missing(self, task: Task) -> tuple[int, ...]:
-        missing = self.sequence.missing(task) | self.mailboxes.missing(task)
+        conditions = self._conditions(task)
+        missing = {rank for condition in conditions for rank in condition.outside()}
+        missing.update(self._outside.ranks[place] for condition in conditions for place in condition.missing())
         return tuple(sorted(missing - {self.membership.rank}))
 
     def _late(self, task: Task, limit_s: float, *, fatal: bool) -> RaydistError:
         message = f"{describe_operation(self.membership, task.operation)} timed out after {limit_s} s."
         if not fatal:
             return DeadlineExceededError(f"{message} It goes on; wait again, or allow more time.")
-        awaited = self._missing(task)
-        who = f" No sign of {describe_ranks(awaited)}." if awaited else ""
-        error = DeadlineExceededError(
-            f"{message}{who} Raise the limit (Timeouts.collective_s) if the others were only slow."
-        )
-        self._record(error)
-        return error
+        missing = () if self._outside.calls_the_roll else self._missing(task)
+        advice = "Raise the limit (Timeouts.collective_s) if the others were only slow."
+        error = DeadlineExceededError(f"{message}{_no_sign(missing)} {advice}")
+        self._record(error)  # the others answer the roll when they know of it
+        return DeadlineExceededError(f"{error.message}{self._who_is_absent(error)}")
 
-    def _record(self, failure: RaydistError) -> None:
+    def _who_is_absent(self, failure: RaydistError) -> str:
+        """Who did not answer when the roll was called, where that tells more than the failure; called once."""
+        if not isinstance(failure, DeadlineExceededError) or not self._outside.calls_the_roll:
+            return ""
+        if self._absent is None:
+            self._absent = self._outside.absent()
+        return _no_sign(self._absent)
+
+    def _record(self, failure: RaydistError, *, known: bool = False) -> None:
         with self._lock:
             if self._failure is not None:
                 return
             self._failure = failure
             self.board.post(f"{type(failure).__name__}\n{failure.message}".encode())
+        if not known:
+            self._outside.post(failure)
 
     def _heard(self) -> RaydistError | None:
         posted = self.board.posted()
@@ -163,6 +233,10 @@ class SharedGeneration:
         return _KINDS[kind](message)
 
 
+def _no_sign(ranks: tuple[int, ...]) -> str:
+    return f" No sign of {describe_ranks(ranks)}." if ranks else ""
+
+
 @final
 class TaskWork(Work):
     """An operation under way."""
@@ -170,6 +244,10 @@ class TaskWork(Work):
     def __init__(self, generation: SharedGeneration, task: Task) -> None:
         self._generation = generation
         self._task = task
+
+    @property
+    def noted(self) -> bool:
+        return self._task.noted
 
     def wait(self, timeout_s: float | None = None) -> None:
         self._generation.wait(self._task, timeout_s)

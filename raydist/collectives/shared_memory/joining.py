@@ -33,9 +33,11 @@ class Meeting:
     Args:
         membership: This rank's place.
         timeout_s: The limit of :meth:`join`.
+        layout: Of the segment, the same on every rank; the usual one for so many ranks, unless given.
     """
 
-    def __init__(self, membership: Membership, timeout_s: float) -> None:
+    def __init__(self, membership: Membership, timeout_s: float, layout: Layout | None = None) -> None:
+        self._size = (layout or Layout.of(membership.world_size)).size
         self._membership = membership
         self._timeout_s = timeout_s
         self._aborted = threading.Event()
@@ -82,7 +84,7 @@ class Meeting:
         if reason is None:
             try:
                 remove_leftovers()
-                segment = Segment.create(Layout.of(self._membership.world_size).size)
+                segment = Segment.create(self._size)
                 segment.hold(self._membership.rank)
                 offer = f"{segment.name} {segment.token.hex()}"
             except OSError as error:
@@ -97,7 +99,7 @@ class Meeting:
             return None, reason or _YES
         name, token = offer.split(" ")
         try:
-            segment = Segment.open(name, Layout.of(self._membership.world_size).size, bytes.fromhex(token))
+            segment = Segment.open(name, self._size, bytes.fromhex(token))
             segment.hold(self._membership.rank)
         except OSError as error:
             return None, _describe(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-__all__ = ["CONTRIBUTION_BYTES", "Layout", "NUM_SLOTS", "Window", "cut", "pieces"]
+__all__ = ["CONTRIBUTION_BYTES", "Layout", "NUM_BAYS", "NUM_SLOTS", "Window", "cut", "pieces"]
 
 CONTRIBUTION_BYTES = 16 << 10
 """Tensors up to here are written whole by each rank and reduced by all: one meeting, no copy out."""
@@ -16,6 +16,8 @@ CALL_BYTES = 256
 SLOT_BYTES = CALL_BYTES + CONTRIBUTION_BYTES
 NUM_BUFFERS = 4
 """Of staging memory, used in turn; `staging.py` says why as many are needed."""
+NUM_BAYS = 4
+"""Of one rank, used in turn; `sequence.py` says why as many are needed."""
 WORDS_A_RANK = 16
 FAILURE_BYTES = 2048
 
@@ -23,8 +25,12 @@ _PAGE = 4096
 _LINE = 64
 _MOST_STAGING = 32 << 20
 _MOST_CHUNK = 512 << 10
+_ROOMY_STAGING = 64 << 20
+_ROOMY_CHUNK = 2 << 20
 _MOST_MAIL = 8 << 20
 _MOST_PIECE = 128 << 10
+_NARROW = 4
+_BAY_BYTES = 128 << 10
 
 
 @final
@@ -33,7 +39,8 @@ class Layout:
     """Offsets in bytes. Made by :meth:`of`.
 
     A page of proof and locks; then for each rank: its counters (two cache lines of its own), its report of a failure,
-    its slots, and its staging memory; then a mailbox for every ordered pair of ranks.
+    its slots, and its staging memory; then a mailbox for every ordered pair of ranks; then, in groups of many ranks,
+    each rank's bays.
 
     Attributes:
         world_size: Number of ranks.
@@ -44,6 +51,8 @@ class Layout:
         staging_at: Where the staging memory begins.
         mail_words_at: Where the counters of mailboxes begin.
         mail_at: Where the mailboxes begin.
+        bays_at: Where the bays begin.
+        bay_bytes: A tensor that a rank brings whole, where many ranks or other hosts are met; 0 where not.
         size: All of it.
     """
 
@@ -55,25 +64,34 @@ class Layout:
     staging_at: int
     mail_words_at: int
     mail_at: int
+    bays_at: int
+    bay_bytes: int
     size: int
 
     @staticmethod
-    def of(world_size: int) -> Layout:
+    def of(world_size: int, *, roomy: bool = False) -> Layout:
         """The layout for so many ranks.
 
+        Args:
+            world_size: Their number.
+            roomy: With larger chunks, and bays for few ranks too: for ranks that wait for other hosts.
+
         >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8)]
-        [2, 10, 38, 44]
+        [2, 10, 38, 48]
         """
         pairs = world_size**2
-        chunk = max(_PAGE, min(_MOST_CHUNK, _down(_MOST_STAGING // (NUM_BUFFERS * pairs), _PAGE)))
+        most, staging_bytes = (_ROOMY_CHUNK, _ROOMY_STAGING) if roomy else (_MOST_CHUNK, _MOST_STAGING)
+        chunk = max(_PAGE, min(most, _down(staging_bytes // (NUM_BUFFERS * pairs), _PAGE)))
         mail = max(_PAGE, min(_MOST_PIECE, _down(_MOST_MAIL // (2 * pairs), _PAGE)))
         failures = _up(_PAGE + world_size * WORDS_A_RANK * 8, _PAGE)
         slots = _up(failures + world_size * FAILURE_BYTES, _PAGE)
         staging = _up(slots + world_size * NUM_SLOTS * SLOT_BYTES, _PAGE)
         mail_words = staging + NUM_BUFFERS * pairs * chunk
         mails = _up(mail_words + pairs * 2 * _LINE, _PAGE)
-        size = mails + 2 * pairs * mail
-        return Layout(world_size, chunk, mail, failures, slots, staging, mail_words, mails, size)
+        bays = mails + 2 * pairs * mail
+        bay = _BAY_BYTES if world_size > _NARROW or roomy else 0
+        size = bays + NUM_BAYS * world_size * bay
+        return Layout(world_size, chunk, mail, failures, slots, staging, mail_words, mails, bays, bay, size)
 
     @staticmethod
     def words(rank: int) -> int:
@@ -91,6 +109,10 @@ class Layout:
     def staging(self, rank: int, buffer: int) -> int:
         """One of a rank's buffers: a chunk for every rank's slice."""
         return self.staging_at + (rank * NUM_BUFFERS + buffer) * self.chunk_bytes * self.world_size
+
+    def bay(self, rank: int, number: int) -> int:
+        """Where a rank puts what it brings to collective `number` of those that go through bays."""
+        return self.bays_at + (rank * NUM_BAYS + number % NUM_BAYS) * self.bay_bytes
 
     def mail_words(self, source: int, destination: int) -> int:
         """The sender's counter; the receiver's follows on a cache line of its own."""

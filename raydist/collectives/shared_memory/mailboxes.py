@@ -48,7 +48,11 @@ class _Difference(Condition):
 
 @final
 class Mailboxes:
-    """One rank's ends of all mailboxes. Messages of a pair arrive in the order in which they are sent."""
+    """One rank's ends of all mailboxes. Messages of a pair arrive in the order in which they are sent.
+
+    Attributes:
+        num_under_way: Messages that are not through yet.
+    """
 
     def __init__(self, segment: Segment, board: Board) -> None:
         self._segment = segment
@@ -58,7 +62,7 @@ class Mailboxes:
         self._piece_bytes = self._layout.mail_bytes - CALL_BYTES
         self._outgoing: dict[int, deque[Task]] = {}
         self._incoming: dict[int, deque[Task]] = {}
-        self._num_under_way = 0
+        self.num_under_way = 0
 
     def send(self, operation: str, data: torch.Tensor, call: str, destination: int) -> Task:
         """Start to send bytes; `call` says what they are."""
@@ -70,7 +74,7 @@ class Mailboxes:
 
     def advance(self) -> None:
         """Do all that can be done now."""
-        if not self._num_under_way:
+        if not self.num_under_way:
             return
         for queues in (self._outgoing, self._incoming):
             for queue in queues.values():
@@ -79,14 +83,18 @@ class Mailboxes:
                     if not queue[0].done:
                         break
                     queue.popleft()
-                    self._num_under_way -= 1
+                    self.num_under_way -= 1
+
+    def conditions(self, task: Task) -> list[Condition]:
+        """What a message waits for, or the one before it; nothing where it is not one of these."""
+        for queue in (*self._outgoing.values(), *self._incoming.values()):
+            if task in queue and queue[0].awaited is not None:
+                return [queue[0].awaited]
+        return []
 
     def missing(self, task: Task) -> set[int]:
         """The rank for which a message waits, or those before it do; none where it is not one of these."""
-        for queue in (*self._outgoing.values(), *self._incoming.values()):
-            if task in queue and queue[0].awaited is not None:
-                return set(queue[0].awaited.missing())
-        return set()
+        return {rank for condition in self.conditions(task) for rank in condition.missing()}
 
     def drop(self) -> None:
         """Let go of all tensors."""
@@ -95,11 +103,11 @@ class Mailboxes:
                 for task in queue:
                     task.drop()
                 queue.clear()
-        self._num_under_way = 0
+        self.num_under_way = 0
 
     def _start(self, queues: dict[int, deque[Task]], partner: int, task: Task) -> Task:
         queues.setdefault(partner, deque()).append(task)
-        self._num_under_way += 1
+        self.num_under_way += 1
         self.advance()
         return task
 

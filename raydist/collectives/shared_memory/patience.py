@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import final
+import os
+from typing import Self, final
 
 __all__ = ["Patience"]
 
 _WATCH_S = 200e-6
 _MOST_SKIPPED = 64
+_MOST_A_CORE = 2
 
 
 @final
@@ -18,6 +20,9 @@ class Patience:
     for it in turn. So it watches first, giving its core to whoever wants it. Each time in vain it leaves that out for
     twice as many waits as before: ranks that wait long hardly watch at all.
 
+    Args:
+        watches: Whether it ever does.
+
     >>> patience = Patience()
     >>> patience.watch_s() > 0
     True
@@ -26,12 +31,24 @@ class Patience:
     0.0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, watches: bool = True) -> None:
+        self._watches = watches
         self._num_skipped = 0
         self._num_to_skip = 0
 
+    @classmethod
+    def among(cls, num_waiting: int) -> Self:
+        """For one of so many that wait for each other: in a crowd, who watches keeps from work who is waited for.
+
+        >>> Patience.among(10_000).watch_s()
+        0.0
+        """
+        return cls(watches=num_waiting <= _MOST_A_CORE * len(os.sched_getaffinity(0)))
+
     def watch_s(self) -> float:
         """How many seconds to watch now."""
+        if not self._watches:
+            return 0.0
         if self._num_skipped < self._num_to_skip:
             self._num_skipped += 1
             return 0.0

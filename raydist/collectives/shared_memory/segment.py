@@ -2,12 +2,16 @@
 
 Each rank holds a lock on its own byte of the file through a descriptor of its own (an open file description lock). The
 kernel lets go of it when the process ends, however it ends, and shows it to whoever asks: across containers, and for
-ranks that are threads of one process.
+ranks that are threads of one process. Byte 0 is a lock for writers and readers of what lies in the file.
+
+A file may have no name: then it is found through its first process, by whoever may look into that, and is gone with its
+last process without anybody's help.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -19,6 +23,8 @@ from pathlib import Path
 from typing import final
 
 import torch
+
+from raydist.pipelines.engine.machine import free_memory
 
 __all__ = ["DIRECTORY", "TOKEN_BYTES", "Segment", "remove_leftovers"]
 
@@ -35,7 +41,7 @@ class Segment:
     """One rank's end of the file. Made by :meth:`create` on one rank and by :meth:`open` on the others.
 
     Attributes:
-        name: Of the file.
+        name: Of the file; a whole path where it has none of its own.
         token: Its first bytes: proof that the same file is seen.
         size: Its length in bytes.
         memory: All of it, as a tensor of bytes.
@@ -44,7 +50,7 @@ class Segment:
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
-        path = DIRECTORY / name
+        path = DIRECTORY / name  # which is the name itself where that is absolute
         # The mapping keeps a duplicate of its descriptor. Locks have another one: they go when that is closed.
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -65,6 +71,7 @@ class Segment:
         Raises:
             OSError: There is no room for it, or no such place.
         """
+        _require_room(size)
         name = _PREFIX + secrets.token_hex(16)
         path = DIRECTORY / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -80,8 +87,26 @@ class Segment:
             os.close(descriptor)
 
     @staticmethod
+    def create_nameless(size: int) -> Segment:
+        """A new file that never had a name, of which all memory is there already; `/dev/shm` may be smaller than it.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        _require_room(size)
+        descriptor = os.memfd_create(_PREFIX + "nameless", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
+            segment = Segment(_path_of(descriptor), size)
+            segment.name = _path_of(segment._open_descriptor())
+            return segment
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
     def open(name: str, size: int, token: bytes) -> Segment:
-        """The file that another rank has created.
+        """The file that another rank has created, by its name or by that rank's `way_in`.
 
         Raises:
             OSError: It is not there, or is another one.
@@ -106,6 +131,11 @@ class Segment:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
 
+    def stacked(self, offset: int, stride: int, rows: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Tensors that lie `stride` bytes apart, as the rows of one."""
+        whole = self.view(offset, (rows - 1) * stride // dtype.itemsize + numel, dtype)
+        return whole.as_strided((rows, numel), (stride // dtype.itemsize, 1))
+
     def hold(self, rank: int) -> None:
         """Show that `rank` lives, until the segment is closed or the process ends."""
         fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, rank + 1, 1))
@@ -116,9 +146,30 @@ class Segment:
         kind: int = struct.unpack(_FLOCK, answer)[0]
         return kind != fcntl.F_UNLCK
 
+    def way_in(self) -> str:
+        """What `open` takes in the place of the name once that is gone; as long as this end is open."""
+        return _path_of(self._open_descriptor())
+
+    def try_lock(self, *, shared: bool) -> bool:
+        """Take the lock of the file's contents, with other readers or alone; False where others stand in the way.
+
+        Threads that use one end must take turns by themselves: for the kernel they are one.
+        """
+        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        try:
+            fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(kind, 0, 1))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Let go of what :meth:`try_lock` took."""
+        fcntl.fcntl(self._open_descriptor(), fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 1))
+
     def unlink(self) -> None:
-        """Remove the file's name: nobody can open it any more. May be called twice."""
-        (DIRECTORY / self.name).unlink(missing_ok=True)
+        """Remove the file's name, if it has one: nobody can open it any more. May be called twice."""
+        if not self.name.startswith("/"):
+            (DIRECTORY / self.name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the lock. The memory goes with the last tensor that lies in it. May be called twice."""
@@ -130,6 +181,18 @@ class Segment:
         if self._descriptor is None:
             raise OSError(f"{self.name} is closed")
         return self._descriptor
+
+
+def _require_room(size: int) -> None:
+    """Files in memory may know no limit but the machine's: the kernel would end processes to fill them."""
+    left = free_memory()
+    if left is not None and size > left:
+        raise OSError(errno.ENOSPC, f"{size:,} bytes are wanted, {left:,} are left of the machine's memory")
+
+
+def _path_of(descriptor: int) -> str:
+    """By what other processes of this one's host and user open what it has open."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def _flock(kind: int, start: int, length: int) -> bytes:

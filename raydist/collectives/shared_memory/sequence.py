@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 from raydist.collectives.shared_memory.board import Board, Count
-from raydist.collectives.shared_memory.layout import CALL_BYTES, NUM_SLOTS
+from raydist.collectives.shared_memory.calls import is_noted, is_same_call, shown_call
+from raydist.collectives.shared_memory.layout import CALL_BYTES, NUM_BAYS, NUM_SLOTS
 from raydist.collectives.shared_memory.segment import Segment
-from raydist.collectives.shared_memory.task import Reached, Steps, Task
+from raydist.collectives.shared_memory.task import Condition, Reached, Steps, Task
 from raydist.collectives.translation import mismatch_error
 
-__all__ = ["Body", "Brought", "CollectiveSequence"]
+__all__ = ["BayUse", "Body", "Brought", "CollectiveSequence"]
 
 # A rank that begins a collective has ended the one so many before it. So when all have begun number k, all have ended
 # k - _MOST_UNDER_WAY, and whoever has ended k may write into the slot of k + NUM_SLOTS - _MOST_UNDER_WAY.
 _MOST_UNDER_WAY = NUM_SLOTS // 2
+_MOST_IN_BAYS = NUM_BAYS // 2  # the same, for bays
 
 Body = Callable[[int], Steps | None]
 """What is done once all ranks are known to have called collective number k; None where nothing has to be waited for."""
@@ -27,14 +30,39 @@ Brought = tuple[tuple[int, int], ...]
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class BayUse:
+    """That a rank brings a collective's tensor into a bay.
+
+    Attributes:
+        number: Of the bay, counted over the collectives that use one.
+        num_reducers: The first so many ranks reduce a slice each.
+    """
+
+    number: int
+    num_reducers: int
+
+
+@final
 class _Entry:
     """A collective that has been called."""
 
-    def __init__(self, number: int, call: bytes, memory: int, brought: Brought, task: Task) -> None:
+    def __init__(
+        self,
+        number: int,
+        call: bytes,
+        memory: int,
+        brought: Brought,
+        bay: BayUse | None,
+        waking: int | None,
+        task: Task,
+    ) -> None:
         self.number = number
+        self.bay = bay
         self.call = call
         self.memory = memory
         self.brought = brought
+        self.waking = waking
         self.task = task
 
 
@@ -49,8 +77,26 @@ class CollectiveSequence:
         self._begun: deque[_Entry] = deque()
         self._num_called = 0
         self._num_ended = 0
+        self._num_bays = 0
+        self._num_in_bays = 0
 
-    def call(self, operation: str, call: bytes, body: Body, *, brings_all: bool, memory: int, brought: Brought) -> Task:
+    def next_bay(self, num_reducers: int) -> BayUse:
+        """The bay of the collective that is called next."""
+        self._num_bays += 1
+        return BayUse(self._num_bays - 1, num_reducers)
+
+    def call(
+        self,
+        operation: str,
+        call: bytes,
+        body: Body,
+        *,
+        brings_all: bool,
+        memory: int,
+        brought: Brought,
+        bay: BayUse | None = None,
+        compared: bool = True,
+    ) -> Task:
         """Start a collective, without waiting.
 
         Args:
@@ -59,13 +105,17 @@ class CollectiveSequence:
             body: The rest of it.
             brings_all: Whether others wait for nothing more than what is brought.
             memory: Which shared tensor it is about, 0 for none.
-            brought: What is written into the slot.
+            brought: What is written into the slot, or into the bay.
+            bay: Where it goes through one: then only those who reduce are woken when all have come.
+            compared: Whether the ranks' calls are compared before the body runs; else it does so.
         """
         number = self._num_called
         self._num_called += 1
         padded = call.ljust(CALL_BYTES - 8)
-        task = Task(operation, self._steps(number, padded, body, brings_all=brings_all))
-        self._called.append(_Entry(number, padded, memory, brought, task))
+        task = Task(operation)
+        task.begin(self._steps(task, number, padded, body, brings_all=brings_all, compared=compared))
+        waking = None if bay is None else bay.num_reducers
+        self._called.append(_Entry(number, padded, memory, brought, bay, waking, task))
         self._begin()
         return task
 
@@ -82,7 +132,7 @@ class CollectiveSequence:
                     break
             ended = self._num_ended
             while self._begun and self._begun[0].task.done:
-                self._begun.popleft()
+                self._num_in_bays -= self._begun.popleft().bay is not None
                 self._num_ended += 1
             if not self._called or self._num_ended == ended:
                 return
@@ -92,15 +142,19 @@ class CollectiveSequence:
         """Collectives under way."""
         return len(self._begun)
 
-    def missing(self, task: Task) -> set[int]:
-        """The ranks for which a collective waits, or those before it do; none where it is not one of these."""
-        missing: set[int] = set()
+    def conditions(self, task: Task) -> list[Condition]:
+        """What a collective waits for, and those before it; nothing where it is not one of these."""
+        conditions = []
         for entry in (*self._begun, *self._called):
             if entry.task.awaited is not None:
-                missing.update(entry.task.awaited.missing())
+                conditions.append(entry.task.awaited)
             if entry.task is task:
-                return missing
-        return set()
+                return conditions
+        return []
+
+    def missing(self, task: Task) -> set[int]:
+        """The ranks for which a collective waits, or those before it do; none where it is not one of these."""
+        return {rank for condition in self.conditions(task) for rank in condition.missing()}
 
     def drop(self) -> None:
         """Let go of all tensors."""
@@ -110,22 +164,41 @@ class CollectiveSequence:
         self._begun.clear()
 
     def _begin(self) -> None:
-        while self._called and self._called[0].number - self._num_ended < _MOST_UNDER_WAY:
+        while self._called and self._has_room(self._called[0]):
             entry = self._called.popleft()
-            place = self._address + self._board.layout.slot(self._board.rank, entry.number) + CALL_BYTES
+            place = self._address + self._place(entry)
             for address, num_bytes in entry.brought:
                 ctypes.memmove(place, address, num_bytes)
                 place += num_bytes
+            self._num_in_bays += entry.bay is not None
             self._board.write_call(entry.number, entry.call, entry.memory)
-            self._board.reach(Count.ENTERED, entry.number + 1)
+            self._board.reach(Count.ENTERED, entry.number + 1, waking=entry.waking)
             self._begun.append(entry)
 
-    def _steps(self, number: int, call: bytes, body: Body, *, brings_all: bool) -> Steps:
+    def _has_room(self, entry: _Entry) -> bool:
+        in_bays = self._num_in_bays < _MOST_IN_BAYS if entry.bay is not None else True
+        return in_bays and entry.number - self._num_ended < _MOST_UNDER_WAY
+
+    def _place(self, entry: _Entry) -> int:
+        layout, rank = self._board.layout, self._board.rank
+        if entry.bay is not None:
+            return layout.bay(rank, entry.bay.number)
+        return layout.slot(rank, entry.number) + CALL_BYTES
+
+    def _steps(self, task: Task, number: int, call: bytes, body: Body, *, brings_all: bool, compared: bool) -> Steps:
         yield Reached(self._board, Count.ENTERED, number + 1, last=brings_all)
-        board = self._board
-        calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
-        if calls.count(call) < len(calls):
-            raise mismatch_error([f"{text.decode(errors='replace').strip()} as call {number}" for text in calls])
+        if compared:
+            task.noted = self._compare(number, call)
         steps = body(number)
         if steps is not None:
             yield from steps
+
+    def _compare(self, number: int, call: bytes) -> bool:
+        """Raise where ranks call different things; whether one of them has marked the call."""
+        board = self._board
+        calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
+        if calls.count(call) == len(calls):
+            return is_noted(call)
+        if not all(is_same_call(call, other) for other in calls):
+            raise mismatch_error([f"{shown_call(text)} as call {number}" for text in calls])
+        return any(map(is_noted, calls))

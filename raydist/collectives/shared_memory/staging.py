@@ -22,7 +22,7 @@ from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.task import Reached, Steps
 from raydist.values import ReduceOp
 
-__all__ = ["Gather", "PairReduction", "Reduction", "Staging", "Transfer"]
+__all__ = ["Gather", "PairReduction", "Reduction", "Staging", "Swap", "Transfer"]
 
 
 class Transfer(Protocol):
@@ -66,10 +66,15 @@ class Staging:
         """The first elements of a chunk."""
         return self._segment.view(self._offset(rank, buffer, chunk), numel, dtype)
 
+    def claim(self, count: int) -> int:
+        """The number of the first of so many windows that pass next, in the same order on every rank."""
+        first = self._num_windows
+        self._num_windows += count
+        return first
+
     def transfer(self, windows: Sequence[Window], transfer: Transfer) -> Steps:
         """Pass these windows, of which all ranks have as many."""
-        board, first = self._board, self._num_windows
-        self._num_windows += len(windows)
+        board, first = self._board, self.claim(len(windows))
         for number, window in enumerate(windows, start=first):
             transfer.load(window, number % NUM_BUFFERS)
             board.reach(Count.LOADED, number + 1)
@@ -83,8 +88,7 @@ class Staging:
 
     def exchange(self, windows: Sequence[Window], transfer: Transfer) -> Steps:
         """Pass windows of which nothing is taken home after all have served: each rank is done with its own part."""
-        board, first = self._board, self._num_windows
-        self._num_windows += len(windows)
+        board, first = self._board, self.claim(len(windows))
         for number, window in enumerate(windows, start=first):
             transfer.load(window, number % NUM_BUFFERS)
             board.reach(Count.LOADED, number + 1)
@@ -202,8 +206,8 @@ class Gather:
 
     Args:
         staging: What it passes through.
-        source: What this rank writes: flat bytes; None where it only reads.
-        targets: Rank -> flat bytes that are filled from its buffer.
+        source: What this rank writes: flat bytes; None where it only reads. May end before the last window.
+        targets: Rank -> flat bytes, as many as it writes, that are filled from its buffer.
     """
 
     def __init__(self, staging: Staging, source: torch.Tensor | None, targets: dict[int, torch.Tensor]) -> None:
@@ -214,12 +218,48 @@ class Gather:
     def load(self, window: Window, buffer: int) -> None:
         if self._source is not None:
             source = self._source.data_ptr() + window.start
-            ctypes.memmove(self._staging.address(self._staging.rank, buffer), source, window.stop - window.start)
+            length = min(window.stop, self._source.numel()) - window.start
+            ctypes.memmove(self._staging.address(self._staging.rank, buffer), source, max(length, 0))
 
     def serve(self, window: Window, buffer: int) -> None:
         for rank, target in self._targets.items():
             source = self._staging.address(rank, buffer)
-            ctypes.memmove(target.data_ptr() + window.start, source, window.stop - window.start)
+            length = min(window.stop, target.numel()) - window.start
+            ctypes.memmove(target.data_ptr() + window.start, source, max(length, 0))
+
+    def unload(self, window: Window, buffer: int) -> None:
+        """Nothing is left to be read."""
+
+
+@final
+class Swap:
+    """Each rank has something for each other.
+
+    Args:
+        staging: What it passes through.
+        inputs: What this rank has for each, as flat bytes.
+        outputs: What each has for this one; all as long.
+    """
+
+    def __init__(self, staging: Staging, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        self._staging = staging
+        self._inputs = inputs
+        self._outputs = outputs
+        self._others = [rank for rank in range(len(inputs)) if rank != staging.rank]
+
+    def load(self, window: Window, buffer: int) -> None:
+        mine = self._staging.rank
+        if window.start == 0:
+            self._outputs[mine].copy_(self._inputs[mine])
+        for rank in self._others:
+            source = self._inputs[rank].data_ptr() + window.start
+            ctypes.memmove(self._staging.address(mine, buffer, rank), source, window.stop - window.start)
+
+    def serve(self, window: Window, buffer: int) -> None:
+        mine = self._staging.rank
+        for rank in self._others:
+            target = self._outputs[rank].data_ptr() + window.start
+            ctypes.memmove(target, self._staging.address(rank, buffer, mine), window.stop - window.start)
 
     def unload(self, window: Window, buffer: int) -> None:
         """Nothing is left to be read."""

@@ -31,7 +31,15 @@ class Condition(ABC):
 
     @abstractmethod
     def missing(self) -> tuple[int, ...]:
-        """The ranks that it waits for."""
+        """The ranks of the segment that it waits for."""
+
+    def outside(self) -> tuple[int, ...]:
+        """The ranks that it waits for and that are not in the segment, as the whole group counts them."""
+        return ()
+
+    def lost(self) -> tuple[int, ...]:
+        """Those of them that are known to be gone."""
+        return ()
 
 
 @final
@@ -43,22 +51,24 @@ class Reached(Condition):
         count: What.
         value: How far.
         last: See `Condition`.
+        among: Only the first so many ranks count; all, unless given.
     """
 
     # One is made for every step of an operation: a frozen dataclass takes a microsecond more.
-    __slots__ = ("_board", "_count", "_value", "last")
+    __slots__ = ("_among", "_board", "_count", "_value", "last")
 
-    def __init__(self, board: Board, count: Count, value: int, *, last: bool = False) -> None:
+    def __init__(self, board: Board, count: Count, value: int, *, last: bool = False, among: int | None = None) -> None:
         self._board = board
         self._count = count
         self._value = value
+        self._among = among
         self.last = last
 
     def met(self) -> bool:
-        return self._board.all_reached(self._count, self._value)
+        return self._board.all_reached(self._count, self._value, self._among)
 
     def missing(self) -> tuple[int, ...]:
-        return self._board.missing(self._count, self._value)
+        return self._board.missing(self._count, self._value, self._among)
 
 
 Steps = Generator[Condition, None, None]
@@ -74,14 +84,20 @@ class Task:
         awaited: What it waits for; None before its first step.
         done: Whether it is over, well or badly.
         error: What it raised.
+        noted: Whether a rank has marked it.
     """
 
-    def __init__(self, operation: str, steps: Steps) -> None:
+    def __init__(self, operation: str, steps: Steps | None = None) -> None:
         self.operation = operation
+        self.noted = False
         self.awaited: Condition | None = None
         self.done = False
         self.error: BaseException | None = None
-        self._steps: Steps | None = steps
+        self._steps = steps
+
+    def begin(self, steps: Steps) -> None:
+        """Give it its steps, where they need the task itself."""
+        self._steps = steps
 
     def advance(self) -> None:
         """Take all steps that can be taken now. Raises what must not happen; a mismatch is for whoever waits."""

@@ -28,7 +28,15 @@ from raydist.pipelines.elements.rows import stack_leaves
 from raydist.pipelines.elements.small_floats import as_bits, dtype_named, is_small_float
 from raydist.pipelines.elements.spec import TensorSpec
 
-__all__ = ["DTYPE_KEY", "arrow_batches", "block_of_arrow", "block_to_arrow", "column_of_arrow", "column_to_arrow"]
+__all__ = [
+    "DTYPE_KEY",
+    "arrow_batches",
+    "block_of_arrow",
+    "block_to_arrow",
+    "column_of_arrow",
+    "column_to_arrow",
+    "maps",
+]
 
 DTYPE_KEY = b"raydist.dtype"
 """Which numpy dtype a column had, in the metadata of its field."""
@@ -156,9 +164,22 @@ def column_of_arrow(array: pa.Array, dtype: np.dtype[Any]) -> Column:
         return _of_text_tensors(array)
     if dtype.kind in "OSU":
         return object_column(array.to_pylist())
-    if dtype.kind in "iuf" and dtype.isnative and not array.null_count and array.type == pa.from_numpy_dtype(dtype):
+    if _is_plain(array, dtype):
         return _of_numbers(array, dtype)
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def maps(array: pa.Array, dtype: np.dtype[Any]) -> bool:
+    """Whether :func:`column_of_arrow` gives the memory of `array` itself, whatever its length."""
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        return True
+    plain = np.dtype(f"u{dtype.itemsize}") if is_small_float(dtype) else dtype
+    return _is_plain(array, plain)
+
+
+def _is_plain(array: pa.Array, dtype: np.dtype[Any]) -> bool:
+    native = dtype.kind in "iuf" and dtype.isnative
+    return native and not array.null_count and array.type == pa.from_numpy_dtype(dtype)
 
 
 def _of_numbers(array: pa.Array, dtype: np.dtype[Any]) -> Column:

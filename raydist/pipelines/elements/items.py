@@ -16,7 +16,7 @@ __all__ = [
     "Groups",
     "Item",
     "StageResult",
-    "State",
+    "IteratorState",
     "count_items",
     "drop_items",
     "join_items",
@@ -26,7 +26,7 @@ __all__ = [
 
 _SMALL_BYTES = 1 << 16  # a block of more costs more to copy than to hand on by itself
 
-State = dict[str, Any]
+IteratorState = dict[str, Any]
 """State of an iterator: JSON-able, small (integers and the states of its inputs)."""
 
 

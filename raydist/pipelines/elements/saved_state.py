@@ -6,15 +6,15 @@ What an operation then misses, or cannot make sense of, is found by the part tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from raydist.errors import InvalidArgumentError, RaydistError
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["counts_in", "require_state", "state_errors", "texts_in"]
+__all__ = ["counts_in", "require_pipelines", "require_settings", "require_state", "state_errors", "texts_in"]
 
 _MAX_COUNT = (1 << 63) - 1
 _MAX_DEPTH = 4000  # of operations behind each other; a state is two deeper with each
@@ -25,7 +25,7 @@ _PACKAGE = str(Path(__file__).parents[2])
 _Path = tuple[str | int, ...]
 
 
-def require_state(state: Any) -> State:
+def require_state(state: Any) -> IteratorState:
     """`state`, which may be anything.
 
     >>> require_state({"at": {"next": 3}, "skip": 0})
@@ -48,6 +48,38 @@ def require_state(state: Any) -> State:
         elif not isinstance(part, str | bool | None):
             raise _wrong(path, f"must be a dict, a list, text, an int, a bool or None, got {part!r:.100}")
     return state
+
+
+def require_pipelines(state: IteratorState, num_pipelines: int) -> None:
+    """InvalidArgumentError unless `state` is of so many input pipelines: each has a part of it.
+
+    >>> require_pipelines({"inputs": [{}, {}]}, 2)
+    """
+    parts = state.get("inputs", [state])
+    if not isinstance(parts, list):
+        raise _wrong(("inputs",), f"must be a list, got {parts!r:.100}")
+    if len(parts) != num_pipelines:
+        raise InvalidArgumentError(
+            f"A state of several input pipelines belongs to as many of them, but it is of {len(parts)}, and there are "
+            f"{num_pipelines} now. Resume with the number of pipelines that it was saved with."
+        )
+
+
+def require_settings(state: IteratorState, settings: Mapping[str, str]) -> None:
+    """InvalidArgumentError unless a state was saved with these settings of operations. Those it knows nothing of do.
+
+    >>> require_settings({"settings": {"shuffle-1": "seed=3"}}, {"shuffle-1": "seed=3"})
+    """
+    saved = state.get("settings", {})
+    if not isinstance(saved, dict):
+        raise _wrong(("settings",), f"must be a dict, got {saved!r:.100}")
+    for name, here in settings.items():
+        if saved.get(name, here) != here:
+            raise InvalidArgumentError(
+                f"A state must be loaded with the settings that it was saved with, else elements would be missed or "
+                f"come twice, but {name} had {saved[name]!s:.200} and has {here} now. Set them as they were, or begin "
+                "anew."
+            )
 
 
 def counts_in(values: Any, length: int) -> tuple[int, ...]:

@@ -77,6 +77,11 @@ class Plan:
         labels = ",".join([fused, *(_fingerprint(node, self.names) for node in walk(self.optimised))])
         return hashlib.blake2b(labels.encode(), digest_size=8).hexdigest()
 
+    @property
+    def order_settings(self) -> dict[str, str]:
+        """By name, the operations whose settings decide which element comes when."""
+        return {self.names[id(node)]: settings for node in walk(self.written) if (settings := node.order_settings)}
+
 
 def _fingerprint(op: DatasetOp, names: dict[int, str]) -> str:
     ordered = ":in order" if isinstance(op, ElementwiseOp) and op.parallelism == 1 else ""

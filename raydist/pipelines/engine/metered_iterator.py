@@ -6,7 +6,7 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, ClosesInput, OpIterator
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
@@ -53,8 +53,8 @@ class MeteredIterator(ClosesInput, OpIterator):
     def has_ready(self) -> bool:
         return self._source.has_ready()
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._source.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._source.load_state_dict(state)

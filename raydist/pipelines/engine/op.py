@@ -121,6 +121,11 @@ class DatasetOp(ABC):
         return None
 
     @property
+    def order_settings(self) -> str:
+        """Settings that decide which of its elements comes when: a state fits only where they are the same."""
+        return ""
+
+    @property
     def is_pure(self) -> bool:
         """Whether its elements follow from its inputs' elements and its settings alone.
 

@@ -12,7 +12,7 @@ from typing import final
 
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 
 __all__ = ["MACHINERY_ERRORS", "ClosesInput", "OpIterator"]
 
@@ -37,7 +37,7 @@ class OpIterator(ABC):
         return True
 
     @abstractmethod
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         """State after the elements and errors handed out so far.
 
         An iterator that holds a rest (a read-ahead, elements that follow an error) answers with the state before that
@@ -45,7 +45,7 @@ class OpIterator(ABC):
         """
 
     @abstractmethod
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         """Continue where `state` was taken. Called on a fresh iterator, before its first block."""
 
     def close(self) -> None:  # noqa: B027 - most iterators hold nothing to close

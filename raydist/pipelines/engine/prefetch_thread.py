@@ -12,7 +12,7 @@ from typing import final
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.abandoned_threads import join_threads
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
@@ -35,7 +35,7 @@ class _Buffer:
         self._stopped = False
         self._paused = False
         self._ended = False
-        self._ready: deque[tuple[Item, State]] = deque()
+        self._ready: deque[tuple[Item, IteratorState]] = deque()
         self._failure: BaseException | None = None
         self._elements = 0
         self._bytes = 0
@@ -68,7 +68,7 @@ class _Buffer:
         self._ram.give(self._reserved)
         self._reserved = 0
 
-    def put(self, item: Item, after: State) -> None:
+    def put(self, item: Item, after: IteratorState) -> None:
         rows, num_bytes = _rows(item), _bytes(item)
         with self._changed:
             self._release()
@@ -99,7 +99,7 @@ class _Buffer:
         """Whether `get` would answer at once."""
         return bool(self._ready) or self._ended
 
-    def get(self, limit_s: float) -> tuple[Item, State] | None:
+    def get(self, limit_s: float) -> tuple[Item, IteratorState] | None:
         """The next item; None at the end, and where it was paused."""
         with self._changed:
             self._meter.ask()
@@ -221,7 +221,7 @@ class PrefetchThread:
         """Begin."""
         self._thread.start()
 
-    def get(self) -> tuple[Item, State] | None:
+    def get(self) -> tuple[Item, IteratorState] | None:
         """The next item and the source's state behind it; None at the end, or where it was paused.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import final
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State, count_items
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items
 from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.engine.kernel import reject_others
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
@@ -77,11 +77,11 @@ class ResumableProducer(Producer):
     """A producer whose position between two calls of `make` is small."""
 
     @abstractmethod
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         """Where the next `make` goes on: JSON-able and small."""
 
     @abstractmethod
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         """Go on at `border`. Called on a fresh producer."""
 
 
@@ -105,10 +105,10 @@ class BorderIterator(OpIterator):
             self._outbox = Outbox(self._producer.border())
         return self._outbox
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._producer.restore(self._open_outbox().load_state_dict(state))
 
     def close(self) -> None:
@@ -151,10 +151,10 @@ class ReplayIterator(OpIterator):
         self._outbox.load_state_dict({"at": {}, "skip": passed})
         self._outbox.put(items, {})
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"items": self._handed_out}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._handed_out = self._to_pass = int(state["items"])
 
     def close(self) -> None:
@@ -181,12 +181,12 @@ class OneKind:
         kept = reject_others(items, self.signature, self._label)
         return [self._order.of(item) if isinstance(item, Block) else item for item in kept]
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         """What is known of the first element, for the state of the operation."""
         outline = self._order.outline()
         return {"signature": self.signature, **({} if outline is None else {"keys": outline})}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         """Go on with what `border` gave."""
         self.signature = str(border["signature"])
         self._order.restore(border.get("keys"))

@@ -9,7 +9,7 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
@@ -54,10 +54,10 @@ class ReadAhead(OpIterator):
             self._outbox = Outbox(self._source.state_dict())
         return self._outbox
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._source.load_state_dict(self._open_outbox().load_state_dict(state))
 
     def close(self) -> None:
@@ -138,12 +138,12 @@ class OptionalReadAhead(OpIterator):
             self._start(self._part, 1)
         return bool(self._outbox) or (self._source.has_ready() if self._ahead is None else self._ahead.has_ready)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         if self._outbox is None:
             return {"at": self._source.state_dict(), "skip": 0}
         return self._outbox.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._outbox = Outbox({})
         self._source.load_state_dict(self._outbox.load_state_dict(state))
 

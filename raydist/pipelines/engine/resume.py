@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, size_of
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, size_of
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 
 __all__ = ["Outbox", "read_items"]
@@ -41,9 +41,9 @@ def read_items(source: OpIterator, count: int) -> list[Item]:
 class Outbox:
     """Items that were made but not asked for yet, and the state they can be made again from."""
 
-    def __init__(self, border: State) -> None:
+    def __init__(self, border: IteratorState) -> None:
         self._border = border
-        self._groups: deque[tuple[int, State]] = deque()  # (items in the group, state after it)
+        self._groups: deque[tuple[int, IteratorState]] = deque()  # (items in the group, state after it)
         self._items: deque[Item] = deque()
         self._handed_out = 0  # items since the border
         self._to_drop = 0  # of these, items that must be made again before new ones follow
@@ -56,7 +56,7 @@ class Outbox:
         """Whether all items were handed out, so that the border is where their maker is now."""
         return not self._items and not self._groups and not self._handed_out
 
-    def put(self, items: Sequence[Item], after: State) -> None:
+    def put(self, items: Sequence[Item], after: IteratorState) -> None:
         """Add one group of items; `after` is the state from which the next group can be made."""
         total = count_items(items)
         if self._to_drop:
@@ -90,11 +90,11 @@ class Outbox:
             total, self._border = self._groups.popleft()
             self._handed_out -= total
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         """The last border and the items handed out since."""
         return {"at": self._border, "skip": self._handed_out}
 
-    def load_state_dict(self, state: State) -> State:
+    def load_state_dict(self, state: IteratorState) -> IteratorState:
         """Forget everything and resume from `state`; returns the border that the owner must go back to."""
         self._items.clear()
         self._groups.clear()

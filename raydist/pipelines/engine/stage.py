@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
@@ -26,7 +26,7 @@ class _Place:
     """A block under way, or an error of the input that passes by; and the input's state behind it."""
 
     item: SentBlock | ElementError
-    input_state: State
+    input_state: IteratorState
 
 
 @final
@@ -66,7 +66,7 @@ class StageIterator(OpIterator):
             self._outbox = Outbox(self._border(self._source.state_dict()))
         return self._outbox
 
-    def _border(self, input_state: State) -> State:
+    def _border(self, input_state: IteratorState) -> IteratorState:
         return {"input": input_state, "starts": list(self._starts), "signatures": list(self._results.signatures)}
 
     def _submit(self, limit: int) -> None:
@@ -103,10 +103,10 @@ class StageIterator(OpIterator):
             self._next_starts = self._starts
         outbox.put(items, self._border(place.input_state))
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         border = self._open_outbox().load_state_dict(state)
         self._source.load_state_dict(border["input"])
         self._starts = self._next_starts = counts_in(border["starts"], len(self._starts))

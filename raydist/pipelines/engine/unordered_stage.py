@@ -10,7 +10,7 @@ from typing import final
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block, concat_blocks
-from raydist.pipelines.elements.items import ElementError, Item, State, count_items
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items
 from raydist.pipelines.elements.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.engine.kernel import StageSpec
@@ -32,7 +32,7 @@ class _Place:
     """A block under way, or an error of the input that passes by; the input's state and the indices before it."""
 
     item: SentBlock | ElementError
-    input_state: State
+    input_state: IteratorState
     starts: tuple[int, ...]
 
 
@@ -82,7 +82,7 @@ class UnorderedStageIterator(OpIterator):
             self._outbox = Outbox(self._border())
         return self._outbox
 
-    def _border(self) -> State:
+    def _border(self) -> IteratorState:
         oldest = self._places.get(self._first)
         return {
             "input": self._source.state_dict() if oldest is None else oldest.input_state,
@@ -123,7 +123,7 @@ class UnorderedStageIterator(OpIterator):
             )
         return concat_blocks(blocks)
 
-    def _begin(self, item: Item, before: State, made_in_s: float) -> None:
+    def _begin(self, item: Item, before: IteratorState, made_in_s: float) -> None:
         number, starts = self._next, self._next_starts
         count = count_items([item])
         self._next = number + 1
@@ -177,10 +177,10 @@ class UnorderedStageIterator(OpIterator):
             self._first += 1
         outbox.put(items, self._border())
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         border = self._open_outbox().load_state_dict(state)
         self._source.load_state_dict(border["input"])
         self._next_starts = counts_in(border["starts"], len(self._next_starts))

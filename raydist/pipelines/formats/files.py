@@ -36,10 +36,13 @@ __all__ = [
     "create_file",
     "data_loss",
     "file_errors",
+    "local_file",
     "local_path",
     "open_file",
     "open_within",
     "path_text",
+    "secrets_in",
+    "shown_uri",
 ]
 
 _FILE = "file://"
@@ -117,6 +120,54 @@ def local_path(path: str) -> str | None:
             )
         return slash + inner if slash else host
     return None if "://" in path else path
+
+
+def local_file(path: Any, what: str) -> str:
+    """The path on this machine of something that is written there alone.
+
+    Args:
+        path: As a user gave it.
+        what: It is, for messages.
+
+    Raises:
+        InvalidArgumentError: It is a URI of another file system.
+        SpecError: It is no path.
+
+    >>> local_file("file:///tmp/x", "A log")
+    '/tmp/x'
+    """
+    text = path_text(path)
+    local = local_path(text)
+    if local is None:
+        raise InvalidArgumentError(
+            f"{what} must be on a disk of this machine, got {shown_uri(text)!r}. Give a path, and copy it from there."
+        )
+    return local
+
+
+def secrets_in(uri: str) -> tuple[str, ...]:
+    """What of a URI is for nobody's eyes: user and password, and its query, which may carry a signature.
+
+    >>> secrets_in("s3://key:secret@host/a?sig=abc"), secrets_in("/tmp/a@b?c")
+    (('key:secret', 'sig=abc'), ())
+    """
+    scheme, found, rest = uri.partition("://")
+    if not found or scheme == "file":
+        return ()
+    place, _, query = rest.partition("?")
+    user, at, _ = place.partition("/")[0].rpartition("@")
+    return tuple(part for part in (user if at else "", query) if part)
+
+
+def shown_uri(uri: str) -> str:
+    """A path or URI as messages may show it.
+
+    >>> shown_uri("s3://key:secret@host/a?sig=abc"), shown_uri("/tmp/a")
+    ('s3://***@host/a?***', '/tmp/a')
+    """
+    for secret in secrets_in(uri):
+        uri = uri.replace(secret, "***")
+    return uri
 
 
 def open_file(path: str) -> OpenFile:

@@ -24,6 +24,7 @@ _FIRST_WAIT_S = 0.1
 _SKIPPED_BYTES = 1 << 20
 _ERRNOS = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH})
 _STATUSES = frozenset({408, 425, 429})  # of HTTP: time-out, too early, too many requests; and 500 and more
+_LASTING = frozenset({501, 505, 507})  # of these: what it cannot do, and what it has no room for
 _NETWORK_PACKAGES = ("aiohttp", "botocore", "google", "requests", "urllib3")
 
 _Result = TypeVar("_Result")
@@ -78,7 +79,7 @@ def is_transient(error: BaseException) -> bool:
         return True
     status = http_status(error)
     if status is not None:
-        return status in _STATUSES or status >= 500
+        return status in _STATUSES or (status >= 500 and status not in _LASTING)
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _ERRNOS
     return any(kind.__module__.partition(".")[0] in _NETWORK_PACKAGES for kind in type(error).__mro__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.elements.items import ElementError, Item, State, keep_items
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, keep_items
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
@@ -82,9 +82,9 @@ class _Counting(ClosesInput, ResumableProducer):
             )
         )
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         return {"count": self._count, "over": self._over, "input": self._source.state_dict()}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._count, self._over = int(border["count"]), bool(border["over"])
         self._source.load_state_dict(border["input"])

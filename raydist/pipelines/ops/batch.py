@@ -12,7 +12,15 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks
 from raydist.pipelines.elements.element_nests import map_element
-from raydist.pipelines.elements.items import ElementError, Groups, Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.elements.items import (
+    ElementError,
+    Groups,
+    Item,
+    IteratorState,
+    count_items,
+    drop_items,
+    keep_items,
+)
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, UnaryOp
@@ -95,10 +103,10 @@ class _BatchIterator(ClosesInput, OpIterator):
             self._outbox = Outbox(self._source.state_dict())
         return self._outbox
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._source.load_state_dict(self._open_outbox().load_state_dict(state))
 
 

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, OneKind, ResumableProducer, read_item
@@ -95,7 +95,7 @@ class _Choosing(ResumableProducer):
             self._ended = self._stop_on_empty or all(self._empty)
             return []
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         return {
             "empty": [number for number, empty in enumerate(self._empty) if empty],
             "ended": self._ended,
@@ -104,7 +104,7 @@ class _Choosing(ResumableProducer):
             "inputs": [source.state_dict() for source in self._sources],
         }
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._empty = [number in border["empty"] for number in range(len(self._sources))]
         self._ended = bool(border["ended"])
         self._kind.restore(border)

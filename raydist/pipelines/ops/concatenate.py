@@ -9,7 +9,7 @@ from typing import Any, final
 from raydist.errors import FailedPreconditionError, SpecError
 from raydist.nest import unflatten
 from raydist.pipelines.elements.element_nests import flatten_element
-from raydist.pipelines.elements.items import Item, State
+from raydist.pipelines.elements.items import Item, IteratorState
 from raydist.pipelines.elements.spec import most_specific_common
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -97,7 +97,7 @@ class _Concatenation(ResumableProducer):
             self._source = self._ctx.build(self._parts[self._part])
         return self._source
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         ended = self._part == len(self._parts)
         return {
             "part": self._part,
@@ -105,7 +105,7 @@ class _Concatenation(ResumableProducer):
             "input": None if ended else self._open().state_dict(),
         }
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self.close()
         self._part = int(border["part"])
         self._kind.restore(border)

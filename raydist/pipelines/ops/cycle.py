@@ -8,7 +8,7 @@ from typing import final
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State, count_items, join_items
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, join_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import OneKind, ResumableProducer
 from raydist.pipelines.ops.cycle_slot import CycleSlot, weave
@@ -140,7 +140,7 @@ class Cycle(ResumableProducer):
         self._turn = (self._turn + 1) % len(self._slots)
         self._used = 0
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         open_slots = [slot for slot in self._slots if slot is not None]
         oldest = min(open_slots, key=lambda slot: slot.index, default=None)
         state, read = self._opener.position() if oldest is None else oldest.position
@@ -158,7 +158,7 @@ class Cycle(ResumableProducer):
             "slots": [None if slot is None else _slot_state(slot, room) for slot in self._slots],
         }
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._turn, self._used = int(border["turn"]), int(border["used"])
         if len(border["slots"]) != len(self._slots) or self._turn >= len(self._slots):
             raise ValueError(f"it is of another cycle_length than {len(self._slots)}")

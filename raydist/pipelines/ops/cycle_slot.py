@@ -9,7 +9,7 @@ import numpy as np
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block, Column
-from raydist.pipelines.elements.items import Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import read_items
@@ -27,13 +27,13 @@ class CycleSlot:
         items_out: Elements and errors handed out.
     """
 
-    def __init__(self, index: int, position: tuple[State, int], source: OpIterator) -> None:
+    def __init__(self, index: int, position: tuple[IteratorState, int], source: OpIterator) -> None:
         self.index = index
         self.position = position
         self.items_out = 0
         self._source = source
         self._held: list[Item] = []
-        self._before: State = {}  # the source's state before the first item that was held
+        self._before: IteratorState = {}  # the source's state before the first item that was held
         self._passed = 0  # items handed out since
 
     def take(self, count: int) -> list[Item]:
@@ -82,13 +82,13 @@ class CycleSlot:
         self._passed += count
         self.items_out += count
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         """The source's state, and the items to pass over behind it."""
         if self._held:
             return {"at": self._before, "skip": self._passed}
         return {"at": self._source.state_dict(), "skip": 0}
 
-    def restore(self, items_out: int, state: State | None) -> None:
+    def restore(self, items_out: int, state: IteratorState | None) -> None:
         """Go on at `state`; without one, read everything again that was handed out."""
         if state is not None:
             self._source.load_state_dict(state["at"])

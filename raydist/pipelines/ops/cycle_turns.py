@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.options import Timeouts
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.arrival_order import ArrivalOrder
 from raydist.pipelines.ops.cycle_slot import CycleSlot
 
@@ -53,11 +53,11 @@ class CycleTurns:
         self._order.was_read(self._given, size)
         self._given += 1
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         """How many turns there were, for `ArrivalOrders.since`."""
         return {"order": self._name, "first": self._given, "given": self._given}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         """Go on behind so many turns."""
         self._given = int(state["given"])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from raydist.foreign_errors import message_of, what_was_raised
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
@@ -57,8 +57,8 @@ class _WithoutErrors(ClosesInput, ResumableProducer):
             _LOG.warning("%s left out an element: %s %s", self._log_as, what, notes)
         return []
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         return self._source.state_dict()
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._source.load_state_dict(border)

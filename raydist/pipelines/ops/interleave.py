@@ -95,6 +95,10 @@ class InterleaveOp(UnaryOp):
         turns = "" if self.cycle_length == 1 else f", cycle_length={self.cycle_length}"
         return f"{self.made_by}({function_label(self.fn)}{turns})"
 
+    @property
+    def order_settings(self) -> str:
+        return f"cycle_length={self.cycle_length}, block_length={self.block_length}"
+
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 

@@ -16,7 +16,7 @@ from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block, private_column
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows, function_label
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.groups import rows_of
 from raydist.pipelines.engine.op import DatasetOp, IterContext
@@ -133,7 +133,7 @@ class Opener:
         self._fn = fn
         self._ctx = ctx
         self._ahead: deque[DatasetOp | ElementError] = deque()  # made of the inputs from `next_index` on
-        self._before: tuple[State, int] = ({}, 0)  # the input's state before it read these, and the first one's number
+        self._before: tuple[IteratorState, int] = ({}, 0)  # the input's state before these, and the first one's number
         self._run = 1  # inputs whose datasets were alike, and may be again
         self._size = 1  # elements of each of these
 
@@ -225,11 +225,11 @@ class Opener:
             self.ended = True
             raise
 
-    def position(self) -> tuple[State, int]:
+    def position(self) -> tuple[IteratorState, int]:
         """A state of the input, and the number of the first input that it gives: the next, or one a little before."""
         return self._before if self._ahead else (self._source.state_dict(), self.next_index)
 
-    def go_to(self, state: State, first: int, next_index: int) -> None:
+    def go_to(self, state: IteratorState, first: int, next_index: int) -> None:
         """Go on in front of input `next_index`. `state` and `first` are a `position`."""
         self._source.load_state_dict(state)
         self.next_index = first

@@ -11,7 +11,7 @@ from raydist.foreign_errors import annotate
 from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.element_nests import flatten_element
-from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
@@ -94,8 +94,8 @@ class _PaddedBatches(ClosesInput, ResumableProducer):
             annotate(error, f"In {self._name}.")
             return ElementError(error)
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         return self._source.state_dict()
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._source.load_state_dict(border)

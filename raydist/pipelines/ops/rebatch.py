@@ -13,7 +13,7 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
-from raydist.pipelines.elements.items import Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -110,9 +110,9 @@ class _Batches(ClosesInput, ResumableProducer):
                 raise
             return self._seen.specs, self._seen.structure
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         return {"at": self._at, "ended": self._ended, "input": self._source.state_dict()}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._at, self._ended = int(border["at"]), bool(border["ended"])
         self._source.load_state_dict(border["input"])

@@ -14,7 +14,7 @@ from raydist.foreign_errors import annotate
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import call_rows, function_label
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -140,10 +140,10 @@ class _Resampling(ClosesInput, ResumableProducer):
         structure = Structure(tuple, (0, 1), (LEAF, elements.structure))
         return [Block(structure, numbers.specs + kept.specs, numbers.columns + kept.columns, len(rows))]
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         return {"index": self._index, "seen": self._seen.tolist(), "input": self._source.state_dict()}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._index = int(border["index"])
         self._seen = np.array(border["seen"], np.int64)
         self._source.load_state_dict(border["input"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.values import INFINITE_CARDINALITY
@@ -89,10 +89,10 @@ class _RepeatIterator(OpIterator):
         self._pass += 1
         self._gave = False
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"pass": self._pass, "gave": self._gave, "ended": self._ended, "input": self._open().state_dict()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self.close()
         self._pass, self._gave, self._ended = int(state["pass"]), bool(state["gave"]), bool(state["ended"])
         self._open().load_state_dict(state["input"])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 import numpy as np
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
+from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 
 __all__ = ["ShardOp"]
 
@@ -22,12 +23,16 @@ _ROWS = 8192  # elements read at a time, at most
 @final
 @dataclass(frozen=True, eq=False)
 class ShardOp(UnaryOp):
-    """The elements of `input` whose number leaves the remainder `index` when divided by `num_shards`."""
+    """The elements of `input` whose number leaves the remainder `index` when divided by `num_shards`.
+
+    Where there must be one, `wants_element` is the message of the error that stands there if there is none.
+    """
 
     pure: ClassVar[bool] = True
     content_blind: ClassVar[bool] = True
     num_shards: int
     index: int
+    wants_element: str | None = field(default=None, metadata=NOT_IN_FINGERPRINT)
 
     def __post_init__(self) -> None:
         if self.num_shards < 1:
@@ -64,7 +69,11 @@ class _Sharding(ClosesInput, ResumableProducer):
 
     def make(self, limit: int) -> Sequence[Item]:
         ahead = (self._op.index - self._number) % self._op.num_shards  # elements before the next one of this shard
-        item = read_item(self._source, min(ahead + 1 + (limit - 1) * self._op.num_shards, max(_ROWS, ahead + 1)))
+        wanted = min(ahead + 1 + (limit - 1) * self._op.num_shards, max(_ROWS, ahead + 1))
+        try:
+            item = read_item(self._source, wanted)
+        except StopIteration:
+            return [self._missing()]
         if isinstance(item, ElementError):
             self._number += 1
             return [] if ahead else [item]
@@ -72,9 +81,16 @@ class _Sharding(ClosesInput, ResumableProducer):
         kept = np.arange(ahead, item.num_rows, self._op.num_shards)
         return [item.take(kept)] if len(kept) else []
 
-    def border(self) -> State:
+    def _missing(self) -> ElementError:
+        """The error in the place of the element that this shard must have; StopIteration if it has had one."""
+        if self._op.wants_element is None or self._number > self._op.index:
+            raise StopIteration
+        self._number = self._op.index + 1
+        return ElementError(InvalidArgumentError(self._op.wants_element))
+
+    def border(self) -> IteratorState:
         return {"number": self._number, "input": self._source.state_dict()}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._number = int(border["number"])
         self._source.load_state_dict(border["input"])

@@ -15,7 +15,7 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.elements.seeds import RandomKey, draw_seed
 from raydist.pipelines.engine.op import IterContext, UnaryOp
@@ -54,6 +54,10 @@ class ShuffleOp(UnaryOp):
     def label(self) -> str:
         size = "all" if self.buffer_size == UNKNOWN_CARDINALITY else self.buffer_size
         return f"shuffle({size}{'' if self.seed is None else f', seed={self.seed}'})"
+
+    @property
+    def order_settings(self) -> str:
+        return f"buffer_size={self.buffer_size}, seed={self.seed}, reshuffle={self.reshuffle_each_iteration}"
 
     @property
     def is_noop(self) -> bool:
@@ -166,10 +170,10 @@ class _ShuffleIterator(OpIterator):
         self._position += outputs.num_rows
         return outputs
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"position": max(self._position, self._restore_to), "errors": self._errors}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._restore_to = int(state["position"])
         self._errors = self._known_errors = int(state["errors"])
 

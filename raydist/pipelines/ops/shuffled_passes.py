@@ -9,7 +9,7 @@ import numpy as np
 
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.random_access import RandomAccess
@@ -68,9 +68,9 @@ class _Passes(OpIterator):
         self._next += len(indices)
         return self._access.gather(indices)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"pass": self._pass, "next": self._next}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._pass, self._next = int(state["pass"]), int(state["next"])
         self._order = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 
@@ -58,9 +58,9 @@ class _SkipIterator(ClosesInput, OpIterator):
             self._left -= self._source.next_block(min(_ROWS, self._left)).num_rows
         return self._source.next_block(limit)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"left": self._left, "input": self._source.state_dict()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._left = int(state["left"])
         self._source.load_state_dict(state["input"])

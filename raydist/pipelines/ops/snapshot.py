@@ -8,7 +8,7 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.foreign_errors import annotate
-from raydist.pipelines.elements.items import Item, State
+from raydist.pipelines.elements.items import Item, IteratorState
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
@@ -100,7 +100,7 @@ class _ShardedPass(ResumableProducer):
         self._open_reader = open_reader
         self._name = name
         self._origin: str | None = None
-        self._resume_at: State | None = None
+        self._resume_at: IteratorState | None = None
         self._reader: OpIterator | None = None
         self._ended = False
 
@@ -147,11 +147,11 @@ class _ShardedPass(ResumableProducer):
             recorder.close()
             source.close()
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         at = self._resume_at if self._reader is None else self._reader.state_dict()
         return {"origin": self._origin, "at": at}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._origin, self._resume_at = border["origin"], border["at"]
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import function_label
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
@@ -82,9 +82,9 @@ class _Taking(ClosesInput, ResumableProducer):
             first = row + 1
         return [*items, block.slice(first, end)]
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         return {"index": self._index, "ended": self._ended, "input": self._source.state_dict()}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._index, self._ended = int(border["index"]), bool(border["ended"])
         self._source.load_state_dict(border["input"])

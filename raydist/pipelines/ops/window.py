@@ -13,7 +13,15 @@ from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecEr
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, Column, concat_blocks, object_column
 from raydist.pipelines.elements.element_nests import map_element
-from raydist.pipelines.elements.items import ElementError, Item, State, count_items, drop_items, join_items, keep_items
+from raydist.pipelines.elements.items import (
+    ElementError,
+    Item,
+    IteratorState,
+    count_items,
+    drop_items,
+    join_items,
+    keep_items,
+)
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
 from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
@@ -82,7 +90,7 @@ class _Windows(ClosesInput, ResumableProducer):
         self._source = source
         self._start = 0  # of the next window
         self._held: list[Item] = []  # from `_start` on
-        self._marks: deque[tuple[int, State]] = deque()  # numbers of elements, and the input's state before each
+        self._marks: deque[tuple[int, IteratorState]] = deque()  # number of an element, the input's state before it
 
     def make(self, limit: int) -> Sequence[Item]:
         op = self._op
@@ -162,11 +170,11 @@ class _Windows(ClosesInput, ResumableProducer):
     def _dataset(self, specs: tuple[TensorSpec], column: Column) -> Any:
         return self._op.make_dataset(MemoryOp(Block(LEAF, specs, (column,), len(column)), "window"))
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         index, state = self._marks[0] if self._marks and self._held else (self._start, self._source.state_dict())
         return {"start": self._start, "skip": self._start - index, "input": state}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._source.load_state_dict(border["input"])
         self._start = int(border["start"])
         skip = int(border["skip"])

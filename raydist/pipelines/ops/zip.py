@@ -8,7 +8,15 @@ from typing import Any, ClassVar, final
 
 from raydist.nest import Structure, unflatten
 from raydist.pipelines.elements.blocks import Block, copied
-from raydist.pipelines.elements.items import ElementError, Groups, Item, State, count_items, drop_items, keep_items
+from raydist.pipelines.elements.items import (
+    ElementError,
+    Groups,
+    Item,
+    IteratorState,
+    count_items,
+    drop_items,
+    keep_items,
+)
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.resume import Outbox, read_items
@@ -97,7 +105,7 @@ class _ZipIterator(OpIterator):
         self._ended = rows < limit
         outbox.put(_zip_items(self._op, [keep_items(items, rows) for items in columns]), self._border())
 
-    def _border(self) -> State:
+    def _border(self) -> IteratorState:
         return {"ended": self._ended, "inputs": [source.state_dict() for source in self._sources]}
 
     def _open_outbox(self) -> Outbox:
@@ -105,10 +113,10 @@ class _ZipIterator(OpIterator):
             self._outbox = Outbox(self._border())
         return self._outbox
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         border = self._open_outbox().load_state_dict(state)
         self._ended = bool(border["ended"])
         for source, inner in zip(self._sources, border["inputs"], strict=True):

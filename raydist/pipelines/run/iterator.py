@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import threading
@@ -9,26 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar, final
 
-from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from raydist.foreign_errors import what_was_raised
+from raydist.errors import InvalidArgumentError, OutOfRangeError
 from raydist.options import Options
 from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.key_order import KeyOrder
-from raydist.pipelines.elements.saved_state import require_state, state_errors
-from raydist.pipelines.engine.arrival_order import ArrivalOrders
-from raydist.pipelines.engine.build import Plan, start
+from raydist.pipelines.elements.saved_state import require_pipelines, require_settings, require_state, state_errors
+from raydist.pipelines.engine.build import Plan
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
-from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
-from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.chain_length import explain_recursion
 from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.optional import Optional
-from raydist.pipelines.run.plan import make_nested_plan, make_plan
+from raydist.pipelines.run.plan import make_plan
+from raydist.pipelines.run.reopened import ReopenedEngine
 
 __all__ = ["DatasetIterator"]
 
@@ -76,30 +74,18 @@ class DatasetIterator(Generic[_T]):
         make_executor: Callable[[Options], Executor] = local_executor,
         meters: IterationMeters | None = None,
     ) -> None:
-        self._make_executor = make_executor
         self._op = op
-        self._options = options
-        self._seed = seed
-        self._epoch = epoch
         self._convert = convert
         self._plan: Plan = make_plan(op, options)
-        self._known_fingerprint: str | None = None
         self.meters = meters or IterationMeters()
         """What every stage has done since the iteration began."""
-        self._executor: Executor | None = None
-        self._source: OpIterator | None = None
-        self._request = RequestSize()
-        self._orders = ArrivalOrders()
-        self._resume_at: State | None = None  # where the engine goes on when it is opened again
+        self._engine = ReopenedEngine(self._plan, options, make_executor, self.meters, seed=seed, epoch=epoch)
         self._to_skip = 0  # elements behind that which were handed out before
-        self._border: State = {}  # the engine's state before the block of `_rows`
         # A list's iterator hands out each of its rows once, whoever asks: what threads share needs no lock.
         self._rows: Iterator[_T] = iter([])
         self._num_rows = 0  # of the block of `_rows`
         self._lock = threading.RLock()  # for all else; a user's function may ask its own iterator for something
         self._order = KeyOrder()
-        self._ended = False
-        self._closed = False
         self._process = OwningProcess("This iterator")
         note_inherited(self)
 
@@ -134,87 +120,25 @@ class DatasetIterator(Generic[_T]):
             self.meters.consumer_goes()
 
     def _fill(self) -> None:
-        block = self._read(1 << 62)
+        block = self._engine.read(1 << 62)
         skipped = 0
         while self._to_skip:
             skipped = min(self._to_skip, block.num_rows)
             self._to_skip -= skipped
             if skipped == block.num_rows:
                 skipped = 0
-                block = self._read(1 << 62)
+                block = self._engine.read(1 << 62)
         begin = time.perf_counter()
         rows = self._convert(self._order.of(block))
         self.meters.convert_s += time.perf_counter() - begin
         self._hand_out(rows, skipped)
 
     def _hand_out(self, rows: list[_T], skipped: int) -> None:
-        self._require_open()  # close() does not wait for an element that takes long
+        self._engine.require_open()  # close() does not wait for an element that takes long
         fresh = iter(rows)
         for _ in itertools.islice(fresh, skipped):
             pass
         self._num_rows, self._rows = len(rows), fresh
-
-    def _read(self, limit: int) -> Block:
-        """The next block of the engine, and its state before that."""
-        if self._ended:
-            raise StopIteration
-        source = self._open()
-        self._border = source.state_dict()
-        try:
-            return self._request.read(source, limit)
-        except StopIteration:
-            self._ended = True
-            self._suspend(source.state_dict())
-            raise
-        except Exception as error:
-            if isinstance(error, MACHINERY_ERRORS):
-                self._suspend(self._border)  # no element is lost: the next call tries again from here
-            failure = error
-        except BaseException:  # Ctrl-C in a user's function: as above
-            self._suspend(self._border)
-            raise
-        raise what_was_raised(failure)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
-
-    def _open(self) -> OpIterator:
-        self._require_open()
-        if self._source is None:
-            self._executor = self._make_executor(self._options)
-            self._source = start(
-                self._plan,
-                make_nested_plan,
-                seed=self._seed,
-                epoch=self._epoch,
-                executor=self._executor,
-                meters=self.meters,
-                orders=self._orders,
-            )
-            self._resume(self._source)
-        return self._source
-
-    def _resume(self, source: OpIterator) -> None:
-        if self._resume_at is None:
-            return
-        try:
-            with state_errors(self._resume_at):
-                source.load_state_dict(self._resume_at)
-        except BaseException:
-            self._suspend(self._resume_at)  # the next call must not go on in the middle of a state
-            raise
-        self._resume_at = None
-
-    def _suspend(self, state: State | None) -> None:
-        """Close the engine; what comes next opens it again at `state`."""
-        self._resume_at = state
-        if self._executor is not None:
-            self._executor.close()  # first: a prefetching thread may wait for a function that never returns
-            self._executor = None
-        if self._source is not None:
-            self._source.close()
-            self._source = None
 
     def get_next(self) -> _T:
         """The next element. Blocks until it is there.
@@ -264,7 +188,18 @@ class DatasetIterator(Generic[_T]):
         """Nest of `rd.TensorSpec` of one element, as `dataset.element_spec`. May call a map function."""
         return self._op.element_spec()
 
-    def state_dict(self) -> State:
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end was seen, or it was closed.
+
+        >>> iterator = iter(rd.Dataset.range(2))
+        >>> _ = list(iterator)
+        >>> iterator.has_ended
+        True
+        """
+        return self._engine.ended or self._engine.closed
+
+    def state_dict(self) -> IteratorState:
         """JSON-able state after the last element handed out, at most 10 KB: for :meth:`load_state_dict`.
 
         Elements that were made ahead are no part of it, nor is what a shuffle holds: restoring reads it again. Opens
@@ -280,33 +215,47 @@ class DatasetIterator(Generic[_T]):
         """
         self._process.require("saved")
         with self._lock:
-            at, skip = self._position()
-            orders = self._orders.since(at)
+            return self._state_at(self._position())
+
+    def _state_at(self, place: tuple[IteratorState, int]) -> IteratorState:
+        at, skip = place
+        orders = self._engine.orders.since(at)
         return {
             "version": _STATE_VERSION,
-            "pipeline": self._fingerprint(),
-            "seed": self._seed,
-            "epoch": self._epoch,
+            "pipeline": self._fingerprint,
+            "seed": self._engine.seed,
+            "epoch": self._engine.epoch,
             "at": at,
             "skip": skip,
             **({"orders": orders} if orders else {}),
+            **({"settings": settings} if (settings := self._order_settings) else {}),
         }
 
+    @functools.cached_property  # a state is asked for with every step of a distributed dataset
     def _fingerprint(self) -> str:
-        """The plan's, found out once: a state is asked for with every step of a distributed dataset."""
-        if self._known_fingerprint is None:
-            self._known_fingerprint = self._plan.fingerprint
-        return self._known_fingerprint
+        return self._plan.fingerprint
 
-    def _position(self) -> tuple[State, int]:
+    @functools.cached_property
+    def _order_settings(self) -> dict[str, str]:
+        return self._plan.order_settings
+
+    def _position(self) -> tuple[IteratorState, int]:
         left = operator.length_hint(self._rows)  # asked once: other threads may take rows meanwhile
         if left:
-            return self._border, self._num_rows - left
-        if self._resume_at is not None:
-            return self._resume_at, self._to_skip
-        return self._open().state_dict(), self._to_skip
+            return self._engine.border, self._num_rows - left
+        if self._engine.resume_at is not None:
+            return self._engine.resume_at, self._to_skip
+        return self._engine.state_dict(), self._to_skip
 
-    def load_state_dict(self, state: State) -> None:
+    def _place(self) -> tuple[IteratorState, int] | None:
+        """Where it is, without asking the engine; None where no element was handed out yet."""
+        with self._lock:
+            left = operator.length_hint(self._rows)
+            if not left and self._engine.resume_at is not None:
+                return self._engine.resume_at, self._to_skip
+            return (self._engine.border, self._num_rows - left) if self._num_rows else None
+
+    def load_state_dict(self, state: IteratorState) -> None:
         """Go on after the element that `state` was saved behind. Opens a closed iterator again.
 
         Args:
@@ -325,18 +274,21 @@ class DatasetIterator(Generic[_T]):
         2
         """
         self._process.require("loaded")
-        found = (require_state(state).get("version"), state.get("pipeline"))
-        if found != (_STATE_VERSION, self._fingerprint()):
+        require_pipelines(require_state(state), 1)
+        found = (state.get("version"), state.get("pipeline"))
+        if found != (_STATE_VERSION, self._fingerprint):
             raise InvalidArgumentError(
-                f"The state must be of this pipeline ({self._fingerprint()}), got one of {state.get('pipeline')!r} "
+                f"The state must be of this pipeline ({self._fingerprint}), got one of {state.get('pipeline')!r} "
                 f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
             )
+        require_settings(state, self._order_settings)
         with self._lock, state_errors(state):
             self.close()
-            self._closed = self._ended = False
-            self._seed, self._epoch = int(state["seed"]), int(state["epoch"])
-            self._resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
-            self._orders.load(state.get("orders", {}))
+            self._engine.closed = self._engine.ended = False
+            self._engine.seed, self._engine.epoch = int(state["seed"]), int(state["epoch"])
+            self._engine.resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
+            self._num_rows = 0
+            self._engine.orders.load(state.get("orders", {}))
 
     def close(self) -> None:
         """Stop threads and let go of files. Further elements are a FailedPreconditionError. May be called twice.
@@ -351,9 +303,9 @@ class DatasetIterator(Generic[_T]):
         self._process.require("closed")
         alone = self._lock.acquire(timeout=_CLOSE_S)
         try:
-            self._closed = True
+            self._engine.closed = True
             self._rows = iter([])
-            self._suspend(None)
+            self._engine.suspend(None)
         finally:
             if alone:
                 self._lock.release()

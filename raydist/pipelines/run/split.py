@@ -14,12 +14,13 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 
-__all__ = ["Cut", "SplitRule", "balanced", "cut_batch", "deal", "no_rows_error", "per_batch"]
+__all__ = ["STAND_IN_ROWS", "Cut", "SplitRule", "balanced", "cut_batch", "deal", "no_rows_error", "per_batch"]
 
 SplitRule = Literal["per_batch", "balanced"]
 Columns = tuple[np.ndarray[Any, np.dtype[Any]], ...]
 
-_STAND_IN_ROWS = 2  # some layers (batch normalisation) raise on one row and give NaN on none
+STAND_IN_ROWS = 2
+"""What a replica without rows works on: some layers (batch normalisation) raise on one row and give NaN on none."""
 
 
 def per_batch(num_rows: int, num_replicas: int) -> tuple[int, ...]:
@@ -111,7 +112,7 @@ def _share(columns: Sequence[np.ndarray[Any, np.dtype[Any]]], whole: Sequence[An
 def _first_rows(whole: Sequence[Any]) -> Columns | None:
     if not whole or len(whole[0]) == 0:
         return None
-    return tuple(np.asarray(leaf)[:_STAND_IN_ROWS] for leaf in whole)
+    return tuple(np.asarray(leaf)[:STAND_IN_ROWS] for leaf in whole)
 
 
 def deal(elements: Sequence[Sequence[Any] | None]) -> tuple[Cut, ...]:
@@ -125,7 +126,7 @@ def deal(elements: Sequence[Sequence[Any] | None]) -> tuple[Cut, ...]:
     """
     arrays = [None if element is None else tuple(_as_array(leaf) for leaf in element) for element in elements]
     first = next(columns for columns in arrays if columns is not None)
-    stand_in = tuple(leaf[:_STAND_IN_ROWS] if leaf.ndim else leaf for leaf in first)
+    stand_in = tuple(leaf[:STAND_IN_ROWS] if leaf.ndim else leaf for leaf in first)
     no_rows = tuple(leaf[:0] if leaf.ndim else leaf.reshape(1)[:0] for leaf in first)
     return tuple(_dealt(no_rows if columns is None else columns, stand_in) for columns in arrays)
 

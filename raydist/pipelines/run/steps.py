@@ -12,14 +12,14 @@ from typing import Any, final
 
 import numpy as np
 
-from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import LEAVING
 from raydist.nest import LEAF, Structure
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
-from raydist.pipelines.elements.saved_state import require_state, state_errors
+from raydist.pipelines.elements.items import IteratorState
+from raydist.pipelines.elements.saved_state import state_errors
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.joined_states import join_states, split_state
 from raydist.pipelines.run.split import Cut, SplitRule, cut_batch, deal
 
 __all__ = ["DealtElements", "Element", "GlobalBatches", "StepSource", "element_views"]
@@ -75,24 +75,26 @@ class StepSource(ABC):
         """See `next_step`."""
 
     @final
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         """State after the steps and errors handed out so far."""
-        states = [iterator.state_dict() for iterator in self._iterators]
-        return {**states[0], "step": self.step} if len(states) == 1 else {"inputs": states, "step": self.step}
+        return {**self._position(), "step": self.step}
+
+    def _position(self) -> IteratorState:
+        """Where the iterators are."""
+        return join_states([iterator.state_dict() for iterator in self._iterators])
 
     @final
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         """Go on where `state` was taken, by a step source or by a plain iterator over the same pipeline."""
-        states = require_state(state).get("inputs", [state])
+        states = split_state(state, len(self._iterators))
         with state_errors(state):
-            if len(states) != len(self._iterators):
-                raise InvalidArgumentError(
-                    f"A state of several input pipelines belongs to as many of them, but it is of {len(states)}, and "
-                    f"there are {len(self._iterators)} now. Resume with the number of pipelines that it was saved with."
-                )
-            for iterator, its_state in zip(self._iterators, states, strict=True):
-                iterator.load_state_dict(its_state)
+            self._go_to(states)
             self.step = int(state.get("step", 0))
+
+    def _go_to(self, states: Sequence[IteratorState]) -> None:
+        """Let the iterators go on there."""
+        for iterator, its_state in zip(self._iterators, states, strict=True):
+            iterator.load_state_dict(its_state)
 
     @final
     def stats(self) -> PipelineStats:

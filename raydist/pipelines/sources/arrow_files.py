@@ -43,7 +43,7 @@ def arrow_files_op(paths: Any, max_batch_bytes: int | None = None) -> DatasetOp:
     table_format = ArrowFormat(first.schema, max_batch_bytes)
     _ = table_format.rows  # finds out whether every column can be a leaf
     splits = FileSplitsOp(tuple(split for name in names for split in _splits(name, table_format)))
-    return SplitFilesOp(splits, table_format, UNKNOWN_CARDINALITY, shown_paths(names))
+    return SplitFilesOp(splits, table_format, UNKNOWN_CARDINALITY, shown_paths(names), names)
 
 
 def _splits(path: str, table_format: ArrowFormat) -> Iterator[FileSplit]:

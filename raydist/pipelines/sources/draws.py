@@ -12,7 +12,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, SourceOp
@@ -74,8 +74,8 @@ class _Draws(OpIterator):
         chosen = np.searchsorted(self._bounds, drawn, side="right").astype(np.int64)
         return Block(LEAF, (TensorSpec((), np.int64),), (chosen,), rows)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"next": self._next}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._next = int(state["next"])

@@ -12,7 +12,7 @@ from raydist.foreign_errors import LEAVING, annotate, as_exception
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.functions import function_label
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.engine.op import IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
@@ -153,13 +153,13 @@ class GeneratorIterator(OpIterator):
                     f"after {passed}."
                 ) from None
 
-    def _position(self) -> State:
+    def _position(self) -> IteratorState:
         return {"taken": self._num_taken, "over": self._over}
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._outbox.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         position = self._outbox.load_state_dict(state)
         self._num_taken = int(position["taken"])
         self._over = bool(position["over"])

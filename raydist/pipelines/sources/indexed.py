@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.random_access import RandomAccess
 
@@ -28,8 +28,8 @@ class IndexedIterator(OpIterator):
         self._next = stop
         return block
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"next": self._next}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._next = int(state["next"])

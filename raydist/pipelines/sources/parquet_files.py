@@ -49,7 +49,7 @@ def parquet_op(paths: Any, columns: Sequence[str] | None, filters: Any) -> Datas
     table_format = replace(
         table_format, null_free=frozenset(set.intersection(*(found.null_free for found in groups.values())))
     )
-    return SplitFilesOp(splits, table_format, num_rows, shown_paths(names))
+    return SplitFilesOp(splits, table_format, num_rows, shown_paths(names), names)
 
 
 @final

@@ -14,7 +14,7 @@ import numpy as np
 
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.op import IterContext, SourceOp
@@ -71,10 +71,10 @@ class _Permutation(OpIterator):
         self._next = stop
         return Block(LEAF, (TensorSpec((), np.int64),), (numbers.astype(np.int64),), len(numbers))
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"next": self._next}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._next = int(state["next"])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.saved_state import counts_in
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
@@ -19,12 +19,13 @@ from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.tfrecord import BLOCK_BYTES, FRAME_BYTES
 from raydist.pipelines.sources.file_format import RecordFormat
 from raydist.pipelines.sources.file_names import FileNames, names_op
+from raydist.pipelines.sources.file_sizes import require_same_size
 from raydist.pipelines.sources.record_slot import RecordSlot
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY
 
 __all__ = ["RecordFilesOp"]
 
-_SLOT_NUMBERS = 4  # in the state of a slot: its file, offset and record to begin at, records to pass over
+_SLOT_NUMBERS = 5  # in the state of a slot: its file, offset and record to begin at, records to pass over, its size
 
 
 @final
@@ -165,17 +166,19 @@ class RecordFilesIterator(OpIterator):
             path = ElementError(error)
         return self._slot(number, path)
 
-    def _slot(self, number: int, path: str | ElementError, position: tuple[int, int, int] = (0, 0, 0)) -> RecordSlot:
-        return RecordSlot(self._op.format.open, number, path, position, ahead=self._op.ahead)
+    def _slot(
+        self, number: int, path: str | ElementError, position: tuple[int, int, int] = (0, 0, 0), size: int = 0
+    ) -> RecordSlot:
+        return RecordSlot(self._op.format.open, number, path, position, ahead=self._op.ahead, size=size)
 
-    def _position(self) -> State:
+    def _position(self) -> IteratorState:
         slots = [None if slot is None else slot.state() for slot in self._slots]
         return {"names": self._names.num_taken, "turn": self._turn, "files": slots}
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         position = self._open_outbox().load_state_dict(state)
         files = position["files"]
         wanted = [entry[0] for entry in files if entry is not None]
@@ -187,15 +190,24 @@ class RecordFilesIterator(OpIterator):
                 f"of this {self._op.name} differ: the state has {len(files)} files in turn, and was taken "
                 f"after {position['names']} file names."
             )
-        self._slots = [entry and self._resumed(counts_in(entry, _SLOT_NUMBERS), paths) for entry in files]
+        self._slots = [entry and self._resumed(_slot_numbers(entry), paths) for entry in files]
         self._turn = int(position["turn"])
 
     def _resumed(self, saved: Sequence[int], paths: Mapping[int, str | ElementError]) -> RecordSlot:
-        number, offset, index, to_pass = saved
-        return self._slot(number, paths[number], (offset, index, to_pass))
+        number, offset, index, to_pass, size = saved
+        path = paths[number]
+        if isinstance(path, str):
+            require_same_size(path, size)
+        return self._slot(number, path, (offset, index, to_pass), size)
 
     def close(self) -> None:
         for slot in self._slots:
             if slot is not None:
                 slot.close()
         self._names.close()
+
+
+def _slot_numbers(entry: Any) -> tuple[int, ...]:
+    """Those of a slot's state; one that an earlier version saved has no size."""
+    known = len(entry) if isinstance(entry, list) else 0
+    return counts_in([*entry, 0] if known == _SLOT_NUMBERS - 1 else entry, _SLOT_NUMBERS)

@@ -7,6 +7,7 @@ from typing import final
 
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.sources.file_format import RecordReader
+from raydist.pipelines.sources.file_sizes import local_size
 from raydist.pipelines.sources.pieces import Piece, PieceReader
 from raydist.pipelines.sources.pieces_ahead import PiecesAhead
 
@@ -35,8 +36,9 @@ class RecordSlot:
         position: tuple[int, int, int] = (0, 0, 0),
         *,
         ahead: bool,
+        size: int = 0,
     ) -> None:
-        """`position` is what `state` said: offset and index to begin at, and records to pass over there."""
+        """What `state` said: `position`, offset and index to begin at and records to pass over there; `size`."""
         self.number = number
         self.ended = False
         offset, index, self._to_pass = position
@@ -45,6 +47,8 @@ class RecordSlot:
         self._piece: Piece | None = None
         self._error = path.error if isinstance(path, ElementError) else None
         text = "" if isinstance(path, ElementError) else path
+
+        self._size = size or local_size(text)
 
         def open_reader() -> RecordReader:
             return open_records(text, offset, index)
@@ -108,8 +112,8 @@ class RecordSlot:
             self._piece = None
 
     def state(self) -> list[int]:
-        """Which file, where the piece at hand begins in it, and how many of its records were handed out."""
-        return [self.number, *self._begin, self._at + self._to_pass]
+        """Which file, where the piece at hand begins in it, how many of its records were handed out, and its size."""
+        return [self.number, *self._begin, self._at + self._to_pass, self._size]
 
     def close(self) -> None:
         """Close the file."""

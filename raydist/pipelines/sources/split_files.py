@@ -6,8 +6,9 @@ run (in this thread, on threads, by input workers) and their rows come in order.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from raydist.errors import FailedPreconditionError
 from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block, object_column
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.spec import STR, TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, SourceOp
@@ -70,10 +71,10 @@ class FileSplitsIterator(OpIterator):
         numbers = (np.array([number]) for number in (split.first, split.end, split.num_rows))
         return Block(_STRUCTURE, _SPECS, (object_column([split.path]), *numbers), 1)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"next": self._next}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self._next = int(state["next"])
         if self._next > len(self._splits):
             raise FailedPreconditionError(
@@ -92,12 +93,14 @@ class SplitFilesOp(ElementwiseOp):
         format: How they are read.
         num_rows: In all files, or UNKNOWN_CARDINALITY.
         shown: The files, for `explain()`.
+        paths: All files, those without a piece included; none in a pipeline of an earlier version.
     """
 
     splits: DatasetOp
     format: SplitFormat
     num_rows: int
     shown: str
+    paths: tuple[str, ...] = field(default=(), metadata={"fingerprint": False})
 
     @property
     def inputs(self) -> tuple[DatasetOp, ...]:
@@ -121,8 +124,28 @@ class SplitFilesOp(ElementwiseOp):
         fewer = self.format.with_columns(names)
         return None if fewer is None else replace(self, format=fewer)
 
+    def every(self, step: int, first: int) -> SplitFilesOp:
+        """The rows of files first, first + step, ..."""
+        if not isinstance(self.splits, FileSplitsOp):
+            raise FailedPreconditionError(f"raydist bug: {self.label} must know its pieces, got {self.splits.label}.")
+        of_files = _by_file(self.splits.splits, self.paths)[first::step]
+        kept = tuple(split for of_file in of_files for split in of_file)
+        num_rows = self.num_rows if self.num_rows < 0 else sum(split.num_rows for split in kept)
+        return replace(self, splits=FileSplitsOp(kept), num_rows=num_rows, paths=self.paths[first::step])
+
     def kernel(self, ctx: IterContext) -> Kernel:
         return _ReadKernel(self.format, ctx.operation_names[id(self)])
+
+
+def _by_file(splits: Sequence[FileSplit], paths: Sequence[str]) -> list[list[FileSplit]]:
+    """The pieces of each file; a file that is named twice has them twice."""
+    rest = deque(splits)
+    found: list[list[FileSplit]] = []
+    for path in paths:
+        found.append([])
+        while rest and (rest[0].path, rest[0].first) == (path, found[-1][-1].end if found[-1] else 0):
+            found[-1].append(rest.popleft())
+    return found
 
 
 @final

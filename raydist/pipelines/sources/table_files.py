@@ -9,12 +9,13 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op import IterContext, SourceOp
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.sources.file_format import TableFormat, TableReader
+from raydist.pipelines.sources.file_sizes import local_size, require_same_size
 
 __all__ = ["TableFilesOp", "shown_paths", "table_paths"]
 
@@ -79,6 +80,7 @@ class TableFilesIterator(OpIterator):
         self._op = op
         self._number = 0
         self._start: Sequence[int] = ()
+        self._size = 0  # of the file at hand
         self._reader: TableReader | None = None
         self._outbox = Outbox(self._position())
 
@@ -91,8 +93,9 @@ class TableFilesIterator(OpIterator):
 
     def _read(self, limit: int) -> list[Item]:
         if self._reader is None:
+            path = self._op.paths[self._number]
             try:
-                self._reader = self._op.format.open(self._op.paths[self._number], self._start)
+                self._reader = self._op.format.open(path, self._start)
             except Exception as error:  # a missing file, a directory, ...
                 self._next_file()
                 return [ElementError(error)]
@@ -106,21 +109,28 @@ class TableFilesIterator(OpIterator):
         self._reader = None
         self._number += 1
         self._start = ()
+        self._size = 0
 
-    def _position(self) -> State:
-        return {"file": self._number, "at": list(self._start if self._reader is None else self._reader.position())}
+    def _position(self) -> IteratorState:
+        at = list(self._start if self._reader is None else self._reader.position())
+        if not self._size and self._number < len(self._op.paths):
+            self._size = local_size(self._op.paths[self._number])
+        return {"file": self._number, "at": at, "size": self._size}
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return self._outbox.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         position = self._outbox.load_state_dict(state)
         self._number, self._start = int(position["file"]), [int(number) for number in position["at"]]
+        self._size = int(position.get("size", 0))  # earlier versions have not saved it
         if self._number > len(self._op.paths):
             raise FailedPreconditionError(
                 f"A state must be loaded into the pipeline that it was saved from, but it is of file {self._number}, "
                 f"and {self._op.name} has {len(self._op.paths)} files."
             )
+        if self._number < len(self._op.paths):
+            require_same_size(self._op.paths[self._number], self._size)
 
     def close(self) -> None:
         if self._reader is not None:

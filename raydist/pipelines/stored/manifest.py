@@ -6,7 +6,6 @@ It is written last: without it, nothing is there. It carries a checksum of itsel
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
@@ -17,12 +16,12 @@ from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.formats.files import data_loss
 from raydist.pipelines.stored.chunks import Chunk, crc32c
 from raydist.pipelines.stored.containers import Container
+from raydist.pipelines.stored.file_directory import is_file_name
 from raydist.pipelines.stored.outline import outline_of, structure_of
 
 __all__ = ["Manifest", "StoredFile"]
 
 _VERSION = 2
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # of a file: what is written, and nothing that is a path
 
 
 @final
@@ -145,7 +144,7 @@ class Manifest:
 
 def _stored_file(part: Any) -> StoredFile:
     name, chunks = part["name"], tuple(Chunk(*map(int, chunk)) for chunk in part["chunks"])
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not is_file_name(name):
         raise ValueError(f"it names {name!r:.100}, which is no file in its directory")
     if any(min(chunk) < 0 for chunk in chunks):
         raise ValueError(f"sizes must be >= 0, {name!r} has {chunks!r:.200}")

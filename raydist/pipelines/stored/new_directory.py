@@ -15,7 +15,9 @@ from abc import ABC, abstractmethod
 from typing import Any, BinaryIO, final
 
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.formats.files import file_errors, local_path, path_text
+from raydist.pipelines.formats.files import file_errors, local_path, path_text, shown_uri
+from raydist.pipelines.stored.local_files import LocalFiles, sync_directory
+from raydist.pipelines.stored.remote_files import RemoteFiles
 
 __all__ = ["MANIFEST_FILE", "NewDirectory", "new_directory", "remove_remains"]
 
@@ -83,6 +85,7 @@ class _LocalDirectory(NewDirectory):
         self.prefix = ""
         self._parent = parent
         self._temporary = os.path.join(parent, f".{name}.{uuid.uuid4().hex}.tmp")
+        self._files = LocalFiles(self._temporary)
 
     def check_new(self) -> None:
         if os.path.lexists(self.target):
@@ -92,16 +95,10 @@ class _LocalDirectory(NewDirectory):
         if not os.path.isdir(self._temporary):
             with file_errors(self._parent):
                 os.mkdir(self._temporary)
-        path = os.path.join(self._temporary, name)
-        with file_errors(path):
-            return open(path, "xb")
+        return self._files.create(name)
 
     def finish(self, file: BinaryIO) -> None:
-        try:
-            file.flush()
-            os.fsync(file.fileno())
-        finally:
-            file.close()
+        self._files.finish(file)
 
     def commit(self, manifest: bytes) -> None:
         try:
@@ -110,7 +107,7 @@ class _LocalDirectory(NewDirectory):
                 file.write(manifest)
             finally:
                 self.finish(file)
-            _sync(self._temporary)
+            self._files.sync()
             self.check_new()
             try:
                 os.rename(self._temporary, self.target)
@@ -118,7 +115,7 @@ class _LocalDirectory(NewDirectory):
                 if os.path.isdir(self.target):  # it has come into being just now
                     raise self._exists() from error
                 raise
-            _sync(self._parent)
+            sync_directory(self._parent)
         finally:
             self.abandon()
 
@@ -126,67 +123,36 @@ class _LocalDirectory(NewDirectory):
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @final
 class _RemoteDirectory(NewDirectory):
     def __init__(self, target: str) -> None:
-        self.target = target.rstrip("/")
+        self.target = shown_uri(target.rstrip("/"))
         self.prefix = f"{uuid.uuid4().hex}-"
+        self._files = RemoteFiles(target.rstrip("/"))
         self._created: list[str] = []
 
-    def _system(self) -> tuple[Any, str]:
-        import fsspec.core  # only URIs need it
-
-        try:
-            system, inner = fsspec.core.url_to_fs(self.target)
-        except ImportError as error:
-            raise FailedPreconditionError(
-                f"Writing to {self.target!r} needs the package of its file system: {error}. Install it."
-            ) from error
-        return system, str(inner)
-
     def check_new(self) -> None:
-        system, inner = self._system()
-        if system.exists(f"{inner}/{MANIFEST_FILE}"):
+        if self._files.exists(MANIFEST_FILE):
             raise self._exists()
 
     def create(self, name: str) -> BinaryIO:
-        system, inner = self._system()
-        system.makedirs(inner, exist_ok=True)
-        path = f"{inner}/{name}"
-        self._created.append(path)
-        with file_errors(f"{self.target}/{name}"):
-            file: BinaryIO = system.open(path, "wb")
-        return file
+        self._files.make()
+        self._created.append(name)
+        return self._files.create(name)
 
     def finish(self, file: BinaryIO) -> None:
-        file.close()
+        self._files.finish(file)
 
     def commit(self, manifest: bytes) -> None:
-        system, inner = self._system()
         try:
-            # Written under another name first: not every file system shows a file only when it is complete.
-            name = f"{self.prefix}{MANIFEST_FILE}"
-            file = self.create(name)
-            file.write(manifest)
-            self.finish(file)
             self.check_new()
-            system.mv(f"{inner}/{name}", f"{inner}/{MANIFEST_FILE}")
+            self._files.replace(MANIFEST_FILE, manifest)
             self._created = []
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         created, self._created = self._created, []
-        if created:
-            system, _ = self._system()
-            for path in created:
-                with contextlib.suppress(OSError):
-                    system.rm_file(path)
+        for name in created:
+            with contextlib.suppress(Exception):
+                self._files.remove(name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.errors import FailedPreconditionError
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import ResumableProducer, read_item
 from raydist.pipelines.engine.resume import read_items
@@ -77,7 +77,7 @@ class StoredPass(ResumableProducer):
         self._settings = settings
         self._row = 0  # of the next element
         self._origin: str | None = None  # of the elements; None before the first
-        self._resume_at: State | None = None  # in the files
+        self._resume_at: IteratorState | None = None  # in the files
         self._kept: OpIterator | None = None
         self._source: OpIterator | None = None
         self._recorder: Recorder | None = None
@@ -177,11 +177,11 @@ class StoredPass(ResumableProducer):
             self._recorder.close()
             self._recorder = None
 
-    def border(self) -> State:
+    def border(self) -> IteratorState:
         kept = self._resume_at if self._kept is None else self._kept.state_dict()
         return {"row": self._row, "origin": self._origin, "kept": kept}
 
-    def restore(self, border: State) -> None:
+    def restore(self, border: IteratorState) -> None:
         self._row, self._origin, self._resume_at = int(border["row"]), border["origin"], border["kept"]
 
     def close(self) -> None:

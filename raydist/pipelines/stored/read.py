@@ -11,7 +11,7 @@ import pyarrow as pa
 from raydist.errors import DataLossError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block, object_column
-from raydist.pipelines.elements.items import ElementError, Item, State
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.spec import DatasetSpec
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.formats.files import OpenFile, data_loss, open_within, path_text
@@ -61,7 +61,7 @@ def shards_op(
     return MemoryOp(Block(LEAF, (spec,), (object_column(datasets),), len(datasets)), "shards")
 
 
-def state_at(manifest: Manifest, row: int) -> State:
+def state_at(manifest: Manifest, row: int) -> IteratorState:
     """The state of an iterator over a whole saved dataset that stands before element `row`."""
     file, chunk, inside = manifest.position(row)
     return {"at": {"file": file, "at": [chunk]}, "skip": inside}

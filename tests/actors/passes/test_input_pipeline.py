@@ -12,7 +12,7 @@ import pytest
 from raydist.actors.passes import input_pipeline
 from raydist.actors.passes.input_pipeline import InputPipeline
 from raydist.actors.passes.job import InputJob
-from raydist.actors.passes.production import Poll
+from raydist.actors.passes.served_pass import Poll
 from raydist.actors.workers.mapped_results import MappedResults
 from raydist.dataset import Dataset
 from raydist.errors import CancelledError, InvalidArgumentError
@@ -92,11 +92,11 @@ class Pools:
     """Lends executors of this process; notes what comes back."""
 
     def __init__(self) -> None:
-        self.lent: list[tuple[int, str, str | None]] = []
+        self.lent: list[tuple[int, str, tuple[str, ...]]] = []
         self.returned = 0
 
-    def borrow(self, num_workers: int, *, name: str, node_id: Any, **others: Any) -> Any:
-        self.lent.append((num_workers, name, node_id))
+    def borrow(self, num_workers: int, *, name: str, node_ids: Any, **others: Any) -> Any:
+        self.lent.append((num_workers, name, node_ids))
         pool: Any = InlineExecutor()
         pool.mapped = MappedResults()
         return pool
@@ -116,11 +116,24 @@ def test_workers_are_lent_for_one_pass(pools: Pools) -> None:
     pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
     options = InputOptions(num_input_workers=2)
     pipeline.open("a", job_of(Dataset.range(2).map(abs).batch(2), input_options=options))
-    assert pools.lent == [(2, "test", "here")]
+    assert pools.lent == [(2, "test", ("here",))]
     assert pipeline.poll("a", poll_at(1))[0].last
     assert pools.returned == 1  # before the reader learns of the end
     assert pipeline.close("a", 5.0)
     assert pools.returned == 1
+
+
+def test_workers_are_on_all_nodes_that_a_pass_serves(pools: Pools) -> None:
+    pipeline = InputPipeline("test", put=lambda piece: piece, node_id="here")
+    options = InputOptions(num_input_workers=2)
+    job = job_of(Dataset.range(2).map(abs).batch(2), input_options=options, node_ids=("here", "there"))
+    pipeline.open("a", job)
+    assert pools.lent == [(2, "test", ("here", "there"))]
+    own = replace(job, input_options=InputOptions(num_input_workers=2, resources_per_input_worker={"CPU": 1}))
+    pipeline.open("b", own)
+    assert pools.lent[1] == (2, "test", ())
+    for key in "ab":
+        assert pipeline.close(key, 5.0)
 
 
 def test_workers_come_back_when_opening_fails(pools: Pools) -> None:

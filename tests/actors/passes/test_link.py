@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import ray
 
-from raydist.actors.passes.link import InputHost
+from raydist.actors.passes.input_host import InputHost
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
@@ -233,7 +233,7 @@ def test_an_error_of_a_worker_keeps_its_notes(distributed: Distribute) -> None:
 def test_a_consumer_that_stops_stops_the_producer(distributed: Distribute) -> None:
     iterator: Any = iter(distributed(Dataset.range(10_000).map(lambda x: np.zeros(1000) + x).batch(8)))
     next(iterator)
-    link = iterator._link
+    link = iterator._pass.link
     time.sleep(0.5)
     assert link.call("num_kept") <= 3  # two ready, one in use
     assert lists(next(iterator))[0][0][0] == 8
@@ -270,7 +270,7 @@ def test_an_abandoned_iterator_ends_its_pass_and_the_next_one_uses_its_workers(
     view = distributed(Dataset.range(100_000).map(lambda x: x).batch(4), workers=1)
     iterator: Any = iter(view)
     next(iterator)
-    link, workers = iterator._link, pids(worker_names())
+    link, workers = iterator._pass.link, pids(worker_names())
     del iterator
     end = time.monotonic() + 10
     while is_open(link) and time.monotonic() < end:
@@ -287,12 +287,3 @@ def test_a_file_that_went_away_is_reported(distributed: Distribute, tmp_path: Pa
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"rows\.npy"):
         next(iter(view))
-
-
-def test_a_host_closes_twice_and_never_started(hosts: list[InputHost]) -> None:
-    host = InputHost("test", num_replicas=1, timeouts=Timeouts())
-    host.close()
-    host.start()
-    host.close()
-    host.close()
-    assert host.actor_name.startswith("test-input-")

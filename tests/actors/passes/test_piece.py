@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -47,6 +48,26 @@ def test_zero_copy_hands_out_the_mapping() -> None:
     column = np.arange(6, dtype=np.int16)
     piece, _ = through_buffers(one(column, zero_copy=True))
     assert piece.leaf(0).data_ptr() == column.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("column", "mapped"),
+    [
+        (np.arange(6), True),
+        (np.zeros((6, 2, 3), np.float16), True),
+        (np.zeros((6, 2), np.complex64), True),
+        (np.ones((6, 2), np.bool_), True),
+        (np.arange(6).astype(ml_dtypes.bfloat16), True),
+        (np.arange(6) % 2 == 0, False),  # bits in Arrow
+        (objects("a", "b", "c", "d", "e", "f"), False),
+    ],
+)
+def test_steps_are_slices_of_one_array_where_numbers_are_mapped(column: np.ndarray[Any, Any], mapped: bool) -> None:
+    piece = pack_piece([(column[:4],), (column[4:],)], ["x"])
+    again = [piece.array(0, place) for place in (0, 1, 0)]
+    assert [part.tolist() for part in again] == [column[:4].tolist(), column[4:].tolist(), column[:4].tolist()]
+    assert [part.dtype for part in again] == [column.dtype] * 3
+    assert np.shares_memory(again[0], again[2]) == mapped
 
 
 def test_a_slice_travels_alone() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import ray
 
-from raydist.actors.passes.link import InputHost
+from raydist.actors.passes.input_host import InputHost
 from raydist.actors.passes.piece import GroupPiece
 from raydist.actors.passes.shared import OnePiece, SharedPiece, SharedPieces, share_step
 from raydist.actors.workers.mapped_results import MappedResults

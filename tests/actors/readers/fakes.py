@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from raydist.actors.passes.input_pipeline import InputPipeline
-from raydist.actors.passes.job import InputJob
+from raydist.actors.passes.job import InputJob, MergedJob
 from raydist.distributed_dataset import InputSide
 from raydist.options import Timeouts
 
@@ -18,11 +18,12 @@ TIMEOUTS = Timeouts(poll_s=0.2, input_s=20.0, close_s=5.0)
 class FakeLink:
     """Stands for `PipelineLink`: an answer is computed when it is received."""
 
-    def __init__(self, pipeline: InputPipeline, key: str, timeouts: Timeouts) -> None:
+    def __init__(self, pipeline: InputPipeline, key: str, timeouts: Timeouts, on_host: bool = False) -> None:
         self.pipeline = pipeline
         self.name = "fake-input"
         self.key = key
         self.timeouts = timeouts
+        self.on_host = on_host
         self.fetched = 0
 
     def call(self, method: str, *args: Any) -> Any:
@@ -65,9 +66,14 @@ class FakeHost:
         self._timeouts = timeouts
         self.links: list[FakeLink] = []
 
-    def open(self, job: InputJob) -> Any:
-        link = FakeLink(self.pipeline, uuid.uuid4().hex, self._timeouts)
-        self.pipeline.open(link.key, job)
+    def open(self, job: InputJob | MergedJob) -> Any:
+        if isinstance(job, InputJob):
+            return self._link("open", job)
+        return self._link("open_merged", job, [self._link("open", each) for each in job.of_workers()])
+
+    def _link(self, method: str, job: Any, *args: Any) -> FakeLink:
+        link = FakeLink(self.pipeline, uuid.uuid4().hex, self._timeouts, job.input_options.on_host)
+        link.call(method, job, *args)
         self.links.append(link)
         return link
 
@@ -77,10 +83,10 @@ class FakeHost:
 
 
 @contextlib.contextmanager
-def fake_side(num_replicas: int, timeouts: Timeouts = TIMEOUTS) -> Iterator[InputSide]:
+def fake_side(num_replicas: int, timeouts: Timeouts = TIMEOUTS, *, num_workers: int = 1) -> Iterator[InputSide]:
     """The input side of a strategy with `num_replicas` replicas."""
     host = FakeHost(timeouts)
     try:
-        yield InputSide(host, num_replicas, timeouts, drain=lambda: None)
+        yield InputSide(host, num_replicas, timeouts, drain=lambda: None, num_workers=num_workers)
     finally:
         host.close()

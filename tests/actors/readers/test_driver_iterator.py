@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from raydist.actors.readers.driver_iterator import BatchLeaf, DistributedIterator
+from raydist.actors.readers.batch_leaf import BatchLeaf
+from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import InputSide, distribute
 from raydist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
@@ -211,6 +212,7 @@ def test_closing_ends_the_wait_of_another_thread() -> None:
         reader.start()
         while not open_passes(side):
             time.sleep(0.01)
+        time.sleep(0.2)  # until the thread, which has opened the pass, waits for a batch of it
         iterator.close()
         reader.join(20)
         assert "was closed (with its strategy, or by close())" in str(outcome[0])

@@ -8,7 +8,7 @@ import pytest
 
 from raydist.actors.passes.batch_group import BatchGroup, StepBatch
 from raydist.actors.passes.batch_queues import QueueEntry
-from raydist.actors.passes.production import Poll
+from raydist.actors.passes.served_pass import Poll
 from raydist.actors.readers.fetch_ahead import FetchAhead
 from raydist.actors.readers.step_reader import StepReader
 from raydist.errors import DeadlineExceededError, UnavailableError

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.dataset import Dataset
-from raydist.distributed_dataset import InputSide, distribute
+from raydist.distributed_dataset import InputSide, distribute, distribute_from_function
 from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.options import InputOptions
+from raydist.values import InputContext
 from tests.actors.readers.fakes import fake_side
 from tests.pipelines.threads import in_threads, quick_switches
 
@@ -62,6 +65,56 @@ def test_a_replica_can_have_its_zero_rows() -> None:
         replica.bind(2, empty_batch="zero_rows")
         assert next(replica).tolist() == []
         replica.release()
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_large_piece_is_on_its_way_to_the_device_before_it_is_asked_for(on_host: bool) -> None:
+    events: list[str] = []
+
+    def begin(leaf: Any) -> Any:
+        events.append(f"begin {int(leaf[0, 0])}")
+        return leaf
+
+    def place(leaf: Any) -> Any:
+        events.append(f"place {int(leaf[0, 0])}")
+        return leaf
+
+    rows = Dataset.range(4).map(lambda x: np.full(100_000, x)).batch(1)
+    options = InputOptions(num_input_workers=0, experimental_fetch_to_device=not on_host)
+    with fake_side(1) as side:
+        replica = send(iter(distribute(rows, side, options)))
+        replica.bind(0, begin=begin, place=place)
+        next(replica)
+        end = time.monotonic() + 10
+        while len(events) < 3 and not on_host and time.monotonic() < end:
+            time.sleep(0.01)
+        ahead = sorted(events)
+        next(replica)
+        replica.release()
+    assert ahead == ([] if on_host else ["begin 0", "begin 1", "place 0"])
+    assert ("place 1" in events) is not on_host
+
+
+def test_replicas_of_several_workers_loop_until_all_have_ended() -> None:
+    """Each sees as many steps; one whose worker has ended works on rows of another, or on none."""
+    with fake_side(4, num_workers=2) as side:
+
+        def make(context: InputContext) -> Dataset:
+            return Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 6).take(
+                2 + 4 * context.input_pipeline_id
+            )
+
+        view = distribute_from_function(lambda context: make(context).batch(1), side, InputOptions(num_input_workers=0))
+        iterator = iter(view)
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(read_all, [send(iterator) for _ in range(4)], range(4)))
+        assert found == [[[0], [10 + 2], [14]], [[1], [12], [14]], [[10], [12], [14]], [[11], [13], [15]]]
+        rows: list[tuple[int, ...]] = []
+        replica = send(iter(view))
+        replica.bind(0, empty_batch="zero_rows", on_batch=lambda batch: rows.append(batch.rows))
+        assert [batch.tolist() for batch in replica] == [[0], [], []]
+        replica.release()
+        assert rows == [(1, 1, 1, 1), (0, 0, 1, 1), (0, 0, 1, 1)]
 
 
 def test_the_driver_goes_on_where_the_replicas_stopped() -> None:

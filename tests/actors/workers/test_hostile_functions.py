@@ -139,3 +139,5 @@ def test_closing_does_not_wait_for_a_function_that_sleeps(pool: ActorExecutor, s
     iterator.close()
     assert time.monotonic() - begin < 5.0
     assert not pool.is_idle(0.0), "its workers are busy: who owns the pool kills it"
+    assert len(pool.worker_names) == 2
+    shared_actors |= live_actors()  # a worker that took the place of one that died in the test before

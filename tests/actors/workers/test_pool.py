@@ -265,7 +265,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_replaced() -> None:
 def test_workers_that_cannot_start_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     start = WorkerKind.start
 
-    def start_and_die(kind: WorkerKind, name: str) -> Any:
+    def start_and_die(kind: WorkerKind, name: str, number: int = 0) -> Any:
         actor = start(kind, name)
         ray.kill(actor)
         return actor
@@ -310,6 +310,13 @@ def test_many_threads_share_a_pool(pool: ActorExecutor) -> None:
     assert len(pool.worker_names) == 2
 
 
+def await_all(pool: ActorExecutor) -> None:
+    end = time.monotonic() + 20
+    while not all(worker.runs for worker in pool._workers):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_pool_grows_and_shrinks_while_it_is_read(pool: ActorExecutor) -> None:
     def where(x: Any) -> tuple[Any, int]:
         time.sleep(0.001)
@@ -321,6 +328,8 @@ def test_a_pool_grows_and_shrinks_while_it_is_read(pool: ActorExecutor) -> None:
         found.append((int(x), int(pid)))
         if x == 300:
             pool.resize(3)
+            pool.start()
+            await_all(pool)  # blocks go to workers that run
         if x == 800:
             pool.resize(1)
     assert [x for x, _ in found] == list(range(1200))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,6 +41,11 @@ def test_autotune_takes_spare_cores_for_user_functions(
     assert choose_num_workers([dataset._op], num_cores=cores, num_replicas=replicas) == workers
 
 
+def test_autotune_takes_the_spare_cores_of_all_nodes() -> None:
+    assert choose_num_workers([HEAVY._op], num_cores=8, num_replicas=4, num_nodes=2) == 11
+    assert choose_num_workers([HEAVY._op], num_cores=64, num_replicas=4, num_nodes=2) == 16
+
+
 class FakePool:
     """Counts; idle as long as it is told to be."""
 
@@ -47,7 +54,7 @@ class FakePool:
         self.idle = True
         self.closed = False
 
-    def serves(self, num_workers: int, resources: Any, timeouts: Any, memory_bytes: Any) -> bool:
+    def serves(self, num_workers: int, resources: Any, timeouts: Any, memory_bytes: Any, node_ids: Any) -> bool:
         return num_workers == self.num_workers
 
     def is_idle(self, patience_s: float) -> bool:
@@ -58,9 +65,11 @@ class FakePool:
 
 
 @pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> PassPools:
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[PassPools]:
     monkeypatch.setattr(pools_of_passes, "ActorExecutor", FakePool)
-    return PassPools()
+    pools = PassPools()
+    yield pools
+    pools.clear()
 
 
 def borrow(pools: PassPools, num_workers: int) -> Any:
@@ -106,3 +115,16 @@ def test_clearing_closes_what_is_kept(pools: PassPools) -> None:
     pools.clear()
     assert pool.closed
     assert borrow(pools, 2) is not pool
+
+
+def test_a_pool_that_nobody_wants_is_stopped_after_a_while(pools: PassPools) -> None:
+    pool = pools.borrow(2, name="x", resources={}, timeouts=Timeouts(idle_s=0.3))
+    pools.give_back(pool, patience_s=0)
+    assert pools.borrow(2, name="x", resources={}, timeouts=Timeouts(idle_s=0.3)) is pool
+    time.sleep(0.5)
+    assert not pool.closed  # it is in use
+    pools.give_back(pool, patience_s=0)
+    end = time.monotonic() + 20
+    while not pool.closed and time.monotonic() < end:
+        time.sleep(0.02)
+    assert pool.closed

@@ -5,7 +5,8 @@ import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.buckets.buffer import BucketBuffer
-from raydist.collectives.buckets.exchange import BucketExchange, GlobalGradient, StepWeight, make_buffers
+from raydist.collectives.buckets.exchange import BucketExchange, make_buffers
+from raydist.collectives.buckets.forms import GlobalGradient, StepWeight
 from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
 from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.local import LocalGroup, LocalHub

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from raydist.collectives.base import Communicator, Membership, Work
-from raydist.collectives.buckets.exchange import BucketExchange, StepWeight
+from raydist.collectives.buckets.exchange import BucketExchange
 from raydist.collectives.buckets.exchanges import Exchanges
+from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.errors import CollectiveMismatchError

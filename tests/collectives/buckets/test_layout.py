@@ -23,6 +23,13 @@ def test_reverse_order_with_a_small_first_bucket() -> None:
     assert indices(layout) == [[4], [3, 2], [1, 0]]
 
 
+def test_the_first_bucket_is_sent_with_the_gradient_that_fills_it() -> None:
+    shapes = specs_of((4,), (4,), (100,), (1,), (2,))  # as in a network whose last layer is small
+    assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=40)) == [[4, 3, 2], [1, 0]]
+    assert indices(plan_buckets(shapes, bucket_bytes=400, first_bucket_bytes=40)) == [[4, 3], [2], [1, 0]]
+    assert indices(plan_buckets(shapes, bucket_bytes=1000, first_bucket_bytes=1000)) == [[4, 3, 2, 1, 0]]
+
+
 def test_a_large_parameter_has_a_bucket_for_itself() -> None:
     assert indices(plan_buckets(specs_of((2,), (100, 100), (2,)), bucket_bytes=64)) == [[2], [1], [0]]
 

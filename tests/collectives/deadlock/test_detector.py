@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -118,3 +119,28 @@ def test_a_store_that_is_gone_ends_the_looking_quietly() -> None:
         time.sleep(1.2)
         assert not first.ended.is_set()
         assert first.detector.verdict() is None
+
+
+def test_of_many_that_wait_the_lowest_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    judges: list[int] = []
+    judge = DeadlockDetector._judge
+
+    def noted(detector: DeadlockDetector, *args: Any) -> None:
+        judges.append(detector._membership.rank)
+        judge(detector, *args)
+
+    monkeypatch.setattr(DeadlockDetector, "_judge", noted)
+    with ranks(6) as team:
+        for rank in team[1:]:
+            rank.wait_in("g")  # for the first, which works
+        time.sleep(2.0)
+        judges.clear()
+        time.sleep(2.0)
+        assert set(judges) == {1}
+        team[1].progress.go_on()
+        time.sleep(3.5)
+        judges.clear()
+        time.sleep(1.5)
+        assert set(judges) == {2}
+        team[0].progress.end_step()
+        assert team[2].ended.wait(20)

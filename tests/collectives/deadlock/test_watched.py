@@ -55,6 +55,9 @@ class Held:
         self._error = error
         self.seen: list[RankStatus] = []
 
+    def announce(self, what: str) -> None:
+        """It shows nothing."""
+
     def wait(self, timeout_s: float | None = None) -> None:
         self.seen.append(self._progress.look())
         if self._error is not None:

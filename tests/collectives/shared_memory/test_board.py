@@ -65,3 +65,15 @@ def test_sleep_ends_with_the_bell_whether_it_watches_or_sleeps(boards: list[Boar
         boards[0].sleep(seen, 30.0)
         assert boards[0].bell_count() == seen + 1
     assert time.monotonic() - start < 25.0
+
+
+def test_counts_of_some_ranks_and_who_is_woken(boards: list[Board]) -> None:
+    boards[1].reach(Count.SUMMED, 1, among=2)
+    assert boards[2].missing(Count.SUMMED, 1, among=2) == (0,)
+    boards[0].reach(Count.SUMMED, 1, among=2)
+    assert boards[2].all_reached(Count.SUMMED, 1, among=2)
+    assert not boards[2].all_reached(Count.SUMMED, 1)
+    assert [board.bell_count() for board in boards] == [0, 1, 1]
+    for rank in (0, 1, 2):
+        boards[rank].reach(Count.ENTERED, 1, waking=1)  # only the first waits for all
+    assert [board.bell_count() for board in boards] == [1, 1, 1]

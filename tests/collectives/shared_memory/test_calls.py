@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
-from raydist.collectives.shared_memory.calls import CallTexts, check_parts
+from raydist.collectives.shared_memory.calls import CallTexts, is_noted, is_same_call, shown_call
 from raydist.collectives.shared_memory.layout import CALL_BYTES
-from raydist.errors import InvalidArgumentError
 
 
 def test_a_call_is_made_into_text_once() -> None:
@@ -26,16 +24,16 @@ def test_long_calls_fit_and_differ() -> None:
     assert texts[0] != texts[1]
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ([torch.ones(3)], "2 tensors of torch.float32 (3,), one a rank, got 1."),
-        ([torch.ones(3), torch.ones(2)], "got 2, of which one is torch.float32 (2,)."),
-        ([torch.ones(3), torch.ones(3, dtype=torch.float64)], "got 2, of which one is torch.float64 (3,)."),
-    ],
-)
-def test_parts_that_do_not_fit(parts: list[torch.Tensor], said: str) -> None:
-    check_parts("all_gather", [torch.zeros(3), torch.zeros(3)], torch.ones(3), 2)
-    with pytest.raises(InvalidArgumentError) as caught:
-        check_parts("all_gather", parts, torch.ones(3), 2)
-    assert said in str(caught.value)
+def test_remarks_are_not_compared() -> None:
+    texts, tensor = CallTexts(), torch.ones(3)
+    plain = texts.text("all_reduce(MAX)", tensor)
+    shown = texts.with_remarks(plain, "all_gather(axis=0) of a list", noted=False)
+    noted = texts.with_remarks(plain, "", noted=True)
+    both = texts.with_remarks(plain, "s" * 500, noted=True)
+    for text in (shown, noted, both):
+        assert is_same_call(plain.ljust(200), text.ljust(248))
+        assert not is_same_call(texts.text("all_reduce(SUM)", tensor), text)
+        assert len(text) <= 248
+    assert shown_call(plain.ljust(200)) == shown_call(noted.ljust(248)) == "all_reduce(MAX) of torch.float32 (3,)"
+    assert shown_call(shown.ljust(200)) == "all_gather(axis=0) of a list"
+    assert [is_noted(text.ljust(248)) for text in (plain, shown, noted, both)] == [False, False, True, True]

@@ -20,6 +20,8 @@ def test_nothing_overlaps(world_size: int) -> None:
     used += [(buffer, layout.chunk_bytes * world_size) for buffer in buffers]
     used += [(layout.mail_words(a, b), 128) for a in ranks for b in ranks]
     used += [(layout.mail(a, b, half), layout.mail_bytes) for a in ranks for b in ranks for half in (0, 1)]
+    if layout.bay_bytes:
+        used += [(layout.bay(rank, number), layout.bay_bytes) for rank in ranks for number in range(places.NUM_BAYS)]
     used.sort()
     assert all(start + length <= after for (start, length), (after, _) in zip(used, used[1:], strict=False))
     assert sum(used[-1]) <= layout.size

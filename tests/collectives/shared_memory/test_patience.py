@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 from raydist.collectives.shared_memory.patience import Patience
 
 
@@ -32,3 +34,9 @@ def test_what_comes_in_time_is_watched_for_again() -> None:
         patience.in_time()
     patience.in_vain()
     assert [patience.watch_s() > 0 for _ in range(2)] == [False, True]
+
+
+def test_in_a_crowd_nobody_watches() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert play(Patience.among(cores), 1) == 1
+    assert play(Patience.among(1 + 2 * cores), 1000) == 0

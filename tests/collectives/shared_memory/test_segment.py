@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from raydist.collectives.shared_memory import segment as segments
 from raydist.collectives.shared_memory.segment import DIRECTORY, Segment, remove_leftovers
+from tests.fork_server import fork_server
 
 SIZE = 1 << 16
 
@@ -35,6 +36,15 @@ def test_all_ends_see_the_same_memory(segment: Segment) -> None:
 
 def test_only_its_owner_may_open_it(segment: Segment) -> None:
     assert (DIRECTORY / segment.name).stat().st_mode & 0o777 == 0o600
+
+
+def test_more_than_the_machine_has_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends processes to make room for files in memory."""
+    monkeypatch.setattr(segments, "free_memory", lambda: SIZE - 1)
+    monkeypatch.setattr(os, "posix_fallocate", pytest.fail)
+    with pytest.raises(OSError, match="65,536 bytes are wanted, 65,535 are left") as caught:
+        Segment.create(SIZE)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_another_file_of_that_name_is_refused(segment: Segment) -> None:
@@ -78,7 +88,7 @@ def hold_and_wait(name: str, token: bytes, ready: Connection) -> None:
 
 
 def test_a_rank_is_seen_until_it_is_killed(segment: Segment) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = fork_server()
     mine, theirs = context.Pipe()
     process = context.Process(target=hold_and_wait, args=(segment.name, segment.token, theirs), daemon=True)
     process.start()
@@ -135,3 +145,51 @@ def test_leftovers_of_the_dead_are_removed_and_nothing_else() -> None:
 
 def test_the_directory_is_there() -> None:
     assert Path("/dev/shm") == DIRECTORY
+
+
+def test_what_lies_apart_is_seen_as_rows(segment: Segment) -> None:
+    for row in range(3):
+        segment.view(4096 + row * 512, 2, torch.int16).fill_(row)
+    rows = segment.stacked(4096, 512, 3, 2, torch.int16)
+    assert rows.tolist() == [[0, 0], [1, 1], [2, 2]]
+    rows[1] = 7
+    assert segment.view(4096 + 512, 2, torch.int16).tolist() == [7, 7]
+
+
+@pytest.fixture
+def nameless() -> Iterator[Segment]:
+    made = Segment.create_nameless(SIZE)
+    yield made
+    made.unlink()
+    made.close()
+
+
+def test_a_file_without_a_name_is_found_through_its_process(nameless: Segment) -> None:
+    before = {path.name for path in DIRECTORY.iterdir()}
+    other = Segment.open(nameless.name, SIZE, nameless.token)
+    nameless.view(4096, 1, torch.int64).fill_(7)
+    assert other.view(4096, 1, torch.int64).item() == 7
+    assert {path.name for path in DIRECTORY.iterdir()} == before
+    nameless.unlink()  # nothing to remove
+    nameless.hold(0)
+    assert other.holds(0)
+    nameless.close()
+    assert not other.holds(0)
+    with pytest.raises(OSError):  # noqa: PT011  # what is there by then is up to the process
+        Segment.open(nameless.name, SIZE, nameless.token)
+    other.close()
+
+
+def test_readers_share_the_lock_and_a_writer_has_it_alone(nameless: Segment) -> None:
+    one, other = (Segment.open(nameless.name, SIZE, nameless.token) for _ in range(2))
+    assert one.try_lock(shared=True)
+    assert other.try_lock(shared=True)
+    assert not nameless.try_lock(shared=False)
+    one.unlock()
+    assert not nameless.try_lock(shared=False)
+    other.close()  # as its process's death would
+    assert nameless.try_lock(shared=False)
+    assert not one.try_lock(shared=True)
+    nameless.unlock()
+    assert one.try_lock(shared=False)
+    one.close()

@@ -8,7 +8,7 @@ import pytest
 from raydist.errors import UnavailableError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine import metered_iterator
 from raydist.pipelines.engine.metered_iterator import MeteredIterator
@@ -41,10 +41,10 @@ class Worker(OpIterator):
             return self.source.next_block(limit)
         return Block(LEAF, (TensorSpec((), np.dtype(np.int64)),), (np.zeros(3, np.int64),), 3)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"at": self.clock.now}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self.clock.now = state["at"]
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from raydist.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
@@ -37,10 +37,10 @@ class Source(OpIterator):
         self.made += rows
         return block_of_rows([np.zeros(ROW_BYTES, np.uint8)] * rows)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {"made": self.made}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         self.made = int(state["made"])
 
     def close(self) -> None:

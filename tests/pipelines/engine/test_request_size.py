@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import State
+from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.request_size import RequestSize
@@ -27,10 +27,10 @@ class Source(OpIterator):
         self.now += limit * self.row_seconds
         return block_of_rows([np.zeros(self.row_bytes, np.uint8)] * limit)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         """There is none."""
 
 
@@ -73,10 +73,10 @@ class Filtered(OpIterator):
     def next_block(self, limit: int) -> Block:
         return block_of_rows([0] * max(1, limit // self.every))
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> IteratorState:
         return {}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: IteratorState) -> None:
         """There is none."""
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import Callable
 
@@ -13,10 +12,7 @@ from raydist.options import AutotuneOptions, Options
 from raydist.values import AUTOTUNE
 from tests.contracts.op import collect, iterate
 from tests.pipelines.model import recorder
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("raydist-")]
+from tests.pipelines.threads import pipeline_threads
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
@@ -50,31 +46,31 @@ def test_it_works_ahead_and_no_further_than_its_buffer() -> None:
 def test_the_thread_ends_with_the_data_with_close_and_with_the_iterator() -> None:
     dataset = Dataset.range(50).repeat().prefetch(2)
     list(dataset.take(3))
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not pipeline_threads())
     iterator = iter(dataset)
     next(iterator)
-    assert threads()
+    assert pipeline_threads()
     iterator.close()
-    assert not threads()
+    assert not pipeline_threads()
     iterator = iter(dataset)
     next(iterator)
-    assert threads()
+    assert pipeline_threads()
     del iterator
     gc.collect()
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not pipeline_threads())
 
 
 def test_threads_of_parallel_maps_end_too() -> None:
     iterator = iter(Dataset.range(50).map(lambda x: x, num_parallel_calls=2).prefetch(2))
     next(iterator)
-    assert len(threads()) == 3
+    assert len(pipeline_threads()) == 3
     iterator.close()
-    assert not threads()
+    assert not pipeline_threads()
     iterator = iter(Dataset.range(50).map(lambda x: x, num_parallel_calls=2))
     next(iterator)
     del iterator
     gc.collect()
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not pipeline_threads())
 
 
 def test_errors_come_in_their_place() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import Callable
 
@@ -14,10 +13,7 @@ from raydist.pipelines.autotune.tuned_executor import TunedExecutor
 from raydist.pipelines.ops.prefetch_where_it_pays import PrefetchWhereItPaysOp
 from tests.contracts.op import EXECUTORS, MakeExecutor, check_op, iterate
 from tests.pipelines.restless_executor import RestlessExecutor
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("raydist-")]
+from tests.pipelines.threads import pipeline_threads
 
 
 def ahead(dataset: Dataset) -> Dataset:
@@ -50,7 +46,7 @@ def busy_consumer(dataset: Dataset, seconds: float, most: int) -> tuple[list[int
     begun, got = most, []
     for number, x in enumerate(iterate(dataset, lambda options: TunedExecutor())):
         got.append(int(x))
-        if begun == most and threads():
+        if begun == most and pipeline_threads():
             begun = number
         if seconds:
             time.sleep(seconds)
@@ -82,9 +78,9 @@ def test_its_thread_counts_in_the_budget() -> None:
     iterator = iterate(dataset.with_options(options), restless(2))
     for _ in range(50):
         next(iterator)
-        assert len(threads()) <= 2
+        assert len(pipeline_threads()) <= 2
     iterator.close()
-    assert not threads()
+    assert not pipeline_threads()
 
 
 @pytest.mark.parametrize("reads", [1, 4])
@@ -92,7 +88,7 @@ def test_an_abandoned_iterator_ends_its_thread(reads: int) -> None:
     iterator = iterate(ahead(Dataset.range(1000).repeat()), restless(3))
     for _ in range(3 + reads):
         next(iterator)
-    begun = threads()
+    begun = pipeline_threads()
     assert begun
     del iterator
     gc.collect()
@@ -104,4 +100,4 @@ def test_an_abandoned_iterator_ends_its_thread(reads: int) -> None:
 def test_where_nobody_decides_it_is_its_input() -> None:
     iterator = iterate(ahead(Dataset.range(5)))
     assert np.array_equal(list(iterator), range(5))
-    assert not threads()
+    assert not pipeline_threads()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -11,12 +10,9 @@ from raydist.dataset import Dataset
 from raydist.options import AutotuneOptions, Options
 from raydist.values import AUTOTUNE
 from tests.contracts.op import iterate
+from tests.pipelines.threads import pipeline_threads
 
 FIXED = Options(autotune=AutotuneOptions(enabled=False))
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("raydist-")]
 
 
 def short(start: Any) -> Dataset:
@@ -31,7 +27,7 @@ def slow(x: np.int64) -> np.int64:
 def most_threads(dataset: Dataset) -> int:
     most = 0
     for _ in iterate(dataset):
-        most = max(most, len(threads()))
+        most = max(most, len(pipeline_threads()))
     return most
 
 
@@ -48,7 +44,7 @@ def test_what_is_cheap_starts_threads_only_where_nothing_may_be_tuned(dataset: D
     assert most_threads(dataset.with_options(FIXED)) == fixed
 
 
-def test_what_waits_is_read_by_threads() -> None:
+def test_what_waits_is_read_by_pipeline_threads() -> None:
     def waiting(start: Any) -> Dataset:
         return short(start).map(slow)
 

@@ -1,0 +1,165 @@
+"""The actors of a strategy's parameter servers: started, reached, counted, killed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+
+from raydist.actors.bundle_options import bundle_options
+from raydist.actors.ray_link import RayDoor, RayLink
+from raydist.actors.server_host import ServerHost
+from raydist.actors.supervision import kill_actors, wait_for_all
+from raydist.parameter_servers.desk import RequestHandler
+from raydist.parameter_servers.lanes.lane_link import LaneDoor
+from raydist.parameter_servers.link import ServerDoor, ServerLink
+from raydist.parameter_servers.requests import Statistics
+from raydist.parameter_servers.server_stats import ServerStats
+from raydist.ray_session import RaySession
+
+__all__ = ["ServerActors", "ServerSeat"]
+
+_SPARE_THREADS = 4  # for the driver and for metrics, beside one for each worker that may wait
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ServerSeat:
+    """Where one server's process runs.
+
+    Attributes:
+        bundle: Number of the reservation's bundle that it is in.
+        node_id: Ray's name for the node.
+        host: The node's name, for messages; empty where nobody knows.
+    """
+
+    bundle: int
+    node_id: str
+    host: str = ""
+
+
+@final
+class ServerActors:
+    """The servers of one strategy. Constructing starts their processes; they are not detached.
+
+    Args:
+        group: The reservation, which stays the caller's.
+        seats: Of the servers.
+        name: The strategy's.
+        resources: What each takes of its bundle: "CPU", "GPU", "memory" in bytes, and others.
+        num_workers: How many may have a request under way.
+        limit_s: How long an answer may take (`Timeouts.collective_s`).
+    """
+
+    def __init__(
+        self,
+        group: PlacementGroup,
+        seats: Sequence[ServerSeat],
+        *,
+        name: str,
+        resources: Mapping[str, float],
+        num_workers: int,
+        limit_s: float,
+    ) -> None:
+        self._session = RaySession()
+        self._name = name
+        self._seats = tuple(seats)
+        self._limit_s = limit_s
+        self.names = tuple(_title(number, name, seat) for number, seat in enumerate(seats))
+        launch = functools.partial(_launch, group, resources, threads=num_workers + _SPARE_THREADS)
+        self._handles = [launch(seat, f"{name}-server-{number}") for number, seat in enumerate(seats)]
+        self._links: tuple[RayLink, ...] = tuple(
+            RayLink(handle, title, limit_s) for handle, title in zip(self._handles, self.names, strict=True)
+        )
+
+    def start(self, make_server: Callable[..., RequestHandler], *args: Any, within_s: float) -> list[int]:
+        """Make the servers in their processes; returns the process ids. Blocks until all are there.
+
+        Args:
+            make_server: Makes one, of its number and `args`.
+            *args: For all the same.
+            within_s: How long that may take.
+
+        Raises:
+            UnavailableError: A process died.
+            DeadlineExceededError: See `within_s`.
+        """
+        refs = [
+            handle.start.remote(title, self._name, make_server, number, *args)
+            for number, (handle, title) in enumerate(zip(self._handles, self.names, strict=True))
+        ]
+        pids: list[int] = wait_for_all(
+            refs,
+            self.names,
+            timeout_s=within_s,
+            doing="starting parameter servers",
+            limit="Timeouts.start_s",
+            on_error=lambda: None,
+        )
+        return pids
+
+    @property
+    def links(self) -> Sequence[ServerLink]:
+        """The driver's way to each."""
+        self._session.require(f"The strategy {self._name}")
+        return self._links
+
+    def doors(self, node_id: str) -> tuple[ServerDoor, ...]:
+        """For one new process on a node, to be opened there: through shared memory to the servers of that node.
+
+        Raises:
+            UnavailableError: A server is gone.
+        """
+        self._session.require(f"The strategy {self._name}")
+        here = [number for number, seat in enumerate(self._seats) if seat.node_id == node_id]
+        tickets = wait_for_all(
+            [self._handles[number].open_lane.remote() for number in here],
+            [self.names[number] for number in here],
+            timeout_s=self._limit_s,
+            doing="opening a lane",
+            limit="Timeouts.collective_s",
+            on_error=lambda: None,
+        )
+        doors: list[ServerDoor] = [
+            RayDoor(handle, name, self._limit_s) for handle, name in zip(self._handles, self.names, strict=True)
+        ]
+        for number, ticket in zip(here, tickets, strict=True):
+            if ticket is not None:
+                doors[number] = LaneDoor(ticket, doors[number])
+        return tuple(doors)
+
+    def statistics(self) -> list[ServerStats]:
+        """What each has done so far."""
+        asked = [link.ask(Statistics()) for link in self.links]
+        return [each.answer(self._limit_s)[0].value for each in asked]
+
+    def kill(self) -> None:
+        """Kill the actors. May be called twice."""
+        handles, self._handles = self._handles, []
+        if self._session.is_open:
+            stopping = [_quietly(handle) for handle in handles]
+            with_answer = [ref for ref in stopping if ref is not None]
+            if with_answer:
+                ray.wait(with_answer, num_returns=len(with_answer), timeout=1.0)
+            kill_actors(handles)
+
+
+def _quietly(handle: Any) -> Any:
+    try:
+        return handle.stop.remote()
+    except RayError:
+        return None
+
+
+def _title(number: int, name: str, seat: ServerSeat) -> str:
+    return f"parameter server {number} of {name}{f' on {seat.host}' if seat.host else ''}"
+
+
+def _launch(group: PlacementGroup, wanted: Mapping[str, float], seat: ServerSeat, name: str, *, threads: int) -> Any:
+    actor_class = ray.remote(concurrency_groups={"asks": threads})(ServerHost)  # type: ignore[call-overload]  # an option Ray leaves out
+    return actor_class.options(**bundle_options(group, seat.bundle, wanted, name)).remote()

@@ -1,0 +1,68 @@
+"""What a pass is made of, as its job says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import ray
+
+from raydist.actors.passes.credits import Credits
+from raydist.actors.workers.growing_executor import GrowingExecutor
+from raydist.actors.workers.pools_of_passes import SharedExecutor
+from raydist.pipelines.engine.machine import num_cores
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.steps import DealtElements, GlobalBatches, StepSource, element_views
+from raydist.pipelines.run.worker_batches import WorkerBatches
+from raydist.values import AUTOTUNE
+
+if TYPE_CHECKING:
+    from raydist.actors.passes.job import InputJob
+    from raydist.actors.workers.pool import ActorExecutor
+    from raydist.options import Options
+    from raydist.pipelines.engine.executor import Executor
+    from raydist.pipelines.engine.op import DatasetOp
+
+__all__ = ["credits_of", "executor_on", "step_source_of"]
+
+
+def credits_of(job: InputJob) -> Credits:
+    """How far ahead of its readers the pass may be."""
+    only_capacity = job.input_options.prefetch_batches is not None
+    return Credits.within(_store_bytes(), job.capacity, job.num_replicas, only_capacity=only_capacity)
+
+
+def _store_bytes() -> int | None:
+    """Size of the smallest node's object store; None where there is no Ray."""
+    if not ray.is_initialized():
+        return None
+    sizes = [node["Resources"].get("object_store_memory") for node in ray.nodes() if node["Alive"]]
+    return min((int(size) for size in sizes if size), default=None)
+
+
+def executor_on(pool: ActorExecutor, job: InputJob, num_iterators: int, options: Options) -> Executor:
+    """The pool for one of so many iterators; it may grow where raydist chose its size for one iterator alone."""
+    if job.num_workers != AUTOTUNE or num_iterators > 1 or not options.autotune.enabled:
+        return SharedExecutor(pool)
+    most = options.autotune.cpu_budget or num_cores() * max(1, len(job.node_ids))
+    return GrowingExecutor(pool, pool.num_workers, most)
+
+
+def step_source_of(job: InputJob, ops: Sequence[DatasetOp], make_executor: Callable[[Options], Executor]) -> StepSource:
+    """What makes the steps of the pass, at the place where it is to go on. Opens nothing that was not opened before."""
+    iterators = [
+        DatasetIterator(
+            op, options=job.options, seed=job.seed, epoch=job.epoch, convert=element_views, make_executor=make_executor
+        )
+        for op in ops
+    ]
+    source: StepSource
+    if job.num_pieces is not None:
+        source = WorkerBatches(iterators[0], job.num_replicas, job.num_pieces, job.input_options.split)
+    elif job.dealt:
+        source = DealtElements(iterators, job.num_replicas)
+    else:
+        source = GlobalBatches(iterators[0], job.num_replicas, job.input_options.split)
+    if job.state is not None:
+        source.load_state_dict(job.state)
+    return source

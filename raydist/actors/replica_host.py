@@ -1,0 +1,134 @@
+"""The actors around replicas: thin shells that host a runner each and pass calls on to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, final
+
+import ray
+
+from raydist.actors.actor_titles import title_of_this_actor
+from raydist.actors.portable_errors import pack_error
+from raydist.actors.software import Software, installed_software
+from raydist.actors.step_channel import serve_steps
+from raydist.actors.supervision import RemoteFailure
+from raydist.actors.workers.kept_pages import keep_pages
+from raydist.channels.hub import ChannelEnd, Ticket
+from raydist.deferred_compiler import defer_compiler
+
+__all__ = ["CrowdedHost", "ReplicaHost"]
+
+
+@final
+class ReplicaHost:
+    """Hosts one runner. `steps` and `call` run in the order of their submission, `control` beside them.
+
+    Args:
+        env: Environment variables for this process.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        # Libraries read these when they are imported, which is later. A runtime_env would do the same, but no process
+        # that Ray holds ready has it: replicas would wait a second longer for new ones.
+        os.environ.update(env or {})
+        defer_compiler()
+        keep_pages(None)  # activations and pieces of batches come and go with every step
+        self._runner: Any = None
+        self._end: ChannelEnd | None = None
+        self._kept: dict[int, Any] = {}
+        self._title = title_of_this_actor()
+
+    def __repr__(self) -> str:
+        return self._title or type(self).__name__
+
+    def about(self) -> Software:
+        """What this process runs with."""
+        with _errors_travel():
+            return installed_software()
+
+    def start(self, make_runner: Callable[..., Any], *args: Any) -> int:
+        """Build the runner in this process; returns the process id."""
+        with _errors_travel():
+            self._runner = make_runner(*args)
+        return os.getpid()
+
+    def steps(self, group: Any, *objects: Any) -> Any:
+        """Run some steps. `objects` were given as object refs: Ray has mapped them before this starts."""
+        with _errors_travel():
+            result = self._runner.steps(group, objects)
+        return _told(result)
+
+    def open_channel(self, ticket: Ticket) -> bool:
+        """Whether steps can come through the memory that the ticket names."""
+        try:
+            self._end = ChannelEnd.open(ticket)
+        except OSError:
+            return False
+        return True
+
+    def serve(self, turn: int) -> None:
+        """Run the steps that come through the channel, until this turn is over."""
+        if self._end is not None:
+            serve_steps(self._end, turn, self._runner.packed_steps, self._kept.__setitem__)
+
+    def take_result(self, number: int) -> Any:
+        """What came of a message of the channel, where that could not travel through it."""
+        return _told(self._kept.pop(number))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A method of the runner, after every step dispatched before it."""
+        with _errors_travel():
+            return getattr(self._runner, method)(*args)
+
+    @ray.method(concurrency_group="control")
+    def control(self, method: str, *args: Any) -> Any:
+        """A method of the runner that must not wait for steps: it runs in a thread of its own."""
+        return getattr(self._runner, method)(*args)
+
+
+@final
+class CrowdedHost:
+    """Hosts several runners, a thread each: it has the calls of :class:`ReplicaHost`, with the runner's place first.
+
+    Args:
+        num_runners: How many.
+        env: Environment variables for this process.
+    """
+
+    def __init__(self, num_runners: int, env: Mapping[str, str] | None = None) -> None:
+        self._hosts = [ReplicaHost(env) for _ in range(num_runners)]
+
+    def about(self, place: int) -> Software:
+        return self._hosts[place].about()
+
+    def start(self, place: int, make_runner: Callable[..., Any], *args: Any) -> int:
+        return self._hosts[place].start(make_runner, *args)
+
+    def steps(self, place: int, group: Any, *objects: Any) -> Any:
+        return self._hosts[place].steps(group, *objects)
+
+    def call(self, place: int, method: str, *args: Any) -> Any:
+        return self._hosts[place].call(method, *args)
+
+    @ray.method(concurrency_group="control")
+    def control(self, place: int, method: str, *args: Any) -> Any:
+        return self._hosts[place].control(method, *args)
+
+
+def _told(result: Any) -> Any:
+    """The result of some steps, or their error."""
+    if result.error is not None:
+        raise RemoteFailure(pack_error(result.error), replace(result, error=None)) from None
+    return result
+
+
+@contextlib.contextmanager
+def _errors_travel() -> Iterator[None]:
+    """Ray loses exceptions that do not pickle well, and takes KeyboardInterrupt for a cancelled task."""
+    try:
+        yield
+    except BaseException as error:
+        raise RemoteFailure(pack_error(error)) from None

@@ -1,0 +1,153 @@
+"""The actor around one parameter server: requests come in by lanes and by calls, and a thread answers one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import ray
+import torch
+
+from raydist.actors.actor_titles import title_of_this_actor
+from raydist.actors.portable_errors import pack_error
+from raydist.actors.server_metrics import ServerMetrics
+from raydist.actors.supervision import RemoteFailure
+from raydist.deferred_compiler import defer_compiler
+from raydist.parameter_servers.desk import Outcome, RequestHandler, ServerDesk
+from raydist.parameter_servers.lanes.hall import Hall
+from raydist.parameter_servers.lanes.ticket import LaneTicket
+from raydist.parameter_servers.link import too_late
+from raydist.parameter_servers.requests import ServerAnswer, ServerRequest, Statistics
+from raydist.parameter_servers.server_stats import ServerStats
+
+__all__ = ["PackedTensor", "ServerHost"]
+
+_PUBLISH_S = 5.0  # between two looks at what the server has done, for Ray's metrics
+
+_log = logging.getLogger("raydist")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor on its way through Ray's object store: numpy carries its bytes there without a copy of its own.
+
+    Attributes:
+        array: The bytes.
+        dtype: The tensor's.
+        shape: The tensor's.
+    """
+
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> PackedTensor:
+        """A copy of the present values."""
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return PackedTensor(flat.numpy().copy(), tensor.dtype, tuple(tensor.shape))
+
+    def tensor(self) -> torch.Tensor:
+        """The values, in memory of their own: the store's must not be written."""
+        if not self.array.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
+
+
+@final
+class ServerHost:
+    """Hosts one server. Calls of `ask` wait in threads of their own, all else is done in one."""
+
+    def __init__(self) -> None:
+        defer_compiler()
+        torch.set_num_threads(1)
+        self._hall: Hall | None = None
+        self._title = "a parameter server that was not started"
+        self._ended = threading.Event()
+        self._shown = title_of_this_actor()
+
+    def __repr__(self) -> str:
+        return self._shown or type(self).__name__
+
+    def start(self, title: str, strategy: str, make_server: Callable[..., RequestHandler], *args: Any) -> int:
+        """Make the server, and answer from now on; returns the process id."""
+        self._title = title
+        self._ended = threading.Event()
+        try:
+            self._hall = Hall.open(ServerDesk(make_server(*args)), title)
+        except BaseException as error:
+            raise RemoteFailure(pack_error(error)) from None
+        threading.Thread(target=self._serve, args=(self._hall,), name="raydist-server", daemon=True).start()
+        metrics = ServerMetrics(strategy, title)
+        threading.Thread(target=self._publish, args=(metrics, self._ended), name="raydist-metrics", daemon=True).start()
+        return os.getpid()
+
+    def _serve(self, hall: Hall) -> None:
+        try:
+            hall.serve()
+        except BaseException:
+            # Nobody may wait for answers that will not come: those who ask see that the process is gone.
+            _log.exception("A parameter server ends.")
+            os._exit(1)
+
+    def open_lane(self) -> LaneTicket | None:
+        """For one process of this host."""
+        return None if self._hall is None else self._hall.open_lane()
+
+    @ray.method(concurrency_group="asks")
+    def ask(self, request: ServerRequest, packed: Sequence[PackedTensor], limit_s: float) -> Any:
+        """The server's answer, and its tensors. Waits for as long as the server lets it, at most `limit_s`."""
+        outcome, tensors = self._outcome(request, [each.tensor() for each in packed], limit_s)
+        if outcome.error is not None:
+            raise RemoteFailure(pack_error(outcome.error)) from None
+        return outcome.answer, tensors
+
+    def _outcome(
+        self, request: ServerRequest, tensors: Sequence[torch.Tensor], limit_s: float
+    ) -> tuple[Outcome, list[PackedTensor]]:
+        told: list[tuple[Outcome, list[PackedTensor]]] = []
+        there = threading.Event()
+
+        def tell(outcome: Outcome) -> None:
+            # Packed at once: the next request may change what these are views of.
+            told.append((outcome, [PackedTensor.of(each) for each in outcome.tensors]))
+            there.set()
+
+        hall = self._hall
+        if hall is None or self._ended.is_set():
+            return Outcome(ServerAnswer(), error=too_late(self._title, 0)), []
+        hall.submit(lambda desk: desk.take(request, tensors, tell))
+        if not there.wait(limit_s):
+            return Outcome(ServerAnswer(), error=too_late(self._title, limit_s)), []
+        outcome, packed = told[0]
+        if isinstance(request, Statistics) and outcome.error is None:
+            outcome = dataclasses.replace(outcome, answer=self._with_reads(outcome.answer, hall))
+        return outcome, packed
+
+    def _with_reads(self, answer: ServerAnswer, hall: Hall) -> ServerAnswer:
+        """The counts, with what workers of this host have read where it lies."""
+        stats = answer.value
+        if not isinstance(stats, ServerStats):
+            return answer
+        pulls, num_bytes = hall.reads()
+        counted = dataclasses.replace(stats, pulls=stats.pulls + pulls, bytes_pulled=stats.bytes_pulled + num_bytes)
+        return dataclasses.replace(answer, value=counted)
+
+    def _publish(self, metrics: ServerMetrics, ended: threading.Event) -> None:
+        while not ended.wait(_PUBLISH_S):
+            outcome, _ = self._outcome(Statistics(), (), _PUBLISH_S)
+            if isinstance(outcome.answer.value, ServerStats):
+                metrics.update(outcome.answer.value)
+
+    def stop(self) -> None:
+        """Answer nothing any more."""
+        self._ended.set()
+        if self._hall is not None:
+            self._hall.stop()

@@ -1,0 +1,183 @@
+"""The objects of a checkpoint: their states as they are at one point, and states for them."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, final
+
+from torch import nn
+
+from raydist.checkpoints.capture import Capture, CapturedObject, captured_object
+from raydist.checkpoints.entries import pack_state, unpack_state
+from raydist.checkpoints.manifest import SavedObject
+from raydist.checkpoints.named_objects import named_objects, other_names
+from raydist.checkpoints.pending_gradients import PendingGradients
+from raydist.checkpoints.random_state import are_random_states, random_states, set_random_states
+from raydist.checkpoints.restoring import RestoreReport, chosen_objects, restore_objects
+from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
+from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
+from raydist.context.step_counter import StepCounter
+from raydist.context.training_strategy import CountsSteps, training_strategy
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.pipelines.stored.directory_files import DirectoryFiles
+
+__all__ = ["CheckpointContents"]
+
+_STEP = "global_step"
+_GRADIENTS = "gradients"
+_ROWS = "embedding_rows"
+_NO_STRATEGY = (
+    "The global step of the checkpoint is left out: no scope is open, and there is no strategy, or several. Make the "
+    "Checkpoint under the scope of the strategy that trains."
+)
+
+
+@final
+class CheckpointContents:
+    """What a checkpoint holds, without where it is kept.
+
+    Args:
+        objects: By name; see `named_objects`.
+        gradients: Whether pending gradients of modules are among them.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], gradients: bool = False) -> None:
+        self._objects = dict(objects)
+        self._gradients = gradients
+        self._given: Mapping[str, Any] = {}
+        self._strategy: weakref.ref[CountsSteps] | None = None
+        self._find_strategy()
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether pending gradients of modules are among them."""
+        return self._gradients
+
+    def named(self) -> dict[str, Any]:
+        """All objects by name, as dicts and lists have them now."""
+        named = named_objects(self._objects)
+        named = {**named, **_rows_of(named), **self._step_beside(named)}
+        if self._gradients:
+            again = other_names(named)
+            homes = [name for name, obj in named.items() if isinstance(obj, nn.Module) and name not in again]
+            named |= named_objects({_GRADIENTS: {name: PendingGradients(named[name]) for name in homes}})
+        return named
+
+    def _find_strategy(self) -> CountsSteps | None:
+        """Whose global step it has: found when it is made, else as soon as it is plain."""
+        known = None if self._strategy is None else self._strategy()
+        found = training_strategy() if known is None else known
+        self._strategy = None if found is None else weakref.ref(found)
+        return found
+
+    def _step_beside(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The global step, where somebody has asked for it and it is not among the objects."""
+        strategy = self._find_strategy()
+        counter = None if strategy is None else strategy._find_counter()
+        known = counter is None or _STEP in named or any(obj is counter for obj in named.values())
+        return {} if known else {_STEP: counter}
+
+    def _named_as(self, checkpoint: SavedCheckpoint) -> dict[str, Any]:
+        """All objects by name, and the global step where the checkpoint has it."""
+        named = self.named()
+        if _STEP in self._objects:  # the program's own, of that name
+            return named
+        named.pop(_STEP, None)
+        if _STEP not in checkpoint.manifest.objects:
+            return named
+        strategy = self._find_strategy()
+        if strategy is None:
+            warnings.warn(_NO_STRATEGY, RuntimeWarning, stacklevel=5)
+        return {**named, _STEP: StepCounter() if strategy is None else strategy._make_counter()}
+
+    @contextlib.contextmanager
+    def holding(self, objects: Mapping[str, Any]) -> Iterator[None]:
+        """Inside, these belong to it as well.
+
+        Raises:
+            InvalidArgumentError: A name is taken, or something has no state.
+        """
+        before = self._objects
+        if taken := sorted(before.keys() & objects.keys()):
+            raise InvalidArgumentError(f"A checkpoint must not have an object called {taken[0]!r} here. Rename it.")
+        self._objects = {**before, **objects}
+        try:
+            self.named()  # says at once what is none
+            yield
+        finally:
+            self._objects = before
+
+    @contextlib.contextmanager
+    def given(self, states: Mapping[str, Any]) -> Iterator[None]:
+        """Inside, these are the states of the objects of these names."""
+        self._given = dict(states)
+        try:
+            yield
+        finally:
+            self._given = {}
+
+    def capture(
+        self, copy: bool = True, details: Mapping[str, Any] | None = None, skip: Collection[str] = ()
+    ) -> Capture:
+        """The states as they are now. Waits for dispatched steps.
+
+        Args:
+            copy: Whether tensors are copied, so that training may go on before they are written.
+            details: JSON values that are kept with it.
+            skip: Names of objects that somebody else saves.
+        """
+        named = self.named()
+        again = other_names(named)
+        modules = _modules(named)
+        objects: dict[str, CapturedObject] = {}
+        for name, obj in named.items():
+            kind = kind_of_state(obj)
+            if name in skip:
+                continue
+            if name in again:
+                objects[name] = CapturedObject(SavedObject(kind, same_as=again[name]))
+            else:
+                state = self._given[name] if name in self._given else state_of(obj, modules)
+                objects[name] = captured_object(name, kind, class_of_state(obj), state, copy)
+        return Capture(objects, pack_state(random_states()).values, dict(details or {}))
+
+    def restore(
+        self, directory: DirectoryFiles, strict: bool = True, only: Sequence[str] | str | None = None
+    ) -> RestoreReport:
+        """Give the objects the states in a directory. See `rd.Checkpoint.restore`."""
+        named = self.named()
+        wanted = chosen_objects(named, only)
+        checkpoint = open_checkpoint(directory)
+        if only is None:
+            named = wanted = self._named_as(checkpoint)
+        random = None if only is not None else _random_states_of(checkpoint)
+        report = restore_objects(named, wanted, checkpoint, strict, whole=only is None)
+        if random is not None:
+            set_random_states(random)
+        return report
+
+
+def _rows_of(named: dict[str, Any]) -> dict[str, Any]:
+    """Rows of embedding tables, which modules leave out of their states."""
+    again = other_names(named)
+    tables = {name: SavedRows(obj) for name, obj in named.items() if isinstance(obj, nn.Module) and name not in again}
+    return {f"{name}.{_ROWS}": rows for name, rows in tables.items() if rows}
+
+
+def _modules(named: dict[str, Any]) -> dict[str, nn.Module]:
+    return {name: obj for name, obj in named.items() if isinstance(obj, nn.Module)}
+
+
+def _random_states_of(checkpoint: SavedCheckpoint) -> Any:
+    values = checkpoint.manifest.random
+    try:
+        states = None if values is None else unpack_state(values, {})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise checkpoint.loss(f"its random states are none: {error!s:.300}") from error
+    if states is not None and not are_random_states(states):
+        raise checkpoint.loss("its random states are none")
+    return states

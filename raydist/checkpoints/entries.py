@@ -1,0 +1,185 @@
+"""What a `state_dict` is on disk: JSON values, and tensors beside them.
+
+What JSON lacks is an object with one key that begins with `$`: `{"$tuple": [...]}`, `{"$bytes": "<base64>"}`,
+`{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`, `{"$tensor": "<name of it>"}`. Nothing of it names code.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from raydist.checkpoints.dtypes import as_storable_array, is_storable_tensor
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["MAX_NESTING", "Packed", "pack_state", "unpack_state"]
+
+MAX_NESTING = 100
+"""Levels of a state: it is read and written recursively."""
+
+_MAX_BITS = 8192  # of an int: Python reads no number of more than 4,300 digits
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A state in parts.
+
+    Attributes:
+        values: JSON; where a tensor belongs stands its name.
+        tensors: Those, by name: the path to them, as in `state_dict`.
+    """
+
+    values: Any
+    tensors: dict[str, torch.Tensor | np.ndarray[Any, Any]]
+
+
+def pack_state(state: Any, owner: str = "") -> Packed:
+    """A state in parts. Copies nothing.
+
+    Args:
+        state: Tensors, arrays, JSON values, bytes, and tuples, lists and dicts of such.
+        owner: Whose state it is, for messages.
+
+    Raises:
+        InvalidArgumentError: There is something else. Names the entry.
+
+    >>> packed = pack_state({"weight": torch.ones(2), "steps": (3, float("inf"))})
+    >>> packed.values
+    {'weight': {'$tensor': 'weight'}, 'steps': {'$tuple': [3, {'$float': 'inf'}]}}
+    >>> list(packed.tensors)
+    ['weight']
+    """
+    packer = _Packer(owner)
+    return Packed(packer.encode(state, ()), packer.tensors)
+
+
+def unpack_state(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The state of which `pack_state` made `values` and `tensors`. ValueError where it can be none.
+
+    >>> unpack_state({"a": {"$tuple": [1, {"$float": "nan"}]}}, {})
+    {'a': (1, nan)}
+    """
+    return _Unpacker(tensors).decode(values, 0)
+
+
+@final
+class _Packer:
+    def __init__(self, owner: str) -> None:
+        self.tensors: dict[str, torch.Tensor | np.ndarray[Any, Any]] = {}
+        self._owner = owner
+
+    def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if len(path) > MAX_NESTING:
+            raise InvalidArgumentError(
+                f"A state may be nested {MAX_NESTING} levels deep, {self._owner!r} is deeper at {path[0]!r:.100}. Keep "
+                "it flatter."
+            )
+        if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+            return self._encode_tensor(value, path)
+        if isinstance(value, Mapping):
+            return self._encode_mapping(value, path)
+        if type(value) is list:
+            return [self.encode(part, (*path, index)) for index, part in enumerate(value)]
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):  # torch.Size too; a namedtuple names its class
+            return {"$tuple": [self.encode(part, (*path, index)) for index, part in enumerate(value)]}
+        return self._encode_plain(value, path)
+
+    def _encode_mapping(self, value: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+        pairs = [(key, self.encode(part, (*path, key))) for key, part in value.items()]
+        if isinstance(value, Counter):
+            return {"$counter": [[self.encode(key, (*path, key)), part] for key, part in pairs]}
+        if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
+            return dict(pairs)
+        return {"$dict": [[self.encode(key, (*path, key)), part] for key, part in pairs]}
+
+    def _encode_plain(self, value: Any, path: tuple[Any, ...]) -> Any:
+        kind = type(value)
+        if kind is float and not math.isfinite(value):
+            return {"$float": repr(value)}
+        if value is None or kind in (bool, float, str) or (kind is int and value.bit_length() <= _MAX_BITS):
+            return value
+        if kind in (bytes, bytearray):
+            return {"$bytes": base64.b64encode(value).decode()}
+        raise self._refusal(value, path)
+
+    def _encode_tensor(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not is_storable_tensor(value):
+                raise self._refusal(value, path)
+            return {"$tensor": self._named(value, path)}
+        array = as_storable_array(value)
+        if array is None:
+            raise self._refusal(value, path)
+        return {"$array" if isinstance(value, np.ndarray) else "$scalar": self._named(array, path)}
+
+    def _named(self, value: torch.Tensor | np.ndarray[Any, Any], path: tuple[Any, ...]) -> str:
+        plain = name = ".".join(map(str, path)) or "value"
+        number = 1
+        while name in self.tensors or name == "__metadata__":  # {"a.b": ..., "a": {"b": ...}}; what safetensors uses
+            number += 1
+            name = f"{plain}#{number}"
+        self.tensors[name] = value
+        return name
+
+    def _refusal(self, value: Any, path: tuple[Any, ...]) -> InvalidArgumentError:
+        name = ".".join(map(str, (self._owner, *path) if self._owner else path))
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            more = f" ({value.dtype}, {value.layout})"
+        else:  # Python does not write numbers of more than 4,300 digits
+            more = f" of {value.bit_length()} bits" if kind is int else f": {value!r:.100}"
+        return InvalidArgumentError(
+            "A checkpoint holds dense tensors, arrays, numbers, text, bytes, None, tuples, lists and dicts of them, "
+            f"but the entry {name!r} is a {kind.__module__}.{kind.__qualname__}{more}. Keep it out of state_dict(), or "
+            "give it there as one of these."
+        )
+
+
+@final
+class _Unpacker:
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def decode(self, value: Any, depth: int) -> Any:
+        if depth > 4 * MAX_NESTING:  # a tag makes up to three levels of one
+            raise ValueError("its values are nested too deeply")
+        if isinstance(value, list):
+            return [self.decode(part, depth + 1) for part in value]
+        if not isinstance(value, dict):
+            return value
+        tag = next(iter(value)) if len(value) == 1 else ""
+        if tag.startswith("$"):
+            return self._decode_tagged(tag, value[tag], depth)
+        return {key: self.decode(part, depth + 1) for key, part in value.items()}
+
+    def _decode_tagged(self, tag: str, content: Any, depth: int) -> Any:
+        if tag in ("$tensor", "$array", "$scalar"):
+            return self._decode_tensor(tag, content)
+        if tag == "$bytes":
+            return base64.b64decode(content, validate=True)
+        if tag == "$float" and content in ("nan", "inf", "-inf"):
+            return float(content)
+        if tag not in ("$tuple", "$dict", "$counter") or not isinstance(content, list):
+            raise ValueError(f"there is no value of the kind {tag!r:.50}")
+        parts = self.decode(content, depth + 1)
+        if tag == "$tuple":
+            return tuple(parts)
+        pairs = dict(parts)
+        return Counter(pairs) if tag == "$counter" else pairs
+
+    def _decode_tensor(self, tag: str, name: Any) -> Any:
+        if not isinstance(name, str) or name not in self._tensors:
+            raise ValueError(f"the tensor {name!r:.100} is missing")
+        tensor = self._tensors[name]
+        if tag == "$tensor":
+            return tensor
+        array = tensor.numpy()
+        return array if tag == "$array" else array[()]

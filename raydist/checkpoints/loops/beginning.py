@@ -1,0 +1,43 @@
+"""Whether a run draws batches itself while somebody watches for the end of the process; then it has two halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raydist.checkpoints.loops.driver_loop import DriverLoop, LoopHost
+from raydist.checkpoints.loops.managed_loop import ManagedLoop
+from raydist.checkpoints.managing.watch import ManagerWatch
+from raydist.distributed_dataset import DistributedIterator
+from raydist.nest import flatten
+from raydist.preemption.boundaries import step_watchers
+
+__all__ = ["begin_loop"]
+
+
+def begin_loop(arguments: Any, host: LoopHost) -> DriverLoop | None:
+    """The driver's half of a run; None where it is given its batches, or nobody saves. Waits for such a run before.
+
+    Args:
+        arguments: Of the run: iterators among them are drawn from.
+        host: Where it runs.
+
+    Raises:
+        Exception: What the run before has raised.
+    """
+    watchers = [each for each in step_watchers() if isinstance(each, ManagerWatch)]
+    if not watchers:
+        return None
+    iterators = [leaf for leaf in flatten(arguments)[0] if isinstance(leaf, DistributedIterator)]
+    if not iterators:
+        return None
+    parts: list[tuple[ManagerWatch, ManagedLoop]] = []
+    for watch in watchers:
+        watch.settle()
+        saves = watch.saves
+        if saves is not None:
+            part = ManagedLoop(watch.key, saves, watch.exit_code, iterators, asynchronous=watch.asynchronous)
+            parts.append((watch, part))
+    loop = DriverLoop(host, [part for _, part in parts])
+    for watch, part in parts:
+        watch.follow(loop, part)
+    return loop

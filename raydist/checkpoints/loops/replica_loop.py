@@ -1,0 +1,229 @@
+"""A run that draws batches itself, on one replica: counts, copies shares where it saves, and leaves where it must."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from torch import nn
+
+from raydist.checkpoints.loops.gate import DrawGate
+from raydist.checkpoints.loops.orders import (
+    IteratorPlace,
+    LoopCount,
+    LoopNews,
+    LoopOrder,
+    ManagerOrder,
+    SaveOutcome,
+    WantedSave,
+)
+from raydist.checkpoints.saved_ones import as_metrics, checkpoint_path
+from raydist.checkpoints.sharing.shares import ShareTerms
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, Preempted
+from raydist.pipelines.formats.files import shown_uri
+
+__all__ = ["LoopSave", "ReplicaLoop", "ReplicaSide"]
+
+_MOST_FAILURES = 3
+
+
+class ReplicaSide(Protocol):
+    """What a run needs of its replica."""
+
+    def object_of(self, handle: int) -> Any:
+        """What the driver knows by this handle."""
+
+    def settle(self) -> None:
+        """End the batch at hand: what replicas agree on after it. All call this together."""
+
+    def agree(self, number: float) -> float:
+        """The largest number of all replicas."""
+
+    def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        """Copy this replica's share of a save. What goes wrong is told when the driver asks for it."""
+
+    def places(self) -> tuple[IteratorPlace, ...]:
+        """Where the run's iterators are."""
+
+
+@final
+class LoopSave:
+    """A save that replicas have asked for: what `save` gives there.
+
+    Attributes:
+        path: Of the checkpoint.
+    """
+
+    def __init__(self, path: str, outcome: Callable[[float | None], SaveOutcome | None]) -> None:
+        self.path = path
+        self._outcome = outcome
+
+    def done(self) -> bool:
+        """Whether it is whole, or has failed."""
+        return self._outcome(0.0) is not None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it is whole; raises why it failed."""
+        outcome = self._outcome(timeout_s)
+        if outcome is None:
+            raise DeadlineExceededError(
+                f"The checkpoint {shown_uri(self.path)!r} must be written in time, it is not yet. Wait longer, or "
+                "raise Timeouts.step_s."
+            )
+        if outcome.error is not None:
+            raise outcome.error.restore()
+
+
+@final
+@dataclass(slots=True)
+class _Counting:
+    """A manager's counts, as they go on here."""
+
+    order: ManagerOrder
+    calls: int
+    last_step: int | None
+    last_save: float
+    token: str = ""  # of the last save
+
+
+@final
+class ReplicaLoop:
+    """See the module. Its run's thread draws and saves; the driver asks by another one.
+
+    Args:
+        step: Number of the run.
+        order: What the driver has told.
+        side: The replica.
+    """
+
+    def __init__(self, step: int, order: LoopOrder, side: ReplicaSide) -> None:
+        self.step = step
+        self._side = side
+        self._limit_s = order.limit_s
+        now = time.monotonic()
+        self._countings = {
+            each.key: _Counting(each, each.count.calls, each.count.last_step, now - each.seconds)
+            for each in order.managers
+        }
+        self.gate = DrawGate(order.limit_s)
+        self._changed = threading.Condition()
+        self._wanted: dict[str, WantedSave] = {}
+        self._outcomes: dict[str, SaveOutcome] = {}
+        self._num_saves = 0
+        self._left: Preempted | None = None
+
+    def draw(self) -> None:
+        """A draw begins: a boundary between two steps.
+
+        Raises:
+            Preempted: The process is to end, and a checkpoint of what it has reached is whole.
+        """
+        if self.gate.draw():
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._left is None:
+            tokens = [self._begin(each, self._step_of(each), None, leaving=True) for each in self._countings.values()]
+            outcomes = [self._await(token) for token in tokens]
+            ends = [outcome.left for outcome in outcomes if outcome is not None and outcome.left is not None]
+            self._left = ends[0] if ends else Preempted(message="This process is to end.")
+        raise self._left
+
+    def save(
+        self, key: str, number: int | None = None, check_interval: bool = True, metrics: Mapping[str, Any] | None = None
+    ) -> LoopSave | None:
+        """See `CheckpointManager.save`."""
+        counting = self._counting_of(key)
+        counting.calls += 1
+        step = self._step_of(counting)
+        if check_interval and not self._is_due(counting, step):
+            return None
+        number = step if number is None else number
+        if type(number) is not int or not 0 <= number < 10**18:
+            raise InvalidArgumentError(f"The number of a checkpoint must be an int >= 0, got {number!r:.50}.")
+        self._await_last(counting)
+        token = self._begin(counting, number, self._checked(counting, metrics))
+        counting.last_step, counting.last_save, counting.token = step, time.monotonic(), token
+        path = checkpoint_path(counting.order.directory, f"{counting.order.name}-{number}")
+        handle = LoopSave(path, lambda timeout_s: self._await(token, timeout_s))
+        if not counting.order.asynchronous:
+            handle.wait()
+        return handle
+
+    def _counting_of(self, key: str) -> _Counting:
+        found = self._countings.get(key)
+        if found is None:
+            raise FailedPreconditionError(
+                "A CheckpointManager must be open and watching before replicas save by it. Call its "
+                "restore_or_initialize() or watch() before strategy.run."
+            )
+        if found.order.unsaved:
+            raise FailedPreconditionError(found.order.unsaved)
+        return found
+
+    def _step_of(self, counting: _Counting) -> int:
+        if counting.order.counts_calls:
+            return counting.calls
+        if counting.order.counter is None:
+            raise FailedPreconditionError(
+                "What counts the steps of a CheckpointManager must be a variable of the strategy where replicas save, "
+                "got a function, or a variable that no step has used. Give step_counter=rd.get_global_step()."
+            )
+        return int(self._side.object_of(counting.order.counter).item())
+
+    def _is_due(self, counting: _Counting, step: int) -> bool:
+        interval, seconds = counting.order.interval, time.monotonic() - counting.last_save
+        if interval.seconds is not None:
+            seconds = self._side.agree(seconds)  # clocks differ: all save, or none
+        return interval.is_due(step, since_step=counting.last_step, seconds=seconds)
+
+    def _checked(self, counting: _Counting, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        metric = counting.order.metric
+        if metric is not None and metrics is not None and metric not in metrics:
+            raise InvalidArgumentError(
+                f"metrics must have {metric!r}, which `best` names, got {', '.join(metrics) or 'none'}."
+            )
+        return as_metrics(metrics)
+
+    def _await_last(self, counting: _Counting) -> None:
+        """One write at a time; the third failure in a row is an error."""
+        outcome = self._await(counting.token) if counting.token else None
+        if outcome is not None and outcome.error is not None and outcome.failures >= _MOST_FAILURES:
+            raise outcome.error.restore()
+
+    def _begin(
+        self, counting: _Counting, number: int, metrics: Mapping[str, float] | None, *, leaving: bool = False
+    ) -> str:
+        order, began = counting.order, time.perf_counter()
+        self._num_saves += 1
+        token = f"{self.step}.{self._num_saves}.{order.key}"
+        self._side.settle()
+        objects = {name: self._side.object_of(handle) for name, handle in order.objects.items()}
+        modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
+        self._side.copy(token, order.terms, objects, modules)
+        places, copy_s = self._side.places(), time.perf_counter() - began
+        wanted = WantedSave(token, order.key, number, counting.calls, metrics, places, copy_s, leaving)
+        with self._changed:
+            self._wanted[token] = wanted
+        return token
+
+    def _await(self, token: str, timeout_s: float | None = None) -> SaveOutcome | None:
+        with self._changed:
+            self._changed.wait_for(lambda: token in self._outcomes, self._limit_s if timeout_s is None else timeout_s)
+            return self._outcomes.get(token)
+
+    def news(self, *, ended: bool) -> LoopNews:
+        """What the driver must know. Any thread may ask."""
+        with self._changed:
+            counts = {key: LoopCount(each.calls, each.last_step) for key, each in self._countings.items()}
+            return LoopNews(tuple(self._wanted.values()), counts, ended)
+
+    def end_save(self, token: str, outcome: SaveOutcome) -> None:
+        """A save is whole, or has failed. Any thread may say so."""
+        with self._changed:
+            self._wanted.pop(token, None)
+            self._outcomes[token] = outcome
+            self._changed.notify_all()

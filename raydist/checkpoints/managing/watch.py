@@ -1,0 +1,177 @@
+"""A manager as it is told of steps: notes where its datasets are, and saves when the process is to end."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+import weakref
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol, final
+
+from raydist.checkpoints.contents import CheckpointContents
+from raydist.checkpoints.managing.saves import ManagedSaves
+from raydist.checkpoints.sharing.started_save import nodes_of
+from raydist.distributed_dataset import DistributedDataset, DistributedIterator
+from raydist.draining import this_node
+from raydist.errors import Preempted
+from raydist.pipelines.formats.files import shown_uri
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.preemption.marks import PlaceMarks
+
+__all__ = ["ManagerWatch", "RunningLoop", "unsaved"]
+
+
+class RunningLoop(Protocol):
+    """A run that draws batches itself, and saves for a manager."""
+
+    def settle(self) -> None:
+        """Wait until it is over, with its saves; raises what it has raised."""
+
+
+class LoopEnd(Protocol):
+    """A manager's part in such a run."""
+
+    @property
+    def left(self) -> Preempted | None:
+        """With what the process is left, once it was."""
+
+
+@final
+class _MarkedIterator:
+    """An iterator that a checkpoint has itself, and where it was at boundaries."""
+
+    def __init__(self, iterator: DistributedIterator | DatasetIterator[Any]) -> None:
+        self._iterator: weakref.ref[Any] = weakref.ref(iterator)
+        self._begin = None if iterator.has_ended else iterator.state_dict()
+        self._marks = PlaceMarks()
+
+    def mark(self, boundary: int) -> None:
+        iterator = self._iterator()
+        self._marks.note(boundary, None if iterator is None else iterator._place())
+
+    @property
+    def first_undoable(self) -> int:
+        return (self._marks.first or 0) + 1 if self._marks.num_forgotten else 0
+
+    def state(self, undone: int) -> Any:
+        """Its state before the step of this boundary; None: as it says itself."""
+        iterator = self._iterator()
+        if iterator is None or (iterator.has_ended and undone > self._marks.last_change):
+            return None
+        place = self._marks.before(undone)
+        return self._begin if place is None else iterator._state_at(place)
+
+
+@final
+class ManagerWatch:
+    """A `StepWatcher`. It does not keep what it saves: a manager that is dropped is told no more.
+
+    Args:
+        saves: The manager's.
+        exit_code: Of the process that ends.
+        asynchronous: Whether training goes on while it writes.
+
+    Attributes:
+        key: Of the manager, in this process.
+        exit_code: As it was given.
+        asynchronous: Likewise.
+    """
+
+    def __init__(self, saves: ManagedSaves, exit_code: int, *, asynchronous: bool = True) -> None:
+        self._saves = weakref.ref(saves)
+        self.key = uuid.uuid4().hex[:12]
+        self.exit_code, self.asynchronous = exit_code, asynchronous
+        self._loop: RunningLoop | None = None
+        self._end: LoopEnd | None = None
+        self._datasets: list[weakref.ref[DistributedDataset]] = []
+        self._iterators: dict[str, _MarkedIterator] = {}
+
+    def look(self) -> None:
+        """See which datasets and iterators the checkpoint has now, and where these are."""
+        saves = self._saves()
+        named = {} if saves is None else saves.contents.named()
+        self._datasets = [weakref.ref(each) for each in named.values() if isinstance(each, DistributedDataset)]
+        self._iterators = {
+            name: _MarkedIterator(each)
+            for name, each in named.items()
+            if isinstance(each, DistributedIterator | DatasetIterator)
+        }
+
+    @property
+    def saves(self) -> ManagedSaves | None:
+        """The manager's; None where that was dropped."""
+        return self._saves()
+
+    def follow(self, loop: RunningLoop, end: LoopEnd) -> None:
+        """A run begins that draws batches itself."""
+        self._loop, self._end = loop, end
+
+    def settle(self) -> None:
+        """Wait for such a run, so that it is known what it has saved; raises what it has raised."""
+        if self._loop is not None:
+            self._loop.settle()
+            self._loop = self._end = None
+
+    def before_step(self, boundary: int) -> None:
+        for ref in self._datasets:
+            dataset = ref()
+            if dataset is not None:
+                dataset._note_run(boundary)
+        for iterator in self._iterators.values():
+            iterator.mark(boundary)
+
+    @property
+    def first_undoable(self) -> int:
+        datasets = [dataset for ref in self._datasets if (dataset := ref()) is not None]
+        firsts = [dataset._first_undoable for dataset in datasets]
+        return max([*firsts, *(each.first_undoable for each in self._iterators.values())], default=0)
+
+    def save_to_leave(self, reason: str, *, undone: int | None) -> Preempted:
+        saves, end = self._saves(), self._end
+        why = f"This process is to end: {reason}."
+        try:
+            self.settle()
+        except Preempted:
+            pass  # the replicas have left already
+        except Exception as error:
+            if saves is not None and (end is None or end.left is None):
+                return Preempted(self.exit_code, why + unsaved(saves, error))
+        if end is not None and end.left is not None:
+            return end.left
+        if saves is not None:
+            given = {} if undone is None else {name: each.state(undone) for name, each in self._iterators.items()}
+            with saves.contents.given({name: state for name, state in given.items() if state is not None}):
+                why += _saved(saves, undone)
+        return Preempted(self.exit_code, why)
+
+    def nodes(self) -> Collection[str]:
+        saves = self._saves()
+        return set() if saves is None else {this_node()} | nodes_of(saves.contents)
+
+
+def _saved(saves: ManagedSaves, undone: int | None) -> str:
+    """Save what the process has reached; what is to be said of it."""
+    try:
+        with contextlib.nullcontext() if undone is None else _as_before_draw(saves.contents, undone):
+            handle = saves.save(saves.step(), None, here=True)
+        handle.wait()
+    except Exception as error:
+        return unsaved(saves, error)
+    return f" What it reached is in {shown_uri(handle.path)!r}."
+
+
+def unsaved(saves: ManagedSaves, error: Exception) -> str:
+    """What is said of a process that ends without a last save."""
+    found = saves.run.newest() if saves.run.is_ours else []
+    latest = shown_uri(found[-1]) if found else "none"
+    return f" It could not be saved ({type(error).__name__}: {error!s:.300}); the last checkpoint is {latest}."
+
+
+@contextlib.contextmanager
+def _as_before_draw(contents: CheckpointContents, undone: int) -> Iterator[None]:
+    """Inside, its datasets are where they were when the last step began before this boundary."""
+    with contextlib.ExitStack() as stack:
+        for each in contents.named().values():
+            if isinstance(each, DistributedDataset):
+                stack.enter_context(each._before_draw(undone))
+        yield

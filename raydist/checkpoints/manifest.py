@@ -1,0 +1,183 @@
+"""The manifest of a checkpoint: all that is no tensor, and where in which files the tensors are.
+
+It is written last: without it, nothing is there. It carries a checksum of itself, which is compared before anything
+else is looked at; then the version. A name in it is never a path, and never code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import google_crc32c
+
+from raydist.checkpoints.places import file_places, require_whole
+from raydist.checkpoints.tensor_file import TensorFile
+from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.pipelines.stored.file_directory import is_file_name
+
+__all__ = ["CHECKPOINT_VERSION", "CheckpointManifest", "SavedObject"]
+
+CHECKPOINT_VERSION = 1
+
+_HEAD = re.compile(rb'\{"crc32c": ([0-9]{1,10}), "saved": ')  # of every version
+_MOST_BYTES = 1 << 28
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SavedObject:
+    """What a checkpoint has of one object.
+
+    Attributes:
+        kind: "module", "optimizer", "metric" or "other".
+        class_name: Of optimizers and schedulers: their states are of no use to another class. For comparing only.
+        values: Its state as `pack_state` gives it.
+        files: Names of the files with its tensors.
+        same_as: Another name of this object, which has its state; then there is nothing here.
+    """
+
+    kind: str
+    class_name: str | None = None
+    values: Any = None
+    files: tuple[str, ...] = ()
+    same_as: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CheckpointManifest:
+    """What a checkpoint is.
+
+    Attributes:
+        objects: By name.
+        files: All there are beside the manifest.
+        random: States of random generators, as `pack_state` gives values.
+        details: Of whoever saved: a step number, values of metrics.
+    """
+
+    objects: Mapping[str, SavedObject]
+    files: tuple[TensorFile, ...] = ()
+    random: Any = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def tensor_files(self, name: str) -> tuple[TensorFile, ...]:
+        """The files with the tensors of an object."""
+        known = {file.name: file for file in self.files}
+        return tuple(known[each] for each in self.objects[name].files)
+
+    def to_bytes(self) -> bytes:
+        """As JSON with a checksum.
+
+        Raises:
+            InvalidArgumentError: It is too large.
+        """
+        content = {
+            "version": CHECKPOINT_VERSION,
+            "objects": {name: _object_as_json(each) for name, each in self.objects.items()},
+            "files": [_file_as_json(file) for file in self.files],
+            "random": self.random,
+            "details": dict(self.details),
+        }
+        saved = json.dumps(content, allow_nan=False).encode()
+        if len(saved) > _MOST_BYTES:
+            raise InvalidArgumentError(
+                f"All that is no tensor must fit into {_MOST_BYTES} bytes of JSON, but it takes {len(saved)}. Keep "
+                "large values in tensors or arrays."
+            )
+        return b'{"crc32c": %d, "saved": %b}' % (google_crc32c.value(saved), saved)
+
+    @classmethod
+    def of_bytes(cls, data: bytes, path: str) -> CheckpointManifest:
+        """What `to_bytes` wrote into the file at `path`.
+
+        Raises:
+            DataLossError: It is damaged.
+            InvalidArgumentError: It is of a newer version.
+        """
+        try:
+            content = json.loads(_checked(data))
+            version = content["version"]
+            if version == CHECKPOINT_VERSION:
+                return cls._of_content(content)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+            problem = f"The manifest of a checkpoint must be intact, but in {path!r} {_told(error)}"
+            raise DataLossError(f"{problem}. Use another checkpoint or a copy.", path=path) from error
+        raise InvalidArgumentError(
+            f"The checkpoint {path!r} has format version {version!r:.50}, this raydist reads version "
+            f"{CHECKPOINT_VERSION}. Restore it with the version of raydist that wrote it, or a newer one."
+        )
+
+    @classmethod
+    def _of_content(cls, content: Any) -> CheckpointManifest:
+        files = tuple(map(_file_of_json, content["files"]))
+        objects = {str(name): _object_of_json(each) for name, each in content["objects"].items()}
+        if len({file.name for file in files}) < len(files):
+            raise ValueError("it names a file twice")
+        manifest = cls(objects, files, content["random"], dict(content["details"]))
+        for name, each in objects.items():
+            if each.same_as is not None and objects[each.same_as].same_as is not None:
+                raise ValueError(f"{name!r:.100} is said to be the same as {each.same_as!r:.100}, which is another's")
+            require_whole(name, manifest.tensor_files(name))
+        return manifest
+
+
+def _checked(data: bytes) -> bytes:
+    """What is under the checksum."""
+    head = _HEAD.match(data)
+    if head is None or not data.endswith(b"}"):
+        raise ValueError("what must be there is not: it may be cut off")
+    saved = data[head.end() : -1]
+    if (found := google_crc32c.value(saved)) != int(head[1]):
+        raise ValueError(f"the checksum must be {found}, but {int(head[1])} is written there")
+    return saved
+
+
+def _told(error: Exception) -> str:
+    return str(error)[:300] if type(error) is ValueError else f"there is {error!r:.300}"
+
+
+def _object_as_json(saved: SavedObject) -> dict[str, Any]:
+    if saved.same_as is not None:
+        return {"kind": saved.kind, "same_as": saved.same_as}
+    return {"kind": saved.kind, "class": saved.class_name, "files": list(saved.files), "values": saved.values}
+
+
+def _object_of_json(content: Any) -> SavedObject:
+    if "same_as" in content:
+        return SavedObject(str(content["kind"]), same_as=str(content["same_as"]))
+    files = content["files"]
+    if not isinstance(files, list) or len(set(files)) < len(files):
+        raise ValueError(f"its files must be a list of different names, got {files!r:.100}")
+    class_name = content["class"]
+    if not isinstance(class_name, str | None):
+        raise ValueError(f"the name of a class must be text, got {class_name!r:.100}")
+    return SavedObject(str(content["kind"]), class_name, content["values"], tuple(files))
+
+
+def _file_as_json(file: TensorFile) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "num_bytes": file.num_bytes,
+        "crc32c": file.crc32c,
+        "header": [file.header_bytes, file.header_crc32c],
+        "tensors": {
+            key: [place.dtype, place.shape, place.begin, place.end, place.crc32c, *([place.rows] if place.rows else [])]
+            for key, place in file.tensors.items()
+        },
+    }
+
+
+def _file_of_json(content: Any) -> TensorFile:
+    name = content["name"]
+    if not is_file_name(name):
+        raise ValueError(f"it names {name!r:.100}, which is no file in its directory")
+    num_bytes, crc, (header_bytes, header_crc) = content["num_bytes"], content["crc32c"], content["header"]
+    for number in (num_bytes, crc, header_bytes, header_crc):
+        if type(number) is not int or number < 0:
+            raise ValueError(f"sizes and checksums must be numbers >= 0, {name!r} has {number!r:.50}")
+    places = file_places(name, content["tensors"], header_bytes, num_bytes)
+    return TensorFile(name, num_bytes, crc, header_bytes, header_crc, places)

@@ -1,0 +1,84 @@
+"""States of optimizers by the names of their parameters, instead of the numbers that `torch.optim` gives them.
+
+A parameter is called as in its module; where an optimizer has parameters of several modules, with that module's name in
+front; and by its number where no module of the checkpoint has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["fitting_entries", "optimizer_entries", "optimizer_state", "parameter_names"]
+
+GROUPS = "param_groups"
+_MORE = "optimizer_entries"  # what else an optimizer's state_dict has
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of an optimizer's parameters, in its order.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> parameter_names(torch.optim.SGD(model.parameters(), 0.1), {"model": model})
+    ['weight', 'bias']
+    """
+    homes: dict[int, tuple[str, str]] = {}
+    for home, module in modules.items():
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            homes.setdefault(id(parameter), (home, name))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = [homes.get(id(parameter), ("", str(number))) for number, parameter in enumerate(parameters)]
+    several = len({home for home, _ in found}) > 1
+    return [f"{home}.{name}" if several and home else name for home, name in found]
+
+
+def optimizer_entries(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """An optimizer's `state_dict()` with names for numbers: an entry for each parameter, and one for the groups.
+
+    >>> optimizer_entries({"state": {0: {"step": 3}}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}, ["a", "b"])
+    {'a': {'step': 3}, 'param_groups': [{'lr': 0.1, 'params': ['a', 'b']}]}
+    """
+    entries: dict[str, Any] = {names[number]: entry for number, entry in state["state"].items()}
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state[GROUPS]]
+    more = {key: value for key, value in state.items() if key not in ("state", GROUPS)}
+    return {**entries, GROUPS: groups, **({_MORE: more} if more else {})}
+
+
+def optimizer_state(entries: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What `optimizer_entries` was made of, with the numbers that `names` have now. KeyError for an unknown name.
+
+    >>> optimizer_state({"a": {"step": 3}, "param_groups": [{"lr": 0.1, "params": ["a"]}]}, ["a"])
+    {'state': {0: {'step': 3}}, 'param_groups': [{'lr': 0.1, 'params': [0]}]}
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    state = {numbers[name]: entry for name, entry in entries.items() if name not in (GROUPS, _MORE)}
+    # torch takes the k-th number of a group for the k-th parameter there is now
+    groups = [{**group, "params": sorted(numbers[name] for name in group["params"])} for group in entries[GROUPS]]
+    return {"state": dict(sorted(state.items())), GROUPS: groups, **entries.get(_MORE, {})}
+
+
+def fitting_entries(entries: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `entries` is for the parameters that there are `here`, and for the others what is here.
+
+    Args:
+        entries: That were saved.
+        here: Those of the optimizer as it is now.
+
+    >>> saved = {"a": {"step": 3}, "b": {"step": 3}, "param_groups": [{"lr": 0.1, "params": ["a", "b"]}]}
+    >>> fitting_entries(saved, {"c": {"step": 1}, "param_groups": [{"lr": 0.2, "params": ["c", "a"]}]})
+    {'a': {'step': 3}, 'c': {'step': 1}, 'param_groups': [{'lr': 0.1, 'params': ['c', 'a']}]}
+    """
+    ours, theirs = (_parameters_of(each) for each in (here, entries))
+    states = {name: entries[name] for name in ours if name in theirs and name in entries}
+    states |= {name: here[name] for name in ours if name not in theirs and name in here}
+    groups = [{**group, "params": list(group["params"])} for group in here[GROUPS]]
+    for group, saved in zip(groups, entries[GROUPS], strict=False):
+        group.update({key: value for key, value in saved.items() if key != "params"})
+    return {**states, GROUPS: groups, **({_MORE: entries[_MORE]} if _MORE in entries else {})}
+
+
+def _parameters_of(entries: Mapping[str, Any]) -> list[str]:
+    return [name for group in entries[GROUPS] for name in group["params"]]

@@ -1,0 +1,44 @@
+"""Gradients that were computed and not used yet, as something that has a state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import nn
+
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["PendingGradients"]
+
+
+@final
+class PendingGradients:
+    """The `.grad` of a module's parameters.
+
+    >>> model = torch.nn.Linear(1, 1)
+    >>> model(torch.ones(1)).backward()
+    >>> PendingGradients(model).state_dict()
+    {'weight': tensor([[1.]]), 'bias': tensor([1.])}
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by the names of their parameters."""
+        return {name: each.grad for name, each in self._module.named_parameters() if each.grad is not None}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Have these, and no others. InvalidArgumentError where one does not fit; then nothing is changed."""
+        parameters = dict(self._module.named_parameters())
+        for name, gradient in state.items():
+            if name not in parameters or parameters[name].shape != gradient.shape:
+                raise InvalidArgumentError(
+                    f"A saved gradient must be of a parameter and of its shape, but {name!r} of shape "
+                    f"{tuple(gradient.shape)} is not. Restore into a module like the one that was saved."
+                )
+        for name, parameter in parameters.items():
+            found = state.get(name)
+            parameter.grad = None if found is None else found.to(parameter.device, parameter.dtype)

@@ -1,0 +1,126 @@
+"""Reading tensors from the files of a checkpoint: every byte is compared with its checksum before anybody sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import google_crc32c
+import torch
+
+from raydist.checkpoints.dtypes import stored_dtype
+from raydist.checkpoints.tensor_file import FilePlace, TensorFile
+from raydist.errors import DataLossError, NotFoundError
+from raydist.pipelines.formats.files import OpenFile, file_errors
+from raydist.pipelines.stored.directory_files import DirectoryFiles
+
+__all__ = ["read_tensors"]
+
+_PIECE_BYTES = 1 << 20
+
+
+def read_tensors(
+    directory: DirectoryFiles,
+    files: Iterable[TensorFile],
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> dict[str, torch.Tensor]:
+    """Tensors of one object, on the CPU; nobody else has their memory.
+
+    Args:
+        directory: Of the checkpoint.
+        files: Those of the object, from the manifest.
+        wanted: Whether a tensor is; all of them by default.
+
+    Raises:
+        DataLossError: A file is missing, cut off or damaged. Names it, and the tensor.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    several = tuple(files)
+    if len(several) > 1:  # slices get memory for the whole tensor: all of it must be there
+        for file in several:
+            _read(directory, file, lambda reader: None)
+    for file in several:
+        _read(directory, file, lambda reader: reader.read_into(tensors, wanted))
+    return tensors
+
+
+def _read(directory: DirectoryFiles, file: TensorFile, action: Callable[[_FileReader], None]) -> None:
+    path = f"{directory.shown}/{file.name}"
+    try:
+        opened = directory.open(file.name)
+    except NotFoundError as error:
+        raise DataLossError(
+            f"A checkpoint must have all of its files, but {path!r} is missing. Use another one or a copy.", path=path
+        ) from error
+    try:
+        with file_errors(path):
+            reader = _FileReader(opened, path, file)
+            reader.check_size()
+            action(reader)
+    finally:
+        opened.file.close()
+
+
+@final
+class _FileReader:
+    """One file."""
+
+    def __init__(self, opened: OpenFile, path: str, file: TensorFile) -> None:
+        self._opened = opened
+        self._path = path
+        self._file = file
+        self._at = 0
+
+    def check_size(self) -> None:
+        """DataLossError unless it has as many bytes as were written, where its system can tell."""
+        if self._opened.size not in (None, self._file.num_bytes):
+            raise self._loss(f"it must have {self._file.num_bytes} bytes, got {self._opened.size}", 0)
+
+    def read_into(self, tensors: dict[str, torch.Tensor], wanted: Callable[[str], bool]) -> None:
+        """Put its tensors among those of other files."""
+        self._check_header()
+        for key, place in self._file.tensors.items():
+            if wanted(key):
+                self._read(key, place, tensors)
+
+    def _check_header(self) -> None:
+        crc, left = 0, self._file.header_bytes
+        while left:
+            piece = self._some(min(left, _PIECE_BYTES), "its header")
+            crc = google_crc32c.extend(crc, piece)
+            left -= len(piece)
+        if crc != self._file.header_crc32c:
+            raise self._loss("its header differs from what was written", 0)
+
+    def _read(self, key: str, place: FilePlace, tensors: dict[str, torch.Tensor]) -> None:
+        if key not in tensors:
+            tensors[key] = torch.empty(place.shape, dtype=stored_dtype(place.dtype))
+        target = tensors[key] if place.rows is None else tensors[key][slice(*place.rows)]
+        flat: Any = target.reshape(-1).view(torch.uint8).numpy()
+        what = f"tensor {key!r}"
+        if self._at != place.begin:
+            self._opened.file.seek(place.begin)
+            self._at = place.begin
+        crc = done = 0
+        while done < len(flat):
+            piece = self._some(min(len(flat) - done, _PIECE_BYTES), what)
+            memoryview(flat)[done : done + len(piece)] = piece
+            crc = google_crc32c.extend(crc, piece)
+            done += len(piece)
+        if crc != place.crc32c:
+            raise self._loss(f"{what} differs from what was written", place.begin)
+
+    def _some(self, size: int, what: str) -> bytes:
+        piece = bytes(self._opened.file.read(size) or b"")
+        if not piece:
+            raise self._loss(f"{what} is cut off", self._at)
+        self._at += len(piece)
+        return piece
+
+    def _loss(self, problem: str, offset: int) -> DataLossError:
+        return DataLossError(
+            f"The file {self._path!r} of a checkpoint must be as it was written, but {problem}. Use another checkpoint "
+            "or a copy of the file.",
+            path=self._path,
+            offset=offset,
+        )

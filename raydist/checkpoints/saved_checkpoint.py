@@ -1,0 +1,97 @@
+"""A checkpoint that is there: its manifest, and the states in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.checkpoints.entries import unpack_state
+from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
+from raydist.checkpoints.new_files import MANIFEST_NAME
+from raydist.checkpoints.read_tensors import read_tensors
+from raydist.checkpoints.tensor_file import FilePlace
+from raydist.errors import DataLossError, NotFoundError, RaydistError
+from raydist.pipelines.formats.files import file_errors
+from raydist.pipelines.stored.directory_files import DirectoryFiles
+
+__all__ = ["SavedCheckpoint", "named_files", "open_checkpoint"]
+
+_MOST_BYTES = (1 << 28) + (1 << 10)  # of a manifest
+_READ_BYTES = 1 << 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """What is in a directory.
+
+    Attributes:
+        directory: That.
+        manifest: What it says.
+    """
+
+    directory: DirectoryFiles
+    manifest: CheckpointManifest
+
+    def saved(self, name: str) -> SavedObject:
+        """What is known of an object; of one that is another's, of that."""
+        return self.manifest.objects[self._home(name)]
+
+    def places(self, name: str) -> Mapping[str, FilePlace]:
+        """The tensors of an object; of slices, any."""
+        files = self.manifest.tensor_files(self._home(name))
+        return {key: place for file in files for key, place in file.tensors.items()}
+
+    def state(self, name: str) -> Any:
+        """The state of an object. DataLossError where it is damaged."""
+        home = self._home(name)
+        tensors = read_tensors(self.directory, self.manifest.tensor_files(home))
+        try:
+            return unpack_state(self.manifest.objects[home].values, tensors)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise self.loss(f"the state of {name!r} is none: {error!s:.300}") from error
+
+    def loss(self, problem: str) -> DataLossError:
+        """The error of a checkpoint that cannot have been written so."""
+        path = self.directory.shown
+        return DataLossError(f"The checkpoint {path!r} must be whole, but {problem}. Use another one.", path=path)
+
+    def _home(self, name: str) -> str:
+        return self.manifest.objects[name].same_as or name
+
+
+def open_checkpoint(directory: DirectoryFiles) -> SavedCheckpoint:
+    """The checkpoint in a directory.
+
+    Raises:
+        NotFoundError: There is none: it has no manifest.
+        DataLossError: Its manifest is damaged.
+        InvalidArgumentError: It is of a newer version.
+    """
+    path = f"{directory.shown}/{MANIFEST_NAME}"
+    try:
+        opened = directory.open(MANIFEST_NAME)
+    except NotFoundError:
+        raise NotFoundError(
+            f"A checkpoint must be in {directory.shown!r}, but there is no {MANIFEST_NAME}: none was saved there, or "
+            "the save did not come to its end. Give the directory of a whole one."
+        ) from None
+    content = []
+    size = 0
+    try:
+        with file_errors(path):
+            while size < _MOST_BYTES and (piece := opened.file.read(_READ_BYTES)):
+                content.append(bytes(piece))
+                size += len(piece)
+    finally:
+        opened.file.close()
+    return SavedCheckpoint(directory, CheckpointManifest.of_bytes(b"".join(content), path))
+
+
+def named_files(directory: DirectoryFiles) -> frozenset[str]:
+    """The files with tensors of the checkpoint in a directory; none where there is none, or nobody knows which."""
+    try:
+        return frozenset(file.name for file in open_checkpoint(directory).manifest.files)
+    except RaydistError:
+        return frozenset()

@@ -1,0 +1,104 @@
+"""How the state of each kind of object is taken and given back: modules, optimizers, metrics, whatever has one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from raydist.checkpoints.metric_shares import GIVEN_SHARES, metric_shares
+from raydist.checkpoints.optimizer_names import (
+    fitting_entries,
+    optimizer_entries,
+    optimizer_state,
+    parameter_names,
+)
+from raydist.checkpoints.state import State
+
+__all__ = ["SHARES", "class_of_state", "give_state", "kind_of_state", "state_of"]
+
+SHARES = "_shares"
+"""The entry of a metric's state that has those of each replica."""
+
+_UPDATES = "_update_count"  # of a torchmetrics metric
+
+
+def kind_of_state(obj: Any) -> str:
+    """What it is for a checkpoint: a "module", "optimizer", "metric", or something "other".
+
+    >>> kind_of_state(torch.nn.Linear(1, 1)), kind_of_state(rd.Mean()), kind_of_state(rd.State())
+    ('module', 'metric', 'other')
+    """
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is not None and isinstance(obj, torchmetrics.Metric):
+        return "metric"
+    if isinstance(obj, nn.Module):
+        return "module"
+    return "optimizer" if isinstance(obj, torch.optim.Optimizer) else "other"
+
+
+def class_of_state(obj: Any) -> str | None:
+    """The name of an object's class where another one has no use for its state: optimizers, schedulers, rd.State."""
+    schedulers = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    return type(obj).__name__ if isinstance(obj, (torch.optim.Optimizer, State, *schedulers)) else None
+
+
+def state_of(obj: Any, modules: Mapping[str, nn.Module]) -> Any:
+    """Its state, for `pack_state`. Reads of mirrored objects wait for dispatched steps.
+
+    Args:
+        obj: One of the checkpoint's objects.
+        modules: All modules of the checkpoint: they name the parameters.
+    """
+    kind = kind_of_state(obj)
+    if kind == "optimizer":
+        return optimizer_entries(obj.state_dict(), parameter_names(obj, modules))
+    if kind == "metric":
+        entries = {name: getattr(obj, name) for name in _metric_entries(obj)}
+        shares = metric_shares(obj)
+        return {**obj.state_dict(), **entries, **({SHARES: shares} if shares else {})}
+    return obj.state_dict()
+
+
+def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: bool = True) -> None:
+    """Have it go on from `state`.
+
+    Args:
+        obj: One of the checkpoint's objects.
+        state: As `state_of` gave it.
+        modules: All modules of the checkpoint.
+        strict: Whether a module or an optimizer must find all of its entries, and no other.
+    """
+    kind = kind_of_state(obj)
+    if kind == "optimizer":
+        names = parameter_names(obj, modules)
+        if not strict:
+            state = fitting_entries(state, optimizer_entries(obj.state_dict(), names))
+        obj.load_state_dict(optimizer_state(state, names))
+    elif kind == "metric":
+        _give_metric(obj, state)
+    elif kind == "module":
+        obj.load_state_dict(state, strict=strict)
+    else:
+        obj.load_state_dict(state)
+
+
+def _metric_entries(metric: Any) -> tuple[str, ...]:
+    """What a metric gathers: torchmetrics' own state_dict leaves it out."""
+    return (*metric._defaults, *((_UPDATES,) if hasattr(metric, _UPDATES) else ()))
+
+
+def _give_metric(metric: Any, state: Mapping[str, Any]) -> None:
+    own = _metric_entries(metric)
+    others = {name: value for name, value in state.items() if name not in (*own, SHARES)}
+    metric.load_state_dict(others, strict=False)
+    for name in own:
+        if name in state:
+            value = state[name]
+            setattr(metric, name, value.to(metric.device) if isinstance(value, torch.Tensor) else value)
+    metric._computed = None
+    if SHARES in state:
+        setattr(metric, GIVEN_SHARES, list(state[SHARES]))

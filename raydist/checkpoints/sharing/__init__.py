@@ -1,0 +1,1 @@
+"""Saving by all who hold something: replicas write their shares, this process the rest."""

@@ -1,0 +1,183 @@
+"""A replica's half of a save: copies its share between two steps, and writes it in a thread beside them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from raydist.checkpoints.capture import captured_object
+from raydist.checkpoints.manifest import SavedObject
+from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
+from raydist.checkpoints.sharing.reports import SaveReports
+from raydist.checkpoints.sharing.shares import PlannedFile, Share, ShareRequest, ShareTerms, plan_files
+from raydist.checkpoints.tensor_file import write_tensor_file
+
+__all__ = ["MergedStates", "ShareWriter", "begin_share"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MergedStates:
+    """What replicas hold apart, as all of them together see it.
+
+    Attributes:
+        metrics: By name, entries of their states.
+        buffers: Tensors as this replica has them, each with its value.
+    """
+
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    buffers: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+    def within(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of a state, which has buffers detached: memory tells which they are."""
+        values = {own.data_ptr(): value for own, value in self.buffers if own.numel()}
+        found = {key: values.get(tensor.data_ptr(), tensor) for key, tensor in tensors.items()}
+        return {key: found[key] if found[key].shape == each.shape else each for key, each in tensors.items()}
+
+
+Merge = Callable[[Mapping[str, Any], Mapping[str, Mapping[str, int]]], MergedStates]
+"""Given objects and `ShareTerms.alone`; all replicas must call it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _CopiedShare:
+    """A share in memory: what is no tensor, files with their tensors, random states, and how long that took."""
+
+    objects: Mapping[str, SavedObject]
+    files: Sequence[tuple[PlannedFile, Mapping[str, torch.Tensor]]]
+    random: tuple[bytes, ...]
+    copy_s: float
+
+
+@final
+class ShareWriter:
+    """The saves of one replica, of which it writes a share each.
+
+    Args:
+        rank: The replica.
+        num_replicas: All of them.
+        device: Where its tensors are.
+        merge: Tells what replicas hold apart; None where there is nothing of the kind.
+    """
+
+    def __init__(self, rank: int, num_replicas: int, device: torch.device, merge: Merge | None = None) -> None:
+        self._merge = merge
+        self._rank, self._num_replicas, self._device = rank, num_replicas, device
+        self._reports = SaveReports()
+        self._lock = threading.Lock()
+        self._copies: dict[str, _CopiedShare] = {}  # not written yet
+        self._requests: dict[str, ShareRequest] = {}  # not copied yet
+
+    def begin(self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        """Copy this replica's share and begin to write it. What goes wrong is told by `report`.
+
+        Args:
+            request: What to do.
+            objects: The objects to save, as they are here.
+            modules: Those that name the parameters of optimizers.
+        """
+        self.copy(request.token, request.terms, objects, modules)
+        self.write(request)
+
+    def copy(self, token: str, terms: ShareTerms, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        """Copy this replica's share, to be written by `write`. What goes wrong is told by `report`."""
+        began = time.perf_counter()
+        merged = self._merged(terms, objects)  # if this fails, it does so on all replicas: it is the step's error
+        try:
+            saved, files = self._copied(terms, objects, modules, merged)
+            copied = _CopiedShare(saved if self._rank == 0 else {}, files, self._random(), time.perf_counter() - began)
+        except Exception as error:
+            self._reports.tell(token, error)
+            return
+        with self._lock:
+            self._copies[token] = copied
+            request = self._requests.pop(token, None)
+        if request is not None:
+            self.write(request)
+
+    def write(self, request: ShareRequest) -> None:
+        """Begin to write what was copied, or is to be copied. Any thread may call this."""
+        with self._lock:
+            copied = self._copies.pop(request.token, None)
+            if copied is None and self._reports.of(request.token) is None:
+                self._requests[request.token] = request
+        if copied is not None:
+            self._start(request, copied)
+
+    def _start(self, request: ShareRequest, copied: _CopiedShare) -> None:
+        def write() -> Share:
+            written = {
+                (file.owner, file.number): write_tensor_file(request.new, file.name(request), tensors)
+                for file, tensors in copied.files
+            }
+            return Share(written, copied.objects, copied.random, copied.copy_s)
+
+        self._reports.write(request.token, write)
+
+    def _merged(self, terms: ShareTerms, objects: Mapping[str, Any]) -> MergedStates:
+        if self._merge is None or self._num_replicas == 1:
+            return MergedStates()
+        return self._merge(objects, terms.alone)
+
+    def _copied(
+        self,
+        terms: ShareTerms,
+        objects: Mapping[str, Any],
+        modules: Mapping[str, nn.Module],
+        merged: MergedStates,
+    ) -> tuple[dict[str, SavedObject], list[tuple[PlannedFile, dict[str, torch.Tensor]]]]:
+        saved: dict[str, SavedObject] = {}
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {}
+        for name, obj in objects.items():
+            kind = kind_of_state(obj)
+            state = state_of(obj, modules)
+            if name in merged.metrics:
+                state = {**state, **merged.metrics[name]}
+            found = captured_object(name, kind, class_of_state(obj), state, copy=False)
+            saved[name], tensors[name] = found.saved, merged.within(found.tensors)
+        sizes = {name: {key: each.nbytes for key, each in found.items()} for name, found in tensors.items()}
+        mine = [
+            each
+            for each in plan_files(sizes, self._num_replicas, terms.whole, terms.small_bytes)
+            if each.rank == self._rank
+        ]
+        return saved, [(file, {key: _copy(tensors[file.owner][key]) for key in file.keys}) for file in mine]
+
+    def _random(self) -> tuple[bytes, ...]:
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return tuple(state.numpy().tobytes() for state in states)
+
+    def set_random(self, states: Sequence[bytes]) -> None:
+        """Go on drawing where a replica was of which `Share.random` tells."""
+        tensors = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states]
+        torch.set_rng_state(tensors[0])
+        if self._device.type == "cuda" and len(tensors) > 1:
+            torch.cuda.set_rng_state(tensors[1], self._device)
+
+    def report(self, token: str) -> Share | Exception | None:
+        """What became of a save; None where that is not known yet. Any thread may ask."""
+        return self._reports.of(token)
+
+    def close(self, within_s: float) -> None:
+        """Wait for what is being written."""
+        self._reports.close(within_s)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def begin_share(
+    writer: ShareWriter, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> None:
+    """The function that replicas run between two steps."""
+    writer.begin(request, objects, modules)

@@ -1,0 +1,159 @@
+"""A save that has begun: what this process holds is copied, and replicas are told to copy theirs between two steps."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, final
+
+from torch import nn
+
+from raydist.checkpoints.capture import Capture, commit, file_stems, write_capture
+from raydist.checkpoints.contents import CheckpointContents
+from raydist.checkpoints.entries import pack_state
+from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
+from raydist.checkpoints.metric_shares import OWNER
+from raydist.checkpoints.named_objects import other_names
+from raydist.checkpoints.new_files import NewFiles, new_files
+from raydist.checkpoints.random_state import REPLICAS
+from raydist.checkpoints.saved_kinds import kind_of_state
+from raydist.checkpoints.sharing.shares import UNDIVIDED_BYTES, Share, ShareRequest, join_shares, random_values
+from raydist.checkpoints.sharing.staging import StagedStates
+from raydist.checkpoints.tensor_file import TensorFile, write_index
+from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.pipelines.stored.file_directory import DirectoryFiles
+
+__all__ = ["DispatchedShares", "ShareSaver", "StartedSave", "nodes_of", "start_save"]
+
+
+class DispatchedShares(Protocol):
+    """Replicas that have been told to save."""
+
+    def wait(self) -> Sequence[Share]:
+        """What all have written, in the order of ranks. Any thread may wait; raises what went wrong."""
+
+
+class ShareSaver(Protocol):
+    """A strategy whose replicas write what they hold."""
+
+    def how(self, obj: Any) -> Literal["divided", "whole"] | None:
+        """Whether replicas can save an object of theirs, and who of them; None where the driver must read it."""
+
+    def begin(
+        self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> DispatchedShares:
+        """Tell them, in the order of dispatched steps."""
+
+    def nodes(self) -> Collection[str]:
+        """Ids of the nodes that they are on. Any thread may ask."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StartedSave:
+    """What is to be written.
+
+    Attributes:
+        directory: Where.
+        names: Of all objects, in order.
+        capture: What this process holds.
+        new: Files in the directory, where replicas write there already.
+        shares: What they write.
+    """
+
+    directory: DirectoryFiles
+    names: tuple[str, ...]
+    capture: Capture
+    new: NewFiles | None = None
+    shares: DispatchedShares | None = None
+
+    def write(self) -> CheckpointManifest:
+        """Write it, wait for the replicas, and let it be there. Nothing is there if this raises."""
+        new = new_files(self.directory) if self.new is None else self.new
+        try:
+            stems = file_stems(dict.fromkeys(self.names), new)
+            manifest = write_capture(self.capture, new, stems=stems)
+            if self.shares is not None:
+                manifest = self._joined(manifest, self.shares.wait(), new, stems)
+            commit(new, manifest)
+        except BaseException:
+            new.abandon()
+            raise
+        return manifest
+
+    def _joined(
+        self, manifest: CheckpointManifest, shares: Sequence[Share], new: NewFiles, stems: Mapping[str, str]
+    ) -> CheckpointManifest:
+        objects: dict[str, SavedObject] = dict(manifest.objects)
+        files: list[TensorFile] = list(manifest.files)
+        for name, (saved, own) in join_shares(shares).items():
+            if len(own) > 1:
+                own.append(write_index(new, stems[name], tuple(own)))
+            files += own
+            objects[name] = replace(saved, files=tuple(file.name for file in own))
+        drawn = random_values(shares)
+        random = {**(manifest.random or {}), **(pack_state({REPLICAS: drawn}).values if drawn else {})}
+        ordered = {name: objects[name] for name in self.names}
+        return replace(manifest, objects=ordered, files=tuple(files), random=random)
+
+
+def start_save(
+    contents: CheckpointContents,
+    directory: DirectoryFiles,
+    details: Mapping[str, Any],
+    *,
+    staging: StagedStates | None = None,
+) -> StartedSave:
+    """Begin to save the states as they are now.
+
+    Args:
+        contents: Of the checkpoint.
+        directory: Where it goes.
+        details: Of the manifest.
+        staging: Takes copies, so that training may go on; None where the caller writes at once.
+    """
+    named = contents.named()
+    saver, remote = _remote_objects(named)
+    capture = contents.capture(copy=False, details=details, skip=remote)
+    if staging is not None:
+        capture = staging.copied(capture)
+    if saver is None:
+        return StartedSave(directory, tuple(named), capture)
+    new = new_files(directory)
+    stems = file_stems(named, new)
+    whole = frozenset(name for name, obj in remote.items() if saver.how(obj) == "whole")
+    request = ShareRequest(uuid.uuid4().hex, new, stems, whole, UNDIVIDED_BYTES)
+    modules = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module)}
+    return StartedSave(directory, tuple(named), capture, new, saver.begin(request, remote, modules))
+
+
+def _remote_objects(named: Mapping[str, Any]) -> tuple[ShareSaver | None, dict[str, Any]]:
+    """The objects that replicas save, and how to tell them: those of one strategy."""
+    again = other_names(named)
+    savers = {name: saver for name, obj in named.items() if (saver := _saver_of(obj)) is not None}
+    saver = next(iter(savers.values()), None)
+    if saver is None:
+        return None, {}
+    modules_known = all(_saver_of(obj) is saver for obj in named.values() if isinstance(obj, nn.Module))
+    remote = {
+        name: named[name]
+        for name, found in savers.items()
+        if found is saver
+        and name not in again
+        and saver.how(named[name]) is not None
+        and (modules_known or kind_of_state(named[name]) != "optimizer")  # which modules name the parameters of
+    }
+    return (saver, remote) if remote else (None, {})
+
+
+def nodes_of(contents: CheckpointContents) -> set[str]:
+    """Ids of the nodes of all replicas that hold something of it. Any thread may ask."""
+    savers = [_saver_of(obj) for obj in contents.named().values()]
+    return {node for saver in savers if saver is not None for node in saver.nodes()}
+
+
+def _saver_of(obj: Any) -> ShareSaver | None:
+    owner = vars(type(obj.module if isinstance(obj, SavedRows) else obj)).get(OWNER)
+    saver: ShareSaver | None = getattr(owner, "share_saver", None)
+    return saver

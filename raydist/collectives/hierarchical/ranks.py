@@ -1,0 +1,146 @@
+"""What a rank of a group of several hosts does in a collective, once it has joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from raydist.collectives.base import Membership
+from raydist.collectives.hierarchical.conference import Conference, Parts
+from raydist.collectives.hierarchical.joining import Joined
+from raydist.collectives.hierarchical.lane import HostReduction
+from raydist.collectives.hierarchical.moves import LargeMoves
+from raydist.collectives.hierarchical.plan import HostPlan
+from raydist.collectives.hierarchical.reduction import LargeReductions
+from raydist.collectives.shared_memory.layout import CALL_BYTES
+from raydist.collectives.shared_memory.sequence import BayUse
+from raydist.collectives.shared_memory.task import Steps
+
+__all__ = ["HostedRank"]
+
+# To all other hosts together. Leaders take one trip where lanes take three, but carry all of it.
+_MOST_BY_LEADERS = 512 << 10
+
+
+@final
+class HostedRank:
+    """One rank's part in collectives.
+
+    Small tensors go by way of leaders: these reduce or collect what their hosts' ranks have written, tell each other,
+    and announce the result.
+
+    Args:
+        plan: Who shares memory with whom.
+        membership: This rank's place.
+        joined: What it has joined.
+
+    Attributes:
+        generation: Of its host.
+        messages: To other hosts.
+        moves: Of large tensors.
+    """
+
+    def __init__(self, plan: HostPlan, membership: Membership, joined: Joined) -> None:
+        wires = joined.others.wires
+        self.generation = joined.generation
+        self.messages = joined.others.messages
+        self.moves = LargeMoves(plan, membership.rank, joined.generation, wires)
+        self._plan = plan
+        self._world_size = membership.world_size
+        self._conference = Conference(plan, joined.generation, wires)
+        self._large = LargeReductions(plan, joined.generation, wires)
+
+    def agree(self, number: int) -> Steps:
+        """Find out that all ranks have called the same."""
+        yield from self._conference.confer(number)
+
+    def by_leaders(self, num_bytes: int) -> bool:
+        """Whether a tensor of so many bytes is reduced by way of leaders, through bays."""
+        others = len(self._plan.hosts) - 1
+        return num_bytes * max(others, 1) <= _MOST_BY_LEADERS and num_bytes <= self.generation.board.layout.bay_bytes
+
+    def take_note(self, number: int) -> bool:
+        """Whether any rank has marked a call that was agreed on; to be asked once."""
+        return self._conference.take_note(number)
+
+    def reduce_small(
+        self,
+        number: int,
+        flat: torch.Tensor,
+        reduction: HostReduction,
+        *,
+        everywhere: bool = True,
+        bay: BayUse | None = None,
+    ) -> Steps:
+        """Reduce what the ranks have brought, into their slots or into bays, to `flat`."""
+        place = None if bay is None else self.generation.board.layout.bay(0, bay.number)
+
+        def bring() -> torch.Tensor:
+            partial = torch.empty_like(flat)
+            reduction.at_home(self._brought(number, flat, bay), partial)
+            return partial
+
+        def conclude(parts: Parts) -> torch.Tensor:
+            result = torch.empty_like(flat)
+            reduction.between(parts, result)
+            return result
+
+        yield from self._conference.confer(number, bring, conclude, place=place)
+        if everywhere:
+            flat.copy_(self._conference.announced(number, flat, place))
+
+    def broadcast_small(self, number: int, data: torch.Tensor, root: int) -> Steps:
+        """Fill `data` with what the root has brought."""
+        plan = self._plan
+
+        def bring() -> torch.Tensor:
+            if root not in plan.members:
+                return data[:0]
+            return self._brought(number, data)[plan.members.index(root)]
+
+        yield from self._conference.confer(number, bring, lambda parts: parts[plan.host_of(root)])
+        data.copy_(self._conference.announced(number, data))
+
+    def gather_small(self, number: int, outputs: Sequence[torch.Tensor]) -> Steps:
+        """Fill `outputs` with what the ranks have brought, each as much."""
+        plan, size = self._plan, outputs[0].numel()
+
+        def bring() -> torch.Tensor:
+            return torch.cat(self._brought(number, outputs[0]))
+
+        yield from self._conference.confer(number, bring, torch.cat)
+        whole = self._conference.announced(number, torch.empty(size * self._world_size, dtype=torch.uint8))
+        order = [rank for members in plan.hosts for rank in members]
+        for place, rank in enumerate(order):
+            outputs[rank].copy_(whole[place * size : (place + 1) * size])
+
+    def reduce_large(
+        self,
+        number: int,
+        flat: torch.Tensor,
+        reduction: HostReduction,
+        place: int,
+        copies: Sequence[torch.Tensor],
+        *,
+        everywhere: bool,
+    ) -> Steps:
+        """Reduce a flat tensor; `place` and `copies` are what is known of it where it lies in shared memory."""
+        board, size = self.generation.board, len(self._plan.members)
+        places = {board.memory_of(member, number) for member in range(size)}
+        yield from self.agree(number)
+        if size == 1:
+            yield from self._large.in_place(number, [flat], reduction)
+        elif places == {place} and place:
+            yield from self._large.in_place(number, copies, reduction)
+        else:
+            yield from self._large.staged(flat, reduction, everywhere=everywhere)
+
+    def _brought(self, number: int, like: torch.Tensor, bay: BayUse | None = None) -> list[torch.Tensor]:
+        layout, members = self.generation.board.layout, range(len(self._plan.members))
+        if bay is None:
+            places = [layout.slot(member, number) + CALL_BYTES for member in members]
+        else:
+            places = [layout.bay(member, bay.number) for member in members]
+        return [self.generation.view(place, like.numel(), like.dtype) for place in places]

@@ -1,0 +1,27 @@
+"""The global step: how many batches a strategy has trained on."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import nn
+
+__all__ = ["StepCounter"]
+
+
+@final
+class StepCounter(nn.Module):
+    """The global step of one strategy. Its buffer is mirrored; each replica adds to its own.
+
+    >>> counter = StepCounter()
+    >>> counter.value += 1
+    >>> counter.value
+    tensor(1)
+    """
+
+    value: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros((), dtype=torch.int64))

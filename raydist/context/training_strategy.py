@@ -1,0 +1,48 @@
+"""Which strategy a program trains with, as far as that is plain."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Protocol, cast
+
+from raydist.context.current import current, in_cross_replica_context
+from raydist.context.step_counter import StepCounter
+
+__all__ = ["CountsSteps", "note_strategy", "training_strategy"]
+
+
+class CountsSteps(Protocol):
+    """A `Strategy`, as far as its global step goes."""
+
+    _closed: bool
+    _is_default: bool
+
+    def _find_counter(self) -> StepCounter | None: ...
+
+    def _make_counter(self) -> StepCounter: ...
+
+
+@functools.cache
+def _living() -> weakref.WeakSet[CountsSteps]:
+    """Those of this process."""
+    return weakref.WeakSet()
+
+
+def note_strategy(strategy: CountsSteps) -> None:
+    """A strategy was made."""
+    _living().add(strategy)
+
+
+def training_strategy() -> CountsSteps | None:
+    """The strategy whose scope is open here, else the only one that is not closed; None of several, or of none.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> with strategy.scope():
+    ...     training_strategy() is strategy
+    True
+    """
+    if in_cross_replica_context():
+        return cast("CountsSteps", current())
+    found = [each for each in list(_living()) if not each._closed and not each._is_default]
+    return found[0] if len(found) == 1 else None

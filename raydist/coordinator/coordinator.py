@@ -1,0 +1,290 @@
+"""Gives closures to workers, and waits for them: the driver's end of a `ParameterServerStrategy`.
+
+One thread waits for what workers answer and sends them the next closures; the program's threads wait only for what
+they ask for. It knows nothing of datasets, and of variables only that they live somewhere else.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, final
+
+from raydist.coordinator.closure_waits import ClosureWaits
+from raydist.coordinator.closures import Closure, ClosureQueue
+from raydist.coordinator.ports import ServerSide, WorkerPort
+from raydist.coordinator.roster import Roster
+from raydist.coordinator.shipment_log import ShipmentLog
+from raydist.coordinator.worker_questions import WorkerQuestions
+from raydist.coordinator.workforce import Workforce
+from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.foreign_errors import what_was_raised
+from raydist.mirroring.shipment import Shipment
+from raydist.nest import unflatten
+from raydist.options import Timeouts
+from raydist.owning_process import OwningProcess
+from raydist.preemption.boundaries import GivenUp, is_to_leave
+from raydist.replicas.results import StepResult
+from raydist.replicas.served.work_message import LogEntry, PlannedWork
+from raydist.replicas.served.worker_rules import ClosureLabel
+
+__all__ = ["Coordinator"]
+
+_T = TypeVar("_T")
+
+_MOST_WAITING = 256 * 1024  # closures, as TensorFlow's
+_MOST_WITH_BATCHES = 32  # of closures that hold batches, which stay in the object store until they are done
+_MOST_BYTES = 256 << 20  # of arguments that wait
+_SLICE_S = 0.5  # between two looks at the clock
+
+
+@final
+class Coordinator:
+    """See the module. Constructing starts nothing.
+
+    Args:
+        port: The way to the workers.
+        servers: Where the variables live.
+        num_workers: How many workers there are.
+        timeouts: The limit of every wait.
+    """
+
+    def __init__(self, port: WorkerPort, servers: ServerSide, num_workers: int, timeouts: Timeouts) -> None:
+        self._port = port
+        self._servers = servers
+        self._timeouts = timeouts
+        self._queue = ClosureQueue()
+        self._log = ShipmentLog(num_workers)
+        self._roster = Roster(port, servers, num_workers, self._queue, self._log, timeouts)
+        self._force = Workforce(self._roster, port, self._queue, self._log)
+        self._waits = ClosureWaits(self._force, self._queue, timeouts)
+        self._changed = self._waits.changed
+        self._questions = WorkerQuestions(port, self._roster, self._force, self._queue, self._waits)
+        self._dropped: list[int] = []  # handles, which servers may yet have
+        self._thread: threading.Thread | None = None
+        self._process = OwningProcess("A strategy with its variables and results")
+
+    # What follows is for the program's threads.
+
+    def start(self) -> None:
+        """Let the workers start, without waiting for them."""
+        with self._changed:
+            self._roster.start()
+            self._thread = threading.Thread(target=self._serve, name="raydist-coordinator", daemon=True)
+            self._thread.start()
+
+    def when_lost(self, told: Callable[[int, int, Mapping[str, int]], None]) -> None:
+        """Have something told of each death of a worker; see `Roster.on_lost`."""
+        with self._changed:
+            self._roster.on_lost.append(told)
+
+    def when_done(self, told: Callable[[Sequence[StepResult]], None]) -> None:
+        """Have something told of each closure that has ended well; see `Workforce.on_result`."""
+        with self._changed:
+            self._force.on_result.append(told)
+
+    def schedule(
+        self,
+        shipment: Shipment,
+        make_header: Callable[[int], bytes],
+        key: bytes = b"",
+        *,
+        alone: bool = False,
+        boundary: int = 0,
+    ) -> Closure:
+        """Have a closure run on the next free worker. Blocks while too many wait.
+
+        Args:
+            shipment: What the program needs for it.
+            make_header: Gives the pickle of its `StepHeader`, whose step is this number.
+            key: Of its function.
+            alone: See `Closure.alone`.
+            boundary: See `Closure.boundary`.
+
+        Raises:
+            Exception: Of a closure before, which the program has not been told of.
+        """
+        self._process.require("used")
+        self.raise_error()
+        self._enter(shipment)
+        with self._changed:
+            self._waits.wait_until(lambda: self._has_room(shipment), "room in the queue of closures")
+            self._waits.require_open()
+            self._questions.require_workers()
+            number = self._queue.next_number()
+            work = PlannedWork(
+                number, make_header(number), shipment.per_replica, self._force.seen, self._log.end, self._queue.epoch
+            )
+            closure = Closure(number, work, key, alone=alone, boundary=boundary)
+            self._queue.add(closure)
+            self._force.send()
+            self._changed.notify_all()
+        return closure
+
+    def _has_room(self, shipment: Shipment) -> bool:
+        waiting = self._queue.num_waiting
+        most = _MOST_WITH_BATCHES if shipment.per_replica else _MOST_WAITING
+        return waiting < most and waiting * len(shipment.arguments) < _MOST_BYTES
+
+    def _enter(self, shipment: Shipment) -> None:
+        """What a shipment brings for all workers goes into the log."""
+        kept = shipment.without_step()
+        if kept is None:
+            return
+        if shipment.contents.values:
+            self._settle(LogEntry(kept))
+        else:
+            self.record(LogEntry(kept), frozenset(shipment.contents.settings))
+        with self._changed:
+            self._dropped += kept.released
+
+    def record(self, entry: LogEntry, what: frozenset[Any] = frozenset()) -> None:
+        """What is scheduled from now on comes after this."""
+        with self._changed:
+            self._log.append(entry.packed(), what)
+
+    def _settle(self, entry: LogEntry) -> None:
+        """One worker does it first, alone, and brings what is new to the servers."""
+        self.join()
+
+        def settle(worker: int) -> Any:
+            settled = self._questions.ask(worker, "settle", self._force.due(worker), entry.packed())
+            plan = self._servers.plan(settled)
+            told = self._questions.ask(worker, "place", plan, ClosureLabel(self._queue.next_number()))
+            self._servers.accept(plan)
+            return plan, told
+
+        worker, (plan, told) = self._questions.with_reader(settle)
+        with self._changed:
+            self._force.note_seen(told)
+            self._log.append(LogEntry(entry.shipment, plan).packed())
+            self._force.due(worker)  # it has that
+
+    def read(self, method: str, *args: Any) -> Any:
+        """What one worker's runner answers once all closures have ended and all that waits was applied."""
+        self.join()
+        return self._questions.read(method, *args)
+
+    def read_all(self, method: str, *args: Any) -> list[Any]:
+        """As `read`, from every worker that lives."""
+        self.join()
+        return self._questions.read_all(method, *args)
+
+    def give_up_from(self, boundary: int) -> GivenUp | None:
+        """Begin nothing more that was scheduled at this boundary or later: the process is to end. See `StepQueue`."""
+        error = CancelledError(
+            "This function had not begun when the process was to end. Schedule it again after the restart."
+        )
+        with self._changed:
+            given_up = self._queue.give_up_from(boundary, error)
+            self._changed.notify_all()
+        return GivenUp(min(each.boundary for each in given_up), len(given_up)) if given_up else None
+
+    def wait_or_leave(self, timeout_s: float | None = None) -> None:
+        """Return once all closures have ended, or the process is to end: that is no time to wait for them."""
+        with self._changed:
+            done = "the closures that were scheduled"
+            self._waits.wait_until(lambda: not self._queue.num_open or is_to_leave(), done, timeout_s)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Return once all closures have ended, and apply what waits for others; raises their first error.
+
+        Raises:
+            DeadlineExceededError: They have not ended in time; None: none has ended for `Timeouts.step_s`.
+        """
+        self._process.require("used")
+        with self._changed:
+            self._waits.wait_until(lambda: not self._queue.num_open, "the closures that were scheduled", timeout_s)
+            self._warn()
+            self._raise_error()
+            started = bool(self._roster.ready())
+            dropped, self._dropped = self._dropped, []
+        if started:
+            self._servers.finish()
+        if dropped:  # whatever is begun from now on comes after that in the log: no worker asks for it
+            self._servers.drop(dropped)
+
+    def done(self) -> bool:
+        """Whether all closures have ended; raises their first error."""
+        self._process.require("used")
+        with self._changed:
+            self._raise_error()
+            return not self._queue.num_open
+
+    def raise_error(self) -> None:
+        """Raise the first error that the program has not been told of, when no worker does anything any more."""
+        with self._changed:
+            self._waits.require_open()
+            self._warn()
+            if self._queue.error is not None:
+                self._waits.wait_until(
+                    lambda: not self._queue.num_open, "the closures that were begun before one failed"
+                )
+                self._raise_error()
+
+    def _raise_error(self) -> None:
+        error = self._queue.take_error()
+        if error is not None:
+            raise what_was_raised(error)
+
+    def _warn(self) -> None:
+        remarks, self._force.remarks = self._force.remarks, []
+        for remark in dict.fromkeys(remarks):
+            warnings.warn(remark, stacklevel=4)
+
+    def value_of(self, closure: Closure) -> Any:
+        """What a closure has returned; waits for it, and raises what it has raised."""
+        self._process.require("used")
+        if not closure.ended:
+            with self._changed:
+                self._waits.wait_until(lambda: closure.ended, f"closure {closure.number}")
+        if closure.error is not None:
+            with self._changed:
+                if self._queue.error is closure.error:  # told here, and not again
+                    self._queue.take_error()
+            raise what_was_raised(closure.error)
+        if closure.result is not None:
+            closure.value, closure.result = _unpacked(closure.result), None
+        return closure.value
+
+    def close(self) -> None:
+        """Give up what has not ended, and end the thread. May be called twice."""
+        with self._changed:
+            if not self._waits.is_closed:
+                self._waits.is_closed = True
+                self._queue.abandon(
+                    CancelledError("The strategy was closed before this closure was done. Call join() before close().")
+                )
+                self._changed.notify_all()
+        self._port.announce()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self._timeouts.close_s)
+
+    # What follows is done by the coordinator's own thread.
+
+    def _serve(self) -> None:
+        try:
+            while self._serve_once():
+                pass
+        except BaseException as error:
+            with self._changed:
+                self._queue.abandon(FailedPreconditionError(f"raydist bug: the coordinator's thread ended: {error!r}"))
+                self._waits.is_closed = True
+                self._changed.notify_all()
+
+    def _serve_once(self) -> bool:
+        with self._changed:
+            if self._force.advance():
+                self._changed.notify_all()
+            if self._waits.is_closed:
+                return False
+            if not self._roster.is_busy:
+                self._changed.wait()
+                return True
+        self._port.await_news(_SLICE_S)
+        return True
+
+
+def _unpacked(result: StepResult) -> Any:
+    return unflatten(result.structure, [result.leaf(index) for index in range(result.structure.num_leaves)])

@@ -1,0 +1,132 @@
+"""Values and datasets of which each worker has its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+from raydist.actors.passes.dealt_link import DealtLink
+from raydist.actors.passes.job import InputJob
+from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.values import InputContext
+
+if TYPE_CHECKING:
+    from raydist.actors.passes.link import PipelineLink
+
+__all__ = ["DealtIteratorMaker", "IteratorMaker", "PerWorkerDataset", "PerWorkerIterator", "PerWorkerValue"]
+
+_ONLY_SCHEDULED = (
+    "is on the workers, each of which has its own: give it to coordinator.schedule in args, and use it in the function."
+)
+
+
+class PerWorkerValue:
+    """What each worker has its own of: an argument of `schedule`, and nothing else.
+
+    Args:
+        name: By which workers know it.
+        keep: Held as long as this is.
+    """
+
+    __nest_leaf__ = True
+
+    def __init__(self, name: str, keep: Any = None) -> None:
+        self.name = name
+        self._keep = keep
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgumentError(f"A {type(self).__name__} {_ONLY_SCHEDULED} It was to be pickled.")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+@final
+class PerWorkerIterator(PerWorkerValue):
+    """An iterator on each worker over its dataset: an argument of `schedule`, in which the function calls `next`.
+
+    When the data of a worker ends, `next` there raises what ends a `for` loop; out of a function it is an
+    OutOfRangeError, which `join` raises. When a worker dies, the one that takes its place goes on with the batch after
+    the last one of the closures that it had finished.
+
+    Source: the iterators of tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset.
+    """
+
+    def __next__(self) -> NoReturn:
+        raise FailedPreconditionError(f"A per-worker iterator {_ONLY_SCHEDULED}")
+
+    def __iter__(self) -> NoReturn:
+        raise FailedPreconditionError(f"A per-worker iterator {_ONLY_SCHEDULED}")
+
+
+@final
+class PerWorkerDataset:
+    """A dataset on each worker. `iter()` of it gives the argument for `schedule`; each begins anew.
+
+    Made by :meth:`ClusterCoordinator.create_per_worker_dataset`.
+
+    Source: tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset.
+    """
+
+    def __init__(self, element_spec: Any, begin: Callable[[int], PerWorkerIterator]) -> None:
+        self.element_spec = element_spec
+        self._begin = begin
+        self._epochs = itertools.count()
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self._begin(next(self._epochs))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class IteratorMaker:
+    """Makes a worker's iterator there, which opens its pass itself: so a worker that starts again has one of its own.
+
+    Attributes:
+        link: The way to the actor that will have the pass.
+        jobs: What each worker's pass does, from the beginning.
+        skipping: Gives a job of a worker without so many batches at its beginning.
+    """
+
+    link: PipelineLink
+    jobs: tuple[InputJob, ...]
+    skipping: Callable[[InputJob, int, int], InputJob]
+
+    def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
+        """The iterator of one worker.
+
+        Args:
+            context: Which worker.
+            drawn: Batches that closures of it have used which have ended.
+            generation: How often it was started before.
+        """
+        worker = context.input_pipeline_id
+        if generation:
+            self.link.keyed(_key(self.link.key, worker, generation - 1)).close()
+        link = self.link.keyed(_key(self.link.key, worker, generation))
+        job = self.jobs[worker]
+        link.call("open", self.skipping(job, worker, drawn) if drawn else job)
+        return ReplicaIterator(link, held=True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DealtIteratorMaker:
+    """Makes a worker's iterator over a pass whose splits are dealt to whoever asks first.
+
+    Attributes:
+        link: The pass.
+    """
+
+    link: PipelineLink
+
+    def __call__(self, context: InputContext, drawn: int, generation: int) -> ReplicaIterator:
+        """The iterator of one worker; see `IteratorMaker`."""
+        return ReplicaIterator(DealtLink(self.link, (context.input_pipeline_id, generation)), held=True)
+
+
+def _key(key: str, worker: int, generation: int) -> str:
+    return f"{key}-{worker}-{generation}"

@@ -1,0 +1,129 @@
+"""The result of a closure, which may still be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.nest import flatten, map_structure
+from raydist.no_number import NoNumber
+
+if TYPE_CHECKING:
+    from raydist.coordinator.closures import Closure
+    from raydist.coordinator.coordinator import Coordinator
+
+__all__ = ["RemoteValue", "fetched", "holds_remote"]
+
+_NO_NUMBER = "Use strategy.reduce(rd.ReduceOp.MEAN, value), coordinator.fetch(value) or value.get()."
+
+
+class RemoteValue(NoNumber):
+    """What a closure will have returned: of `schedule`, and of `run` under a `ParameterServerStrategy`.
+
+    It stays readable when the worker is gone that computed it. It is no number, and no argument of another closure:
+    read it first, by `get`, `coordinator.fetch`, `strategy.reduce`, `gather` or `local_results`. Parts of a nest are
+    taken by their key (`value["loss"]`), or all at once (`loss, accuracy = value`), which waits.
+
+    Made by :meth:`ClusterCoordinator.schedule`.
+
+    Args:
+        coordinator: What waits for the closure.
+        closure: The function call.
+        path: The keys of the part that this is.
+
+    Source: tf.distribute.experimental.coordinator.RemoteValue.
+    """
+
+    __nest_leaf__ = True
+
+    def __init__(self, coordinator: Coordinator, closure: Closure, path: tuple[Any, ...] = ()) -> None:
+        self._coordinator = coordinator
+        self._closure = closure
+        self._path = path
+
+    @final
+    @property
+    def done(self) -> bool:
+        """Whether it is known how the closure ended; never waits.
+
+        Source: raydist's own; tf.distribute.experimental.coordinator.RemoteValue has none.
+        """
+        return self._closure.ended
+
+    @final
+    def get(self) -> Any:
+        """The nest that the function returned, tensors on the CPU.
+
+        Blocking: until the closure has ended (limit: `Timeouts.step_s` without any closure ending).
+
+        Returns:
+            What the function returned; the same tensors each time.
+
+        Raises:
+            Exception: What the closure raised, of its own type.
+            CancelledError: It was cancelled, because one before it failed: schedule it again.
+            UnavailableError: No worker is left, or the strategy was closed before it was done.
+
+        Source: tf.distribute.experimental.coordinator.RemoteValue.get.
+        """
+        value = self._coordinator.value_of(self._closure)
+        for key in self._path:
+            value = value[key]
+        return value
+
+    @final
+    def fetch(self) -> Any:
+        """As `get`.
+
+        Source: tf.distribute.experimental.coordinator.RemoteValue.fetch.
+        """
+        return self.get()
+
+    def __getitem__(self, key: Any) -> RemoteValue:
+        return RemoteValue(self._coordinator, self._closure, (*self._path, key))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __repr__(self) -> str:
+        return f"RemoteValue({self.get()!r})"  # waits: printing is reading
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgumentError(
+            "A RemoteValue can't be an argument of a closure, nor be reached by its function, or be pickled. Fetch it "
+            "first: value.get(), or coordinator.fetch(value)."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        hint = "" if name.startswith("_") else f" {_NO_NUMBER}"
+        raise AttributeError(f"'RemoteValue' object has no attribute {name!r}.{hint}", name=name, obj=self)
+
+    @staticmethod
+    def _refusal() -> str:
+        return f"A RemoteValue is no number and has no truth value. {_NO_NUMBER}"
+
+    def __format__(self, spec: str) -> str:
+        return self._refuse() if spec else str(self)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
+        """What a function of torch does that is given one in the place of a tensor."""
+        raise InvalidArgumentError(f"{getattr(function, '__name__', function)} of torch takes tensors. {_NO_NUMBER}")
+
+
+def fetched(values: Any) -> Any:
+    """A nest, in which lists may stand too, with the value of each RemoteValue."""
+    if isinstance(values, RemoteValue):
+        return values.get()
+    if type(values) is list:
+        return [fetched(value) for value in values]
+    return map_structure(lambda leaf: fetched(leaf) if isinstance(leaf, RemoteValue | list) else leaf, values)
+
+
+def holds_remote(values: Any) -> bool:
+    """Whether a RemoteValue is in a nest, in which lists may stand too."""
+    if type(values) is list:
+        return any(map(holds_remote, values))
+    leaves = flatten(values)[0]
+    return any(isinstance(leaf, RemoteValue) or (type(leaf) is list and holds_remote(leaf)) for leaf in leaves)

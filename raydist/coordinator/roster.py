@@ -1,0 +1,251 @@
+"""The workers of a coordinator: who is starting, ready or gone, and what happens when one dies.
+
+Nothing here waits, but for the servers when a worker has died.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from raydist.actors.software import installed_software, require_devices, require_same_software
+from raydist.coordinator.closures import ClosureQueue
+from raydist.coordinator.ports import Question, ServerSide, WorkerPort
+from raydist.coordinator.shipment_log import ShipmentLog
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from raydist.options import Timeouts
+from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.served.worker_runner import WorkerRunner
+
+__all__ = ["WorkerRecord", "Roster"]
+
+_MOST_STARTS = 5  # of a worker's process, with no closure done in between
+
+
+class _State(enum.Enum):
+    STARTING = enum.auto()
+    READY = enum.auto()
+    GONE = enum.auto()
+
+
+@final
+@dataclass
+class WorkerRecord:
+    """One worker.
+
+    Attributes:
+        number: Its own.
+        generation: How often it was started before.
+        state: Whether it can be sent something.
+        deadline: Until when it must have started.
+        starts: Since a closure was done there.
+        under_way: Messages that it has not answered.
+        objects: Of the store, that it has.
+        drawn: See `WorkResult`.
+        drawn_before: The same when it was started.
+    """
+
+    number: int
+    generation: int = 0
+    state: _State = _State.STARTING
+    deadline: float = 0.0
+    starts: int = 0
+    under_way: int = 0
+    objects: SentObjects = field(default_factory=SentObjects)
+    drawn: dict[str, int] = field(default_factory=dict)
+    drawn_before: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be sent something."""
+        return self.state is _State.READY
+
+
+@final
+class Roster:
+    """See the module.
+
+    Args:
+        port: The way to the workers.
+        servers: Where the variables live.
+        num_workers: How many there are.
+        queue: What they are to do.
+        log: What they must know.
+        timeouts: The limit of every wait.
+
+    Attributes:
+        members: The workers, by number.
+        on_lost: Told of each death: the worker, its generation, and how many batches it had used for good by name of
+            the iterator. Must not raise, or wait.
+    """
+
+    def __init__(
+        self,
+        port: WorkerPort,
+        servers: ServerSide,
+        num_workers: int,
+        queue: ClosureQueue,
+        log: ShipmentLog,
+        timeouts: Timeouts,
+    ) -> None:
+        self.members = [WorkerRecord(number) for number in range(num_workers)]
+        self.on_lost: list[Callable[[int, int, Mapping[str, int]], None]] = []
+        self._port = port
+        self._servers = servers
+        self._queue = queue
+        self._log = log
+        self._timeouts = timeouts
+        self._asked: list[tuple[Question, Callable[[Any], None]]] = []
+        self._cause: Exception | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is to come."""
+        return bool(self._asked)
+
+    def start(self) -> None:
+        """Let every worker start, without waiting for it."""
+        for worker in self.members:
+            self._begin(worker)
+        self._port.share_memory()
+
+    def finish(self) -> None:
+        """Have the servers apply what waits for gradients that will not come."""
+        self._servers.finish()
+
+    def ready(self) -> list[int]:
+        """The workers that can be sent something."""
+        return [member.number for member in self.members if member.is_ready]
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether nobody will ever be ready."""
+        return all(worker.state is _State.GONE for worker in self.members)
+
+    @property
+    def error_of_all(self) -> Exception:
+        """Why nobody is ready."""
+        return self._cause or _nobody_left(UnavailableError("It was stopped."))
+
+    def generation_of(self, number: int) -> int:
+        """How often a worker was started before."""
+        return self.members[number].generation
+
+    def title_of(self, member: WorkerRecord) -> str:
+        """For messages."""
+        return self._port.names[member.number]
+
+    def take_in(self) -> bool:
+        """Deal with the answers that have come; whether there were any."""
+        come = [pair for pair in self._asked if pair[0].done]
+        if come:
+            self._asked = [pair for pair in self._asked if not pair[0].done]
+            for asked, deal_with in come:
+                deal_with(asked)
+        self._look_at_clocks()
+        return bool(come)
+
+    def expect(self, worker: WorkerRecord, asked: Question, deal_with: Callable[[Any], None]) -> None:
+        """Have something done with an answer when it has come, unless the worker's process has died before."""
+        generation = worker.generation
+
+        def come(asked: Question) -> None:
+            if worker.generation != generation or worker.state is _State.GONE:
+                return  # the last words of a process whose end is known already
+            if isinstance(asked.error, UnavailableError) and asked.error.actor == self.title_of(worker):
+                self._lost(worker, asked.error)
+            else:
+                deal_with(asked)
+
+        self._asked.append((asked, come))
+
+    def _begin(self, worker: WorkerRecord) -> None:
+        worker.state = _State.STARTING
+        worker.starts += 1
+        worker.deadline = time.monotonic() + self._timeouts.start_s
+        worker.under_way, worker.objects = 0, SentObjects()
+        self._log.restarted(worker.number)
+        worker.drawn_before = dict(worker.drawn)
+        setup = self._servers.setup_of(worker.number, worker.generation)
+        about, started = self._port.begin(worker.number, WorkerRunner, setup, *self._history_of(worker))
+        self.expect(worker, about, lambda asked: self._compare(worker, asked, setup.device))
+        self.expect(worker, started, lambda asked: self._started(worker, asked))
+
+    def _history_of(self, worker: WorkerRecord) -> tuple[int, int, dict[str, int]]:
+        return len(self.members), worker.generation, dict(worker.drawn)
+
+    def _compare(self, worker: WorkerRecord, asked: Question, device: str) -> None:
+        name = self.title_of(worker)
+        try:
+            if asked.error is not None:
+                raise asked.error
+            require_same_software(installed_software(), [asked.value], [name])
+            require_devices([device], [asked.value], [name])
+        except Exception as error:
+            self._give_up(worker, error)
+
+    def _started(self, worker: WorkerRecord, asked: Question) -> None:
+        if asked.error is not None:
+            self._give_up(worker, asked.error)
+        else:
+            worker.state = _State.READY
+
+    def _give_up(self, worker: WorkerRecord, error: Exception) -> None:
+        """A worker will not come back: what it cannot do others cannot, or it has no place any more."""
+        worker.state = _State.GONE
+        if self.all_gone:
+            self._cause = _nobody_left(error)
+            self._queue.abandon(self._cause)
+        else:
+            self._queue.lost(worker.number, error)
+
+    def _look_at_clocks(self) -> None:
+        for worker in self.members:
+            if worker.state is _State.STARTING and time.monotonic() > worker.deadline:
+                limit = f"{self._timeouts.start_s:g} s (Timeouts.start_s)"
+                name = self.title_of(worker)
+                self._give_up(worker, DeadlineExceededError(f"{name} must start within {limit}, and did not."))
+
+    def _lost(self, worker: WorkerRecord, error: UnavailableError) -> None:
+        """A worker's process has died: nothing that it asked for may happen after others have its closures."""
+        try:
+            self._servers.fence(worker.number, worker.generation)
+        except Exception as failure:  # of the servers: nobody can go on
+            self._queue.fail_all(failure)
+        for told in self.on_lost:
+            told(worker.number, worker.generation, _since(worker.drawn, worker.drawn_before))
+        self._queue.lost(worker.number, error)
+        if worker.starts >= _MOST_STARTS:
+            self._give_up(worker, self._too_often(worker, error))
+            return
+        worker.generation += 1
+        try:
+            self._port.replace(worker.number)
+            self._begin(worker)
+        except Exception as failure:
+            self._give_up(worker, failure)
+
+    def _too_often(self, worker: WorkerRecord, error: UnavailableError) -> UnavailableError:
+        return UnavailableError(
+            f"{self.title_of(worker)} must live long enough to do a closure, but died {worker.starts} times "
+            f"before it had done one; the last time: {error}"
+        )
+
+
+def _since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {name: count - before.get(name, 0) for name, count in now.items()}
+
+
+def _nobody_left(cause: Exception) -> Exception:
+    """The error of everything when all workers are gone; of processes that do not fit to the driver's, theirs."""
+    if isinstance(cause, FailedPreconditionError):
+        return cause
+    error = UnavailableError(
+        f"No worker is left that could do anything; the last one: {cause} Close the strategy, and start again from "
+        "your last checkpoint."
+    )
+    error.__cause__ = cause
+    return error

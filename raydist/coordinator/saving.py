@@ -1,0 +1,88 @@
+"""How checkpoints reach what lies on parameter servers: the driver's end."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, final
+
+from torch import nn
+
+from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.checkpoints.saved_kinds import kind_of_state
+from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.checkpoints.sharing.served_share import begin_served_share
+from raydist.checkpoints.sharing.shares import Share, ShareRequest
+from raydist.coordinator.closures import Closure
+from raydist.errors import CancelledError
+from raydist.mirroring.driver import MirrorDriver
+from raydist.nest import unflatten
+from raydist.parameter_servers.rows.saved_rows import SavedRows
+
+__all__ = ["SERVED_SHARES", "ServedSaver", "ask_served"]
+
+
+@final
+class _Shares:
+    """Stands for the `ServedShares` that each worker has."""
+
+
+SERVED_SHARES: Any = _Shares()
+
+
+@final
+class ServedSaver:
+    """A `ShareSaver` of a strategy whose variables lie on servers.
+
+    Args:
+        mirror: The driver's objects.
+        schedule: Has a worker run a function of its `ServedShares` while nothing else runs; given that function, the
+            save's token and the function's other arguments.
+        nodes: Ids of the nodes that servers and workers are on.
+    """
+
+    def __init__(
+        self, mirror: MirrorDriver, schedule: Callable[..., DispatchedSave], nodes: Callable[[], Collection[str]]
+    ) -> None:
+        self._mirror = mirror
+        self._schedule = schedule
+        self._nodes = nodes
+
+    def how(self, obj: Any) -> Literal["divided", "whole"] | None:
+        """See `ShareSaver`. What is neither on servers nor the same on all workers (schedulers) stays here."""
+        if isinstance(obj, SavedRows):
+            return "divided"
+        if kind_of_state(obj) not in ("module", "optimizer") or self._mirror.has_metrics(obj):
+            return None
+        return "divided"
+
+    def begin(
+        self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> DispatchedSave:
+        """See `ShareSaver`."""
+        return self._schedule(begin_served_share, request.token, request, dict(objects), dict(modules))
+
+    def nodes(self) -> Collection[str]:
+        """See `ShareSaver`."""
+        return self._nodes()
+
+
+def ask_served(
+    closure: Closure, saved: Callable[[], Sequence[Share | PortableError | None]]
+) -> Sequence[Share | PortableError | None]:
+    """What has become of a save so far, for `DispatchedSave`.
+
+    Args:
+        closure: Has the servers begin.
+        saved: What has become of it on each.
+    """
+    if not closure.ended:
+        return [None]
+    error, result = closure.error, closure.result
+    if error is not None:
+        cause = error.__cause__ if isinstance(error, CancelledError) else None  # the step's that it stood behind
+        return [pack_error(error if cause is None else cause)]
+    if result is None:
+        return [None]
+    told: Share = pickle.loads(unflatten(result.structure, [result.leaf(0)]))
+    return [told, *saved()]

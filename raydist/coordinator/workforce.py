@@ -1,0 +1,168 @@
+"""What the workers of a coordinator have to do: who is sent which closures, and what their answers mean.
+
+Nothing here waits, but for the servers when a worker has died. The owner sees to it that one thread is in here at a
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from raydist.coordinator.closure_pace import ClosurePace
+from raydist.coordinator.closures import Closure, ClosureQueue
+from raydist.coordinator.ports import Question, WorkerPort
+from raydist.coordinator.roster import Roster, WorkerRecord
+from raydist.coordinator.shipment_log import ShipmentLog
+from raydist.replicas.results import StepResult
+from raydist.replicas.served.work_message import PlannedWork, WorkResult, address_work
+
+__all__ = ["Workforce"]
+
+_AHEAD = 2  # messages that a worker may have: one that it works on, one that it finds when it is done with that
+_MESSAGE_BYTES = 24 << 10  # what goes through shared memory, with room for the rest of a message
+
+
+@final
+class Workforce:
+    """See the module.
+
+    Args:
+        roster: The workers.
+        port: The way to them.
+        queue: What they are to do.
+        log: What they must know.
+
+    Attributes:
+        roster: The workers.
+        seen: By server, the highest version that a worker has told of.
+        remarks: What the program is to be warned of.
+        num_ended: How many messages were answered.
+        last_to_answer: The worker that has done something last; None before the first.
+        on_result: Told of each closure that has ended well: its only result. Must not raise, or wait.
+    """
+
+    def __init__(self, roster: Roster, port: WorkerPort, queue: ClosureQueue, log: ShipmentLog) -> None:
+        self.roster = roster
+        self.seen: tuple[int, ...] = ()
+        self.remarks: list[str] = []
+        self.num_ended = 0
+        self.last_to_answer: int | None = None
+        self.on_result: list[Callable[[Sequence[StepResult]], None]] = []
+        self._port = port
+        self._queue = queue
+        self._log = log
+        self._pace = ClosurePace()
+        self._next = 0
+
+    def call(self, number: int, method: str, *args: Any) -> Question:
+        """Call a method of a worker's runner, after all that it was sent."""
+        asked = self._port.call(number, method, *args)
+        self.roster.expect(self.roster.members[number], asked, lambda asked: None)
+        return asked
+
+    def advance(self) -> bool:
+        """Take in what has come, and send what can be sent; whether anything has come."""
+        come = self.roster.take_in()
+        self.send()
+        return come
+
+    def due(self, number: int) -> list[bytes]:
+        """What a worker must be sent of the log before it is asked for something."""
+        return self._log.due(number, self._log.end)
+
+    def titles_of_busy(self) -> list[str]:
+        """Who does what, for messages."""
+        found = []
+        for worker in self.roster.members:
+            running = self._queue.running_on(worker.number)
+            if running:
+                found.append(f"{self.roster.title_of(worker)} (closure {running[0].number})")
+        return found
+
+    def send(self) -> None:
+        """Send what waits to who can take it."""
+        while self._queue.num_waiting and self._queue.error is None:
+            free = self._freest()
+            if free is None or not self._queue.may_begin:
+                return
+            self._send_to(free)
+
+    def _freest(self) -> WorkerRecord | None:
+        """The ready worker that has least to do; of equal ones, in turn."""
+        order = self.roster.members[self._next :] + self.roster.members[: self._next]
+        free = [worker for worker in order if worker.is_ready and worker.under_way < _AHEAD]
+        return min(free, key=lambda worker: len(self._queue.running_on(worker.number)), default=None)
+
+    def _send_to(self, worker: WorkerRecord) -> None:
+        self._next = (worker.number + 1) % len(self.roster.members)
+        closures, works = self._take_for(worker)
+        try:
+            if closures[0].alone:  # what waits for gradients that will not come is applied first, as `join` does it
+                self.roster.finish()
+            message, refs = address_work(
+                works, worker.objects, finished_below=self._queue.finished_below, used=worker.drawn
+            )
+            asked = self._port.send(worker.number, message, refs)
+        except Exception as error:
+            self._fail(worker, closures, error)
+            return
+        except BaseException:  # KeyboardInterrupt: it may have been sent or not, and is applied once all the same
+            self._queue.put_back(worker.number, closures)
+            raise
+        worker.under_way += 1
+        self.roster.expect(worker, asked, lambda asked: self._answered(worker, closures, asked))
+
+    def _take_for(self, worker: WorkerRecord) -> tuple[list[Closure], list[tuple[PlannedWork, Sequence[bytes]]]]:
+        closures: list[Closure] = []
+        works: list[tuple[PlannedWork, Sequence[bytes]]] = []
+        share = -(-self._queue.num_waiting // max(1, len(self.roster.ready())))
+        num_bytes = 0
+        while (closure := self._queue.peek()) is not None and closure.work is not None:
+            num_bytes += closure.work.num_bytes
+            most = min(share, self._pace.most(closure.key))
+            if closures and (len(closures) >= most or num_bytes > _MESSAGE_BYTES or closure.alone):
+                break
+            closures.append(self._queue.take(worker.number))
+            works.append((closure.work, self._log.due(worker.number, closure.work.after)))
+            if closure.alone:
+                break
+        return closures, works
+
+    def _answered(self, worker: WorkerRecord, closures: Sequence[Closure], asked: Question) -> None:
+        worker.under_way -= 1
+        self.num_ended += 1
+        if asked.error is not None:  # of the message as a whole: who knows what has arrived
+            self._fail(worker, closures, asked.error)
+            return
+        answer: WorkResult = asked.value
+        worker.starts = 0
+        worker.drawn.update(answer.drawn)
+        self.last_to_answer = worker.number
+        self._learn(closures, answer)
+        for closure, ended in zip(closures, answer.results, strict=True):
+            if ended.result is not None:
+                self._queue.succeed(worker.number, closure, ended.result.without_summaries())
+                for told in () if closure.alone else self.on_result:
+                    told((ended.result,))
+            elif ended.error is not None:
+                self._queue.fail(worker.number, closure, ended.error.restore())
+            else:
+                self._queue.cancel(worker.number, closure)
+
+    def _fail(self, worker: WorkerRecord, closures: Sequence[Closure], error: Exception) -> None:
+        worker.objects.forget()
+        for closure in closures:
+            self._queue.fail(worker.number, closure, error)
+
+    def _learn(self, closures: Sequence[Closure], answer: WorkResult) -> None:
+        for closure in closures:
+            self._pace.learn(closure.key, answer.seconds / len(closures))
+        self.note_seen(answer.told)
+        self.remarks += answer.remarks
+
+    def note_seen(self, told: Sequence[int]) -> None:
+        """A worker has seen these versions."""
+        missing = len(told) - len(self.seen)
+        before = (*self.seen, *(0,) * missing)
+        self.seen = tuple(map(max, before, (*told, *(0,) * (len(before) - len(told)))))

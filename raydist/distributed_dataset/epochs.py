@@ -1,0 +1,184 @@
+"""Which epochs of a distributed dataset have begun, and where the last one is: what resumes with the program."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.elements.seeds import draw_seed
+from raydist.preemption.marks import PlaceMarks
+
+__all__ = ["Epochs", "EpochIterator"]
+
+_VERSION = 1
+
+
+class EpochIterator(Protocol):
+    """What is asked of an iterator over an epoch."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end was seen, or it was closed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go there."""
+
+    def stats(self) -> Any:
+        """What its pipeline did."""
+
+    def _place(self) -> Any:
+        """Where it is, at no cost; None where that is not known. Its `state`, if it has one, outlives the iterator."""
+
+    def _state_at(self, place: Any) -> dict[str, Any]:
+        """The state of a place."""
+
+
+@final
+class Epochs:
+    """The epochs of one dataset: how many have begun, their seed, and where the last one is.
+
+    What the program drew for a step that did not begin counts as not drawn, inside of :meth:`before_draw`.
+
+    Args:
+        given_seed: The seed that the program has set; None for one that is drawn when it is first needed.
+    """
+
+    def __init__(self, given_seed: int | None) -> None:
+        self._seed = given_seed
+        self._begun = 0
+        self._began_at: tuple[int, dict[str, Any] | None] = 0, None  # what was restored when the last one began
+        self._resumed: EpochIterator | None = None  # goes on where another process stopped
+        self._last: weakref.ref[EpochIterator] | None = None
+        self._marks = PlaceMarks()  # of the last iterator
+        self._boundary = 0  # the last one
+        self._first_boundary = 1  # of the last iterator
+        self._undone: int | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed of every epoch, so that what is not reshuffled stays as it is."""
+        if self._seed is None:
+            self._seed = draw_seed()
+        return self._seed
+
+    def begin(self, open_epoch: Callable[[int], Any]) -> Any:
+        """The next epoch's iterator: the rest of the one that was restored, or one of a new epoch."""
+        iterator, self._resumed = self._resumed, None
+        if iterator is None:
+            self._began_at = self._begun, None
+            iterator = open_epoch(self._begun)
+            self._begun += 1
+        else:
+            self._began_at = self._begun, iterator.state_dict()
+        self._last = weakref.ref(iterator)
+        self._forget_marks()
+        return iterator
+
+    def _forget_marks(self) -> None:
+        self._marks = PlaceMarks()
+        self._first_boundary = self._boundary + 1
+
+    def stats(self) -> Any:
+        """What the pipeline of the last iterator did; None if that is gone."""
+        iterator = None if self._last is None else self._last()
+        return None if iterator is None else iterator.stats()
+
+    def _current(self) -> EpochIterator | None:
+        iterator = None if self._last is None else self._last()
+        return None if iterator is None or iterator.has_ended else iterator
+
+    def mark(self, boundary: int | None = None) -> None:
+        """A step begins at this boundary (None: the next one), with all that was drawn."""
+        self._boundary = self._boundary + 1 if boundary is None else boundary
+        iterator = None if self._last is None else self._last()
+        self._marks.note(self._boundary, None if iterator is None else iterator._place())
+
+    @property
+    def first_undoable(self) -> int:
+        """The first boundary to which `before_draw` can go back."""
+        return (self._marks.first or 0) + 1 if self._marks.num_forgotten else self._first_boundary
+
+    @contextlib.contextmanager
+    def before_draw(self, undone: int | None = None) -> Iterator[None]:
+        """Inside, the state is that of the last :meth:`mark` (before this boundary)."""
+        self._undone = self._boundary + 1 if undone is None else undone
+        try:
+            yield
+        finally:
+            self._undone = None
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes: JSON-able."""
+        begun, position = self._position()
+        return {"version": _VERSION, "seed": self.seed, "epochs": begun, "position": position}
+
+    def is_read_by(self, iterator: Any) -> bool:
+        """Whether it is the iterator of the last epoch."""
+        return self._last is not None and self._last() is iterator
+
+    def state_with(self, position: dict[str, Any] | None) -> dict[str, Any]:
+        """As `state`, where that iterator is there; None for one that has ended."""
+        return {"version": _VERSION, "seed": self.seed, "epochs": self._begun, "position": position}
+
+    def _position(self) -> tuple[int, dict[str, Any] | None]:
+        if self._resumed is not None:
+            return self._begun, self._resumed.state_dict()
+        iterator = self._current()
+        if self._undone is not None and (iterator is not None or self._is_undone(self._undone)):
+            return self._position_before(self._undone)
+        return self._begun, None if iterator is None else iterator.state_dict()
+
+    def _is_undone(self, boundary: int) -> bool:
+        """Whether a step with some of the last iterator's batches is undone where this boundary's is."""
+        return boundary <= self._marks.last_change
+
+    def _position_before(self, boundary: int) -> tuple[int, dict[str, Any] | None]:
+        place = self._marks.before(boundary)
+        if place is None:
+            return self._began_at
+        iterator = None if self._last is None else self._last()
+        return self._begun, getattr(place, "state", None) if iterator is None else iterator._state_at(place)
+
+    def restore(self, state: Mapping[str, Any], open_epoch: Callable[[int], Any]) -> None:
+        """Become what another dataset was; the next :meth:`begin` finishes its epoch.
+
+        Raises:
+            InvalidArgumentError: It is no such state, or another dataset's. Nothing has changed then.
+        """
+        seed, begun, position = _require_state(state)
+        before = self._seed
+        self._seed = seed
+        try:
+            resumed = None if position is None else open_epoch(max(0, begun - 1))
+            if resumed is not None:
+                resumed.load_state_dict(position)
+        except BaseException:
+            self._seed = before
+            raise
+        self._resumed, self._begun, self._last = resumed, begun, None
+        self._forget_marks()
+
+
+def _require_state(state: Any) -> tuple[int, int, dict[str, Any] | None]:
+    """The parts of a state."""
+    if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+        version = state.get("version") if isinstance(state, Mapping) else state
+        raise InvalidArgumentError(
+            f"The state of a distributed dataset must be one of its state_dict(), version {_VERSION}, got "
+            f"{version!r:.80}. Restore what a DistributedDataset saved under this name."
+        )
+    seed, begun, position = state.get("seed"), state.get("epochs"), state.get("position")
+    counts = all(type(number) is int and 0 <= number < 2**64 for number in (seed, begun))
+    if not counts or not isinstance(position, dict | None) or (position is not None and begun == 0):
+        raise InvalidArgumentError(
+            "The state of a distributed dataset must hold a seed, a number of epochs and the state of an iterator, got "
+            f"seed {seed!r:.40}, epochs {begun!r:.40}, position {type(position).__name__}. It was changed since it was "
+            "saved: restore another checkpoint."
+        )
+    return int(seed or 0), int(begun or 0), position

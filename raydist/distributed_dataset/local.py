@@ -1,0 +1,97 @@
+"""A distributed dataset for the one replica in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from raydist.actors.workers.executors import open_executor
+from raydist.distributed_dataset.base import DistributedDataset
+from raydist.nest import map_structure
+from raydist.options import InputOptions
+from raydist.pipelines.elements.convert import torch_rows
+from raydist.pipelines.run.iterator import DatasetIterator
+from raydist.pipelines.run.split import no_rows_error
+
+if TYPE_CHECKING:
+    import torch
+
+    from raydist.dataset import Dataset
+    from raydist.pipelines.elements.blocks import Block
+
+__all__ = ["LocalDistributedDataset"]
+
+
+@final
+class LocalDistributedDataset(DistributedDataset):
+    """The whole of every batch for the one replica in this process, as plain tensors. Needs no Ray.
+
+    Args:
+        dataset: The dataset.
+        device: Where tensors go; None for the CPU.
+        options: How it is distributed; one replica gets everything, however it is split.
+        on_batch: Told about each batch before it is handed out.
+        dealt: Elements are those of one replica, of any shape; else batches, whose leaves all have rows.
+
+    >>> from raydist.dataset import Dataset
+    >>> [batch.tolist() for batch in LocalDistributedDataset(Dataset.range(5).batch(3))]
+    [[0, 1, 2], [3, 4]]
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        device: torch.device | None = None,
+        options: InputOptions | None = None,
+        on_batch: Callable[[Any], None] | None = None,
+        dealt: bool = False,
+    ) -> None:
+        super().__init__([dataset], options or InputOptions())
+        self._device = device
+        self._dealt = dealt
+        self._on_batch = on_batch
+
+    @property
+    def element_spec(self) -> Any:
+        return self._datasets[0].element_spec
+
+    def _open_epoch(self, epoch: int) -> DatasetIterator[Any]:
+        dataset = self._datasets[0]
+        options = dataset.options()
+        return DatasetIterator(
+            dataset._op,
+            options=options,
+            seed=self._epochs.seed,
+            epoch=epoch,
+            convert=self._convert,
+            make_executor=open_executor,
+        )
+
+    def _convert(self, block: Block) -> list[Any]:
+        from torch import from_numpy  # the layers above this one decide when torch is imported
+
+        block = block.of_tensors("a distributed dataset")
+        if not self._dealt:
+            _require_batches(block)
+        rows: list[Any] = torch_rows(block, from_numpy)
+        if self._device is not None and self._device.type != "cpu" and not self._options.on_host:
+            rows = [map_structure(self._move, row) for row in rows]
+        if self._on_batch is not None:
+            for row in rows:
+                self._on_batch(row)
+        return rows
+
+    def _move(self, value: Any) -> Any:
+        if self._device is None or not hasattr(value, "to"):
+            return value
+        if self._device.type == "cuda":  # from pageable memory the copy would wait for what the device computes
+            value = value.pin_memory()
+        return value.to(self._device, non_blocking=True)
+
+
+def _require_batches(block: Block) -> None:
+    """As on several replicas, so that a program that runs on one device runs on all."""
+    for spec, path in zip(block.specs, block.structure.paths(), strict=True):
+        if spec.shape == ():
+            raise no_rows_error(spec.dtype.name, path)

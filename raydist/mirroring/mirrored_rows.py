@@ -1,0 +1,35 @@
+"""The driver's way to the rows of an embedding table: the first replica reads and writes them, after all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+
+from raydist.mirroring.calls import MirrorCalls, ReplicaLink
+
+__all__ = ["MirroredRows"]
+
+
+@final
+class MirroredRows:
+    """The rows of one table (a `RowAccess`).
+
+    Args:
+        link: The way to the replicas.
+        handle: Of the parameter that stands for the table.
+    """
+
+    def __init__(self, link: ReplicaLink, handle: int) -> None:
+        self._link = link
+        self._handle = handle
+
+    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self._link.call(0, MirrorCalls.pull_rows, self._handle, rows)
+
+    def export_rows(self, weight: torch.Tensor) -> list[dict[str, Any]]:
+        return self._link.call(0, MirrorCalls.export_rows, self._handle)
+
+    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
+        self._link.call(0, MirrorCalls.import_rows, self._handle, states)

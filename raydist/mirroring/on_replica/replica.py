@@ -1,0 +1,351 @@
+"""The replica half of mirroring: plain PyTorch objects under the handles that the driver gave them.
+
+A step pays nothing for being mirrored. Between steps the driver sends what it changed (`apply`) and asks for what it
+wants to read (`collect_*`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+
+from raydist.collectives.parameter_hooks import ParameterHooks
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
+from raydist.mirroring.calls import MirrorCalls
+from raydist.mirroring.handles import ReplicaTable
+from raydist.mirroring.kinds import patch_object
+from raydist.mirroring.metric_states import (
+    divide_states,
+    hold_states,
+    restore_states,
+    share_of_states,
+    state_names,
+)
+from raydist.mirroring.on_replica.externals import Externals
+from raydist.mirroring.on_replica.merged_states import StateMerger
+from raydist.mirroring.on_replica.replica_hooks import note_steps, refuse_new_parameters
+from raydist.mirroring.on_replica.report import ControlCollector, TensorCollector
+from raydist.mirroring.on_replica.sent_functions import SentFunctions
+from raydist.mirroring.on_replica.update_log import UpdateLog
+from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
+from raydist.parameter_servers.rows.local_rows import access_to
+from raydist.pickling.attribute_table import attributes
+from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
+
+__all__ = ["MirrorReplica"]
+
+
+@final
+class MirrorReplica(MirrorCalls):
+    """The mirrored objects of one replica.
+
+    Args:
+        rank: The replica's number.
+        world_size: All replicas.
+        device: Where mirrored tensors live.
+        externals: What functions may reach that every replica has by itself, by name.
+        carry_out: How steps of optimizers are carried out; see `note_steps`.
+
+    Attributes:
+        externals: The same, for functions that are sent from now on.
+        updates: What its optimizers have done.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        world_size: int = 1,
+        device: str = "cpu",
+        externals: Mapping[str, Any] | None = None,
+        carry_out: Callable[..., Any] | None = None,
+    ) -> None:
+        self.rank = rank
+        self._world_size = world_size
+        self._carry_out = carry_out
+        self._device = device
+        self.externals = Externals(externals or {})
+        self._parts: Sequence[Any] = ()
+        self._functions = SentFunctions(self._loads, self._is_shared, rank)
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._table = ReplicaTable()
+        self._loaded_states: set[int] = set()
+        self._parameters: tuple[torch.nn.Parameter, ...] = ()
+        self._parameters_at = -1
+        self._control = ControlCollector(self._table, self._identify)
+        self._buffers = ReplicaBuffers(self._table, self.rank, self._world_size)
+        self._tensors = TensorCollector(self._table, self._buffers.aggregations)
+        self.updates = UpdateLog(self._table)
+
+    def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Take in a shipment; the step's function, positional and keyword arguments.
+
+        Args:
+            shipment: What the driver prepared.
+            parts: This replica's part of every `PerReplica` leaf, in the order of `Shipment.per_replica`.
+        """
+        self._take_objects(shipment)
+        self._parts = parts
+        try:
+            function = self._functions.function_of(shipment)
+            args, kwargs = self._loads(shipment.arguments)
+        finally:
+            self._parts = ()
+        return function, args, kwargs
+
+    def take(self, shipment: Shipment) -> None:
+        """Take in what a shipment brings beside arguments, without a step: objects, what was written, a function."""
+        self._take_objects(shipment)
+        if shipment.function and shipment.digest:
+            self._functions.function_of(shipment)
+
+    def _take_objects(self, shipment: Shipment) -> None:
+        for handle in shipment.released:
+            self._table.release(handle)
+            self._buffers.forget(handle)
+        arrived = self._load_bundle(shipment.bundle) if shipment.bundle else []
+        if shipment.writes:
+            arrived += self._write(self._loads(shipment.writes))
+        for handle in self._buffers.arrived(arrived) if arrived else ():
+            self._tensors.mark_known(handle)
+        self._functions.forget(shipment.forget)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """For the time of a step: a parameter created in a mirrored module is an error, changed copies are noted."""
+        with refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None):
+            yield
+        self._functions.after_run()
+
+    def settle(self) -> None:
+        """See that what a step has put into places of mirrored objects is what these hold."""
+        self._buffers.places.settle()
+
+    def take_remarks(self) -> tuple[str, ...]:
+        """What the program should be warned of, each once."""
+        return self._functions.take_remarks()
+
+    def take_loaded_states(self) -> frozenset[int]:
+        """Handles of optimizers whose state the driver has replaced since this was asked last."""
+        loaded, self._loaded_states = frozenset(self._loaded_states), set()
+        return loaded
+
+    def items(self) -> list[tuple[int, Any]]:
+        """Handles and objects of everything that is mirrored, in an order that is the same on all replicas."""
+        return self._table.items()
+
+    @property
+    def changes(self) -> int:
+        """Another number once objects have come or gone."""
+        return self._table.changes
+
+    def object_of(self, handle: int) -> Any:
+        """What the driver knows by this handle."""
+        return self._table.object_of(handle)
+
+    def objects(self) -> list[Any]:
+        """Everything that is mirrored, in an order that is the same on all replicas."""
+        return [obj for _, obj in self._table.items()]
+
+    def parameters(self) -> tuple[torch.nn.Parameter, ...]:
+        """Every mirrored parameter, in an order that is the same on all replicas; one tuple until that changes."""
+        if self._table.changes != self._parameters_at:
+            self._parameters_at = self._table.changes
+            self._parameters = tuple(obj for _, obj in self._table.items() if isinstance(obj, torch.nn.Parameter))
+        return self._parameters
+
+    def export_buffers(self) -> list[torch.Tensor]:
+        """Copies of every mirrored buffer, in an order that is the same on all replicas."""
+        return self._buffers.copies()
+
+    def import_buffers(self, values: Sequence[torch.Tensor], own: Sequence[torch.Tensor] = ()) -> None:
+        """Take another replica's `export_buffers()`, but what this one had where shares add up; see `take_over`."""
+        self._buffers.take_over(values, own)
+
+    def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
+        """The buffers that replicas agree on after each batch, and how; in an order that is the same on all."""
+        return self._buffers.written()
+
+    def merger(self, gather: Callable[[Any], list[Any]]) -> StateMerger:
+        """Merges what replicas hold apart; see there."""
+        return StateMerger(self._buffers, gather)
+
+    def hold_metrics(self) -> dict[int, dict[str, Any]]:
+        """The states of every metric, to be given to `restore_metrics` after a step that must not count."""
+        return {handle: hold_states(metric) for handle, metric in self._table.items() if state_names(metric)}
+
+    def restore_metrics(self, held: dict[int, dict[str, Any]]) -> None:
+        """Put back what `hold_metrics` gave."""
+        for handle, states in held.items():
+            restore_states(self._table.object_of(handle), states)
+
+    def collect_control(self, modules: bool) -> bytes:
+        self._buffers.places.settle()
+        return self._control.collect(modules=modules)
+
+    def collect_tensors(self) -> dict[int, TensorImage]:
+        self._buffers.places.settle()
+        return self._tensors.collect(gathered=False)
+
+    def collect_gradients(self) -> dict[int, TensorImage]:
+        parameters = [(handle, obj) for handle, obj in self._table.items() if isinstance(obj, torch.nn.Parameter)]
+        return {handle: TensorImage.of(obj.grad) for handle, obj in parameters if obj.grad is not None}
+
+    def changed_gathered(self) -> list[int]:
+        self._buffers.places.settle()
+        return list(self._tensors.collect(gathered=True))
+
+    def buffer_images(self, handles: Sequence[int]) -> list[TensorImage]:
+        return [TensorImage.of(self._table.object_of(handle)) for handle in handles]
+
+    def collect_optimizer_state(self, handle: int) -> bytes:
+        return dumps(dict(attributes(self._table.object_of(handle))["state"]), self._identify)
+
+    def collect_metrics(self) -> bytes:
+        return dumps(self.hold_metrics(), self._identify)
+
+    def tell_everything(self) -> None:
+        """Take all that the driver may ask for as news to it."""
+        self._control.forget_known()
+        self._tensors.forget_known()
+
+    def pull_rows(self, handle: int, rows: torch.Tensor) -> torch.Tensor:
+        weight = self._table.object_of(handle)
+        return access_to(weight).pull(weight, rows)
+
+    def export_rows(self, handle: int) -> list[dict[str, Any]]:
+        weight = self._table.object_of(handle)
+        return access_to(weight).export_rows(weight)
+
+    def import_rows(self, handle: int, states: Sequence[Mapping[str, Any]]) -> None:
+        weight = self._table.object_of(handle)
+        access_to(weight).import_rows(weight, states)
+
+    def dump(self) -> tuple[bytes, frozenset[int]]:
+        self._buffers.places.settle()
+        items = self._table.items()
+        parameters = [(handle, obj) for handle, obj in items if isinstance(obj, torch.nn.Parameter)]
+        hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
+        state = dumps((items, hooks), lambda _: None, to_replica=True)
+        return state, frozenset(handle for handle, _ in items)
+
+    def load(self, state: bytes) -> None:
+        self._buffers.places.settle()
+        metrics, statistics = self.hold_metrics(), self._buffers.own_values()
+        self._start_empty()
+        items, hooks = self._loads(state)
+        self._add(items)
+        self._buffers.look()
+        self._add_hooks(hooks)
+        for handle, obj in items:
+            if isinstance(obj, torch.Tensor):
+                self._buffers.restore_own(handle, statistics)
+            elif state_names(obj):
+                # What the other one counted is counted there.
+                restore_states(obj, metrics.get(handle) or divide_states(obj)[1])
+        self._functions.clear()  # they refer to the objects of before; the driver sends them again
+
+    def _load_bundle(self, bundle: bytes) -> list[int]:
+        """Take in new objects; their handles."""
+        unpickler = HandleUnpickler(io.BytesIO(bundle), self._resolve)
+        unpickler.load()  # the roots; what they lead to is in the list that follows the hooks
+        hooks = list(iter(unpickler.load, None))
+        found = unpickler.load()
+        self._add(found)
+        self._add_hooks(hooks)
+        self._set_gradients(unpickler.load())
+        for handle, obj in found:
+            if state_names(obj):
+                restore_states(obj, self._share(obj, divide_states(obj)))  # what the driver had counted counts once
+            self._mark_known(handle)
+        return [handle for handle, _ in found]
+
+    def _add(self, items: Sequence[tuple[int, Any]]) -> None:
+        for handle, obj in items:
+            self._table.add(handle, obj)
+            if isinstance(obj, torch.optim.Optimizer):
+                note_steps(obj, self.updates.note, self._carry_out)
+        for handle, _ in items:
+            self._buffers.places.note(handle)
+
+    def _add_hooks(self, hooks: Sequence[tuple[int, ParameterHooks]]) -> None:
+        for handle, found in hooks:
+            found.attach(self._table.object_of(handle))
+
+    def _mark_known(self, handle: int) -> None:
+        """Driver and replica agree on this object now."""
+        if isinstance(self._table.object_of(handle), torch.Tensor):
+            self._tensors.mark_known(handle)
+            self._control.mark_flag_known(handle)
+        else:
+            self._control.mark_known(handle)
+
+    def _write(self, writes: Writes) -> list[int]:
+        """Do what the driver did; handles of the tensors and modules that it changed."""
+        self._buffers.places.settle()
+        for handle, values in writes.tensors.items():
+            overwrite(self._table.object_of(handle), values)
+        self._write_gradients(writes)
+        for handle, changed in writes.hooks.items():
+            changed.apply(self._table.object_of(handle))
+        for handle, flag in writes.requires_grad.items():
+            self._table.object_of(handle).requires_grad_(flag)
+            self._control.mark_flag_known(handle)
+        for handle, changes in writes.control.items():
+            patch_object(self._table.object_of(handle), changes)
+            self._buffers.places.note(handle)
+        for handle, state in writes.optimizer_states.items():
+            self._loaded_states.add(handle)
+            held = attributes(self._table.object_of(handle))["state"]
+            held.clear()
+            held.update(state)
+        for handle, states in writes.metrics.items():
+            metric = self._table.object_of(handle)
+            restore_states(metric, self._share(metric, states))
+        written = [*writes.tensors, *writes.control]
+        for handle in written:
+            self._mark_known(handle)
+        return written
+
+    def _share(self, metric: Any, states: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
+        return share_of_states(metric, states, self.rank, self._world_size)
+
+    def _write_gradients(self, writes: Writes) -> None:
+        for handle in writes.cleared_gradients:
+            self._table.object_of(handle).grad = None
+        self._set_gradients(writes.gradients)
+
+    def _set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        for handle, gradient in gradients.items():
+            parameter = self._table.object_of(handle)
+            parameter.grad = gradient.clone().to(parameter.device)
+
+    def _is_shared(self, obj: Any) -> bool:
+        """Whether a function that holds `obj` holds more than a copy."""
+        return self._table.handle_of(obj) is not None or self.externals.holds(obj)
+
+    def _identify(self, obj: Any) -> PersistentId | None:
+        handle = self._table.handle_of(obj)
+        return None if handle is None else ("object", handle)
+
+    def _loads(self, data: bytes) -> Any:
+        return loads(data, self._resolve)
+
+    def _resolve(self, pid: PersistentId) -> Any:
+        match pid:
+            case ("object", handle):
+                return self._table.object_of(handle)
+            case ("part", index):
+                return self._parts[index]
+            case ("device",):
+                return self._device
+            case ("external", name):
+                return self.externals.value(name)
+        raise FailedPreconditionError(f"raydist bug: a replica was sent the unknown persistent id {pid!r}.")

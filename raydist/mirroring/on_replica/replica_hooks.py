@@ -1,0 +1,83 @@
+"""What a replica hooks into torch, for what only holds in its process: the driver made the objects, steps use them."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from raydist.errors import FailedPreconditionError
+
+__all__ = ["note_steps", "refuse_new_parameters"]
+
+
+@contextmanager
+def refuse_new_parameters(is_mirrored: Callable[[Any], bool]) -> Iterator[None]:
+    """Inside the block, mirrored modules take no parameters and no submodules with parameters but mirrored ones.
+
+    A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised. Modules that a
+    step makes for itself are its own affair.
+    """
+
+    def check(module: torch.nn.Module, name: str, value: Any) -> None:
+        if value is None or not is_mirrored(module):
+            return
+        parameters = [value] if isinstance(value, torch.Tensor) else value.parameters()
+        if not all(is_mirrored(parameter) for parameter in parameters):
+            raise FailedPreconditionError(
+                f"The parameters of a mirrored module must be created under the scope, on the driver; a step "
+                f"registered {name!r} in {type(module).__name__}. Create it inside `with strategy.scope():`, outside "
+                f"of the step."
+            )
+
+    # By hand: this is around every step, and an ExitStack took some microseconds of it.
+    parameters = torch_module.register_module_parameter_registration_hook(check)
+    try:
+        modules = torch_module.register_module_module_registration_hook(check)
+        try:
+            yield
+        finally:
+            modules.remove()
+    finally:
+        parameters.remove()
+
+
+def note_steps(
+    optimizer: torch.optim.Optimizer,
+    on_step: Callable[[], None],
+    carry_out: Callable[..., Any] | None = None,
+) -> None:
+    """Let `optimizer` call `on_step` when it steps, and note it as every scheduler arranges for on construction.
+
+    `carry_out(optimizer, step, *args, **kwargs)` then does the step, and returns what the program gets; None: `step`
+    does.
+
+    A scheduler warns when it steps before its optimizer. Its constructor ran on the driver, the optimizer steps here;
+    the note (`_opt_called`) travels back with the control state.
+    """
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
+    reference = weakref.ref(optimizer)
+    original = type(optimizer).step
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        owner = reference()
+        if owner is None:
+            raise ReferenceError(
+                f"An optimizer must live while its step method is called, this {original.__qualname__} has lost its "
+                f"own. Keep the optimizer, not its method."
+            )
+        owner._opt_called = True  # type: ignore[attr-defined]
+        on_step()
+        if carry_out is None:
+            return original(owner, *args, **kwargs)
+        return carry_out(owner, functools.partial(original, owner), *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]

@@ -1,0 +1,119 @@
+"""Where a step's walk met modules, parameters and optimizers, for a quick look later: whether they are still there."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from raydist.class_memory import remembered_by_class
+from raydist.pickling.attribute_table import attributes
+from raydist.pickling.unchanged import loaded_globals
+
+__all__ = ["WatchedPlace", "is_of_strategy", "trained_by", "watch"]
+
+
+@remembered_by_class
+def is_of_strategy(cls: Any) -> bool:
+    """Whether objects of a class must be those of one strategy."""
+    return issubclass(cls, torch.nn.Module | torch.nn.Parameter | torch.optim.Optimizer | LRScheduler) or (
+        issubclass(cls, torch.Tensor) and cls is not torch.Tensor
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WatchedPlace:
+    """An object, and by identity what it held. Keeps none of them alive.
+
+    Attributes:
+        holder: The object.
+        named: Names of its variables, with what they held.
+        cells: Indices of a function's closure, likewise.
+        children: All that a module or an optimizer is made of; None for everything else.
+    """
+
+    holder: weakref.ref[Any]
+    named: tuple[tuple[str, int], ...] = ()
+    cells: tuple[tuple[int, int], ...] = ()
+    children: tuple[int, ...] | None = None
+
+    def is_same(self) -> bool:
+        """Whether they are still there; what was added to a function's or an object's variables is not seen."""
+        holder = self.holder()
+        if holder is None:
+            return False
+        if self.children is not None:
+            return _children(holder) == self.children
+        variables = holder.__globals__ if type(holder) is types.FunctionType else attributes(holder)
+        for name, held in self.named:
+            if id(variables.get(name)) != held:
+                return False
+        return not self.cells or self._has_same_cells(holder.__closure__)
+
+    def _has_same_cells(self, closure: tuple[types.CellType, ...]) -> bool:
+        try:
+            return all(id(closure[index].cell_contents) == held for index, held in self.cells)
+        except ValueError:  # a variable that has no value any more
+            return False
+
+
+def watch(obj: Any) -> WatchedPlace | None:
+    """The place that `obj` is; None if it holds nothing to look after, or cannot be looked after."""
+    if isinstance(obj, torch.nn.Module | torch.optim.Optimizer):
+        return WatchedPlace(weakref.ref(obj), children=_children(obj))
+    try:
+        named = {name: value for name, value in _variables(obj).items() if _counts(value)}
+        cells = {index: value for index, value in enumerate(_cells(obj)) if _counts(value)}
+        place = WatchedPlace(
+            weakref.ref(obj),
+            tuple((name, id(value)) for name, value in named.items()),
+            tuple((index, id(value)) for index, value in cells.items()),
+        )
+    except TypeError:  # no weak references to it
+        return None
+    return place if place.named or place.cells else None
+
+
+def _variables(obj: Any) -> dict[str, Any]:
+    if type(obj) is types.FunctionType:
+        held = obj.__globals__
+        return {name: held[name] for name in loaded_globals(obj.__code__) if name in held}
+    try:
+        return {} if isinstance(obj, type) else attributes(obj)
+    except AttributeError:
+        return {}
+
+
+def _cells(obj: Any) -> list[Any]:
+    if type(obj) is not types.FunctionType:
+        return []
+    return [_content(cell) for cell in obj.__closure__ or ()]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
+
+
+def _counts(value: Any) -> bool:
+    return type(value) is types.FunctionType or is_of_strategy(type(value))
+
+
+def _children(obj: Any) -> tuple[int, ...]:
+    held = attributes(obj)
+    if "param_groups" in held:
+        return tuple(map(id, trained_by(obj)))
+    return (*map(id, held.get("_parameters", {}).values()), *map(id, held.get("_modules", {}).values()))
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The parameters of all groups."""
+    groups: list[dict[str, Any]] = attributes(optimizer)["param_groups"]
+    return [parameter for group in groups for parameter in group["params"]]

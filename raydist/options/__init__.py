@@ -1,0 +1,28 @@
+"""What a user hands in: settings of a pipeline, of distributed input, of one `run`, of communication; time limits."""
+
+from raydist.options.communication import CommunicationOptions
+from raydist.options.input import InputOptions, InputReplicationMode
+from raydist.options.pipeline import (
+    AutoShardPolicy,
+    AutotuneOptions,
+    DistributeOptions,
+    OptimizationOptions,
+    Options,
+    ThreadingOptions,
+)
+from raydist.options.run import RunOptions
+from raydist.options.timeouts import Timeouts
+
+__all__ = [
+    "AutoShardPolicy",
+    "AutotuneOptions",
+    "CommunicationOptions",
+    "DistributeOptions",
+    "InputOptions",
+    "InputReplicationMode",
+    "OptimizationOptions",
+    "Options",
+    "RunOptions",
+    "ThreadingOptions",
+    "Timeouts",
+]

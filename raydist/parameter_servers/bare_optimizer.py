@@ -1,0 +1,71 @@
+"""Optimizers of a user's class without its constructor: over whatever tensors a server has."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["bare_optimizer", "may_fuse", "server_options", "step_bare"]
+
+_TORCHS = "torch.optim."
+_NOT_OPTIONS = ("params", "param_names")
+
+
+def bare_optimizer(
+    kind: type[torch.optim.Optimizer], groups: Sequence[tuple[Mapping[str, Any], Sequence[torch.Tensor]]]
+) -> torch.optim.Optimizer:
+    """An optimizer that has remembered nothing yet, made as torch makes one from a pickle.
+
+    Args:
+        kind: Its class.
+        groups: Options and tensors of each of its `param_groups`; tensors need not require gradients.
+    """
+    param_groups = [{"params": list(tensors), **server_options(options)} for options, tensors in groups]
+    defaults = server_options(groups[0][0]) if groups else {}
+    made = kind.__new__(kind)
+    made.__setstate__({"defaults": defaults, "state": defaultdict(dict), "param_groups": param_groups})
+    return made
+
+
+def step_bare(optimizer: torch.optim.Optimizer) -> None:
+    """Let it step on the gradients that its tensors have. Rows of sparse ones are not checked again."""
+    with torch.sparse.check_sparse_tensor_invariants(False):  # said, so that torch does not warn of it
+        if not type(optimizer).__module__.startswith(_TORCHS):
+            optimizer.step()
+            return
+        with torch.no_grad():
+            # Around this torch has what only differentiable steps need, and that imports its compiler: 2 to 8 s.
+            inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def may_fuse(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether torch has one pass over memory for this optimizer's step, and nobody has asked for another way.
+
+    2 million parameters on one core: Adam 2.3 ms instead of 18, Adagrad 1.8 instead of 4.4, momentum 1.3 of 2.0.
+
+    >>> may_fuse(torch.optim.Adam, {"fused": None, "foreach": None}, [torch.float32])
+    True
+    """
+    asked = options.get("fused") is False or options.get("foreach")
+    known = "fused" in options and kind.__module__.startswith(_TORCHS) and not asked
+    return known and all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
+
+
+def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's options as they are on a server: on the CPU, outside of graphs of a GPU.
+
+    >>> server_options({"lr": 0.1, "capturable": True, "params": []})
+    {'lr': 0.1, 'capturable': False}
+    """
+    kept = {name: value for name, value in options.items() if name not in _NOT_OPTIONS}
+    for name, value in kept.items():
+        if isinstance(value, torch.Tensor):
+            kept[name] = value.detach().to("cpu")
+    for name in ("capturable", "differentiable"):
+        if kept.get(name):
+            kept[name] = False
+    return kept

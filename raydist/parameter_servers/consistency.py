@@ -1,0 +1,88 @@
+"""How far workers of a parameter server strategy may be apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.options.requirement import require
+
+__all__ = ["BoundedStaleness", "Consistency", "SyncWithBackups", "require_consistency"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BoundedStaleness:
+    """No worker runs more than so many closures ahead of the slowest one: the faster wait before they begin.
+
+    So what a worker reads is never older than that many closures of any other worker. Only workers that hold a closure
+    count. 0 lets all begin their next closure together.
+
+    Args:
+        max_clocks: How many closures.
+
+    Raises:
+        InvalidArgumentError: It is no int >= 0.
+
+    Source: none in tf.distribute; Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+    Server", 2013.
+
+    >>> rd.BoundedStaleness(4).max_clocks
+    4
+    """
+
+    max_clocks: int
+
+    def __post_init__(self) -> None:
+        require(_is_number(self.max_clocks), "BoundedStaleness must be given an int >= 0 (closures)", self.max_clocks)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SyncWithBackups:
+    """Steps are synchronous, but apply the mean of the first N - `num_backups` gradients and drop those that come late.
+
+    N is the number of workers that hold a closure; at least one gradient is waited for. What was dropped is counted in
+    `strategy.stats()`.
+
+    Args:
+        num_backups: How many of the workers no step waits for.
+
+    Raises:
+        InvalidArgumentError: It is no int >= 0.
+
+    Source: tf.compat.v1.train.SyncReplicasOptimizer (`replicas_to_aggregate`); Chen et al., "Revisiting Distributed
+    Synchronous SGD", 2016.
+
+    >>> rd.SyncWithBackups(1).num_backups
+    1
+    """
+
+    num_backups: int
+
+    def __post_init__(self) -> None:
+        require(_is_number(self.num_backups), "SyncWithBackups must be given an int >= 0 (workers)", self.num_backups)
+
+
+Consistency = Literal["async"] | BoundedStaleness | SyncWithBackups
+
+
+def require_consistency(value: object) -> Consistency:
+    """The value, if it is one.
+
+    >>> require_consistency("eventual")
+    Traceback (most recent call last):
+    raydist.errors.InvalidArgumentError: consistency must be "async", rd.BoundedStaleness(k) or ... got 'eventual'.
+    """
+    if value == "async":
+        return "async"
+    if isinstance(value, BoundedStaleness | SyncWithBackups):
+        return value
+    raise InvalidArgumentError(
+        f'consistency must be "async", rd.BoundedStaleness(k) or rd.SyncWithBackups(num_backups), got {value!r}.'
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,179 @@
+"""Whether an optimizer treats every element by itself, so that servers may each step their part of a variable.
+
+Found out by trial: a small parameter is stepped whole, and in two parts by two optimizers that know nothing of each
+other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.bare_optimizer import bare_optimizer, server_options, step_bare
+
+__all__ = ["keeps_gradients", "remembered_share", "require_elementwise", "why_not_elementwise"]
+
+_ROWS, _COLUMNS = 6, 4
+_CUT = 2  # rows of the first part
+_STEPS = 4
+_TOUCHED = torch.tensor([0, 1, 3, 4])  # rows that have a gradient where only some have
+_LEAST_LR = 1e-3  # a learning rate of 0 (a warm-up's first) would make everything equal
+
+_Form = Literal["dense", "rows"]
+_Kind = type[torch.optim.Optimizer]
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Check that parameter servers can apply an optimizer. Some milliseconds.
+
+    Raises:
+        InvalidArgumentError: It does not treat every element by itself, or needs more than gradients; with the reason.
+    """
+    kind = type(optimizer)
+    for group in optimizer.param_groups:
+        reason = why_not_elementwise(kind, group)
+        if reason is not None:
+            raise InvalidArgumentError(
+                f"Optimizers must treat every element of a variable by itself under ParameterServerStrategy, because "
+                f"each server steps the rows that it has, but {kind.__name__} {reason}. Use torch.optim.SGD, Adagrad, "
+                "AdamW or another one that is elementwise, or MultiWorkerMirroredStrategy."
+            )
+
+
+def why_not_elementwise(kind: _Kind, options: Mapping[str, Any]) -> str | None:
+    """What keeps servers from applying this class of optimizers; None where nothing does.
+
+    >>> why_not_elementwise(torch.optim.LBFGS, {"lr": 1.0})
+    'demands a closure in step()'
+    >>> why_not_elementwise(torch.optim.SGD, {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.0, "dampening": 0.0})
+    """
+    if _demands_closure(kind):
+        return "demands a closure in step()"
+    tried = dict(options)
+    if "lr" in tried and float(tried["lr"]) < _LEAST_LR:
+        tried["lr"] = _LEAST_LR
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            return _differs(kind, tried, "dense")
+        except Exception as dense:
+            try:
+                return _differs(kind, tried, "rows")
+            except Exception:
+                return f"could not step a small parameter of its own ({type(dense).__name__}: {dense})"
+
+
+def keeps_gradients(kind: _Kind, options: Mapping[str, Any], form: _Form = "dense") -> bool:
+    """Whether an optimizer's later steps read gradients of earlier ones where those lay."""
+    start, gradients = _example(form)
+    kept = _stepped(kind, options, start, gradients)
+    overwritten = _stepped(kind, options, start, gradients, afterwards=_overwrite)
+    return not torch.equal(kept[0], overwritten[0])
+
+
+def remembered_share(kind: _Kind, options: Mapping[str, Any]) -> float:
+    """How many bytes an optimizer remembers for each byte of its parameters; 0 where a trial does not tell.
+
+    >>> remembered_share(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0, "weight_decay": 0})
+    1.0
+    """
+    forms: tuple[_Form, ...] = ("dense", "rows")
+    for form in forms:
+        start, gradients = _example(form)
+        with contextlib.suppress(Exception):
+            _, state = _stepped(kind, options, start, gradients[:1])
+            held = [each for each in state.values() if isinstance(each, torch.Tensor) and each.shape == start.shape]
+            return sum(each.nbytes for each in held) / start.nbytes
+    return 0.0
+
+
+def _demands_closure(kind: _Kind) -> bool:
+    parameters = list(inspect.signature(kind.step).parameters.values())[1:]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters)
+
+
+def _differs(kind: _Kind, options: Mapping[str, Any], form: _Form) -> str | None:
+    start, gradients = _example(form)
+    value, state = _stepped(kind, options, start, gradients)
+    parts = [
+        _stepped(kind, options, start[rows], [_part(each, rows) for each in gradients])
+        for rows in (slice(0, _CUT), slice(_CUT, _ROWS))
+    ]
+    if not _close(value, torch.cat([part for part, _ in parts])):
+        return "steps the rows of a variable otherwise when they are apart"
+    for name, whole in state.items():
+        pieces = [part.get(name) for _, part in parts]
+        if not _same_memory(whole, pieces):
+            return f"remembers {name!r} otherwise when rows are apart"
+    return None
+
+
+def _stepped(
+    kind: _Kind,
+    options: Mapping[str, Any],
+    start: torch.Tensor,
+    gradients: Sequence[torch.Tensor],
+    afterwards: Callable[[torch.Tensor], None] | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """A parameter after some steps, and what is remembered of it."""
+    parameter = start.clone()
+    optimizer = bare_optimizer(kind, [(server_options(options), [parameter])])
+    for gradient in gradients:
+        mine = gradient.clone()
+        parameter.grad = mine
+        step_bare(optimizer)
+        parameter.grad = None
+        if afterwards is not None:
+            afterwards(mine)
+    return parameter, dict(optimizer.state.get(parameter, {}))
+
+
+def _overwrite(gradient: torch.Tensor) -> None:
+    (gradient._values() if gradient.is_sparse else gradient).fill_(torch.nan)
+
+
+def _example(form: _Form) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(rows: int) -> torch.Tensor:
+        return torch.randn(rows, _COLUMNS, dtype=torch.float64, generator=generator)
+
+    start = draw(_ROWS)
+    if form == "dense":
+        return start, [draw(_ROWS) for _ in range(_STEPS)]
+    return start, [
+        torch.sparse_coo_tensor(
+            _TOUCHED[None], draw(len(_TOUCHED)), start.shape, is_coalesced=True, check_invariants=False
+        )
+        for _ in range(_STEPS)
+    ]
+
+
+def _part(gradient: torch.Tensor, rows: slice) -> torch.Tensor:
+    if not gradient.is_sparse:
+        return gradient[rows]
+    inside = (rows.start <= _TOUCHED) & (rows.stop > _TOUCHED)
+    shape = (rows.stop - rows.start, _COLUMNS)
+    values = gradient._values()[inside]
+    return torch.sparse_coo_tensor(
+        _TOUCHED[inside][None] - rows.start, values, shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def _same_memory(whole: Any, pieces: Sequence[Any]) -> bool:
+    if not isinstance(whole, torch.Tensor):
+        return all(type(piece) is type(whole) for piece in pieces)
+    if not all(isinstance(piece, torch.Tensor) for piece in pieces):
+        return False
+    if whole.dim() and len(whole) == _ROWS:
+        return _close(whole, torch.cat(list(pieces)))
+    return all(piece.shape == whole.shape and _close(piece, whole) for piece in pieces)

@@ -1,0 +1,46 @@
+"""Pickling what servers are asked and answer: as the standard library does, but dataclasses by their fields at once.
+
+A frozen dataclass with slots is pickled by code in Python that looks its fields up each time: 5 us for each of the
+five in a push and its answer.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import pickle
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, final
+
+from raydist.parameter_servers import requests
+from raydist.parameter_servers.lanes.area import AreaAddress, AreaBlock
+from raydist.parameter_servers.slices import ServedSlice
+
+__all__ = ["QuickPickler"]
+
+
+@final
+class QuickPickler:
+    """Pickles for one lane; `pickle.loads` undoes it."""
+
+    def __init__(self) -> None:
+        named = [getattr(requests, name) for name in requests.__all__]
+        kinds = [kind for kind in named if isinstance(kind, type) and is_dataclass(kind)]
+        self._reducers = {kind: _reducer_of(kind) for kind in [*kinds, AreaBlock, AreaAddress, ServedSlice]}
+
+    def dumps(self, value: Any) -> bytes:
+        """The pickle of a value."""
+        written = io.BytesIO()
+        pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+        pickler.dispatch_table = self._reducers
+        pickler.dump(value)
+        return written.getvalue()
+
+
+def _reducer_of(kind: type[Any]) -> Callable[[Any], tuple[Any, tuple[Any, ...]]]:
+    names = [field.name for field in fields(kind)]
+    if not names:
+        return lambda obj: (kind, ())
+    get = operator.attrgetter(*names)
+    return (lambda obj: (kind, (get(obj),))) if len(names) == 1 else (lambda obj: (kind, get(obj)))

@@ -1,0 +1,206 @@
+"""How variables are split over servers: TensorFlow's partitioners, and the plan that follows from one. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.options.requirement import require
+from raydist.parameter_servers.slices import ServedSlice, VariableSpec
+
+__all__ = [
+    "FixedShardsPartitioner",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "VariablePartitioner",
+    "plan_slices",
+]
+
+VariablePartitioner = Callable[[tuple[int, ...], torch.dtype], Sequence[int]]
+"""Given a variable's shape and dtype, into how many parts each dimension is split: `[k, 1, ...]`."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FixedShardsPartitioner:
+    """Split every variable into so many parts along dimension 0, or into its rows where it has fewer.
+
+    Args:
+        num_shards: How many parts.
+
+    Raises:
+        InvalidArgumentError: `num_shards` is no int >= 1.
+
+    Source: tf.distribute.experimental.partitioners.FixedShardsPartitioner.
+
+    >>> rd.FixedShardsPartitioner(8)((3, 2), torch.float32)
+    [3, 1]
+    """
+
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        _require_count("num_shards", self.num_shards)
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
+        """Into how many parts each dimension of such a variable is split."""
+        return _along_rows(shape, min(self.num_shards, shape[0]))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MinSizePartitioner:
+    """Split into as many parts as this many bytes go into the variable, rounded up, but not more than a limit.
+
+    Args:
+        min_shard_bytes: How large a part should be.
+        max_shards: The most parts. The default splits nothing, as TensorFlow's does.
+
+    Raises:
+        InvalidArgumentError: One of both is no int >= 1.
+
+    Source: tf.distribute.experimental.partitioners.MinSizePartitioner.
+
+    >>> rd.MinSizePartitioner(min_shard_bytes=4, max_shards=2)((6, 1), torch.float32)
+    [2, 1]
+    """
+
+    min_shard_bytes: int = 256 << 10
+    max_shards: int = 1
+
+    def __post_init__(self) -> None:
+        _require_count("min_shard_bytes", self.min_shard_bytes)
+        _require_count("max_shards", self.max_shards)
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
+        """Into how many parts each dimension of such a variable is split."""
+        wanted = math.ceil(math.prod(shape) * dtype.itemsize / self.min_shard_bytes)
+        return _along_rows(shape, min(shape[0], self.max_shards, wanted))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MaxSizePartitioner:
+    """Split into as few parts as possible, each of them no larger than so many bytes (a row that is larger aside).
+
+    Args:
+        max_shard_bytes: How large a part may be.
+        max_shards: The most parts, whatever their size; None: any number.
+
+    Raises:
+        InvalidArgumentError: One of both is no int >= 1.
+
+    Source: tf.distribute.experimental.partitioners.MaxSizePartitioner.
+
+    >>> rd.MaxSizePartitioner(max_shard_bytes=4)((6, 1), torch.float32)
+    [6, 1]
+    """
+
+    max_shard_bytes: int
+    max_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_count("max_shard_bytes", self.max_shard_bytes)
+        if self.max_shards is not None:
+            _require_count("max_shards", self.max_shards)
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
+        """Into how many parts each dimension of such a variable is split."""
+        bytes_per_row = math.prod(shape[1:]) * dtype.itemsize
+        rows = max(1, self.max_shard_bytes // max(1, bytes_per_row))
+        wanted = math.ceil(shape[0] / rows)
+        return _along_rows(shape, wanted if self.max_shards is None else min(self.max_shards, wanted))
+
+
+def _require_count(what: str, value: object) -> None:
+    require(_is_count(value), f"{what} must be an int >= 1", value)
+
+
+def _along_rows(shape: tuple[int, ...], parts: int) -> list[int]:
+    return [max(1, parts), *[1] * (len(shape) - 1)]
+
+
+def plan_slices(
+    specs: Sequence[VariableSpec],
+    loads: Sequence[int],
+    partitioner: VariablePartitioner | None,
+    first_number: int,
+) -> list[ServedSlice]:
+    """Which server gets which rows of new variables.
+
+    The largest variable comes first, and goes to the server that has least (the first of several). Parts of one are
+    dealt out, to those first that have least, so that no server has two parts more than another.
+
+    Args:
+        specs: The variables.
+        loads: How many bytes each server has already.
+        partitioner: Splits them; None: all stay whole.
+        first_number: Of the first slice; the others follow.
+
+    Returns:
+        Slices in the order of the variables, and of rows in each.
+
+    Raises:
+        InvalidArgumentError: The partitioner returns what is no split along dimension 0.
+    """
+    parts = [_parts_of(spec, partitioner) for spec in specs]
+    servers: dict[int, list[int]] = {}
+    taken = list(loads)
+    by_size = sorted(range(len(specs)), key=lambda index: -sum(part.num_bytes for part in parts[index]))
+    for index in by_size:
+        servers[index] = _deal(parts[index], taken)
+    planned = [
+        replace(part, server=server)
+        for index in range(len(specs))
+        for part, server in zip(parts[index], servers[index], strict=True)
+    ]
+    return [replace(part, number=first_number + index) for index, part in enumerate(planned)]
+
+
+def _deal(parts: Sequence[ServedSlice], taken: list[int]) -> list[int]:
+    """A server for each part, counted in `taken`."""
+    dealt: list[int] = []
+    for part in parts:
+        have = [dealt.count(server) for server in range(len(taken))]
+        server = min(range(len(taken)), key=lambda each: (have[each], taken[each], each))
+        dealt.append(server)
+        taken[server] += part.num_bytes
+    return dealt
+
+
+def _parts_of(spec: VariableSpec, partitioner: VariablePartitioner | None) -> list[ServedSlice]:
+    """A variable's slices, on no server yet: the first ones have a row more where rows do not divide."""
+    rows = spec.shape[0] if spec.shape else 0
+    count = 1
+    if partitioner is not None and spec.partitioned and rows > 1:
+        count = min(rows, _count_of(spec, partitioner(spec.shape, spec.dtype)))
+    if count == 1:
+        return [ServedSlice(-1, spec.handle, spec.name, -1, 0, spec.shape, spec.dtype)]
+    fewest, more = divmod(rows, count)
+    begins = [index * fewest + min(index, more) for index in range(count + 1)]
+    return [
+        ServedSlice(-1, spec.handle, f"{spec.name}/part_{index}", -1, begin, (end - begin, *spec.shape[1:]), spec.dtype)
+        for index, (begin, end) in enumerate(zip(begins, begins[1:], strict=False))
+    ]
+
+
+def _count_of(spec: VariableSpec, split: object) -> int:
+    """How many parts a partitioner wants, once that is sure to be an answer."""
+    numbers = list(split) if isinstance(split, Sequence) and not isinstance(split, str | bytes) else None
+    sound = numbers is not None and len(numbers) == len(spec.shape) and all(_is_count(each) for each in numbers)
+    if not sound or numbers is None or any(each != 1 for each in numbers[1:]):
+        raise InvalidArgumentError(
+            f"variable_partitioner must return a list of {len(spec.shape)} ints for {spec.name} of shape {spec.shape}, "
+            f"[k, 1, ...] with k >= 1: variables are split along dimension 0 only. Got {split!r}. Return 1 for all "
+            "other dimensions."
+        )
+    return int(numbers[0])
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,121 @@
+"""An optimizer's step on some rows of a table, and what it remembers of each.
+
+The optimizer is torch's own, over one parameter that holds the rows at hand: their values and what is remembered of
+them are gathered, it steps, and both are put back. Rows that have no gradient are not looked at, so that nothing
+decays there: "lazy", as in torch.optim.SparseAdam. What it remembers as one number (how often it stepped) it
+remembers of the table.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+
+from raydist.parameter_servers.rows.reserved import ReservedRows
+from raydist.parameter_servers.rows.row_adam import stand_in_for
+from raydist.parameter_servers.rows.row_memory import RowMemory, make_optimizer, sparse_gradient
+
+__all__ = ["LazyUpdate", "optimizer_name"]
+
+
+def optimizer_name(kind: type[torch.optim.Optimizer]) -> str:
+    """By what the state of a table names an optimizer.
+
+    >>> optimizer_name(torch.optim.SGD)
+    'torch.optim.sgd.SGD'
+    """
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@final
+class LazyUpdate:
+    """One optimizer of one table.
+
+    Args:
+        values: The table's rows.
+    """
+
+    def __init__(self, values: ReservedRows) -> None:
+        self._values = values
+        self._parameter = torch.nn.Parameter(values.values[:0])
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._options: dict[str, Any] = {}
+        self._memory = RowMemory({}, {}, sparse=False)
+        self._rows: dict[str, ReservedRows] = {}
+        self._scalars: dict[str, Any] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is remembered."""
+        return sum(held.num_bytes for held in self._rows.values())
+
+    def prepare(self, kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> torch.optim.Optimizer:
+        """Have an optimizer of this kind with these options.
+
+        Raises:
+            InvalidArgumentError: It cannot step on some rows of a table.
+        """
+        if self._optimizer is None or options != self._options:
+            if self._optimizer is None or _form(options) != _form(self._options):
+                self._memory = RowMemory.of(stand_in_for(kind), options, self._values.values.dtype)
+                self._optimizer = make_optimizer(stand_in_for(kind), self._parameter, options)
+            self._optimizer.param_groups[0].update(options)
+            self._options = dict(options)
+        return self._optimizer
+
+    def apply(
+        self,
+        places: torch.Tensor,
+        gradients: torch.Tensor,
+        kind: type[torch.optim.Optimizer],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Step on the rows at these places, all different."""
+        optimizer, parameter = self.prepare(kind, options), self._parameter
+        remembered = self._remembered()
+        state = {key: rows.take(places) for key, rows in remembered.items()}
+        state.update(self._scalars)
+        parameter.data = self._values.take(places)
+        parameter.grad = sparse_gradient(gradients) if self._memory.sparse else gradients
+        optimizer.state[parameter] = state
+        optimizer.step()
+        parameter.grad = None  # it may lie in memory that the next request comes in
+        self._values.put(places, parameter.data)
+        for key, rows in remembered.items():
+            rows.put(places, state[key])
+        self._scalars = {key: state[key] for key in self._scalars}
+
+    def _remembered(self) -> dict[str, ReservedRows]:
+        """What is remembered of every row that exists, as the optimizer wants it now."""
+        for key, first in self._memory.rows.items():
+            if key not in self._rows:
+                most, width = self._values.values.shape
+                self._rows[key] = ReservedRows(most, width, first.dtype)
+            self._rows[key].extend(self._values.count, float(first))
+        for key, scalar in self._memory.scalars.items():
+            if key not in self._scalars:
+                self._scalars[key] = copy.deepcopy(scalar)
+        return {key: self._rows[key] for key in self._memory.rows}
+
+    def state(self) -> dict[str, Any]:
+        """Copies of what is remembered: of the rows that exist, by place, and of the table."""
+        self._remembered()
+        rows = {key: held.values[: self._values.count].clone() for key, held in self._rows.items()}
+        return {"rows": rows, "scalars": copy.deepcopy(self._scalars)}
+
+    def load(self, rows: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> None:
+        """Remember this, of rows by place."""
+        most, width = self._values.values.shape
+        for key, values in rows.items():
+            self._rows[key] = held = ReservedRows(most, width, values.dtype)
+            held.extend(len(values))
+            held.values[: len(values)] = values
+        self._scalars = copy.deepcopy(dict(scalars))
+
+
+def _form(options: Mapping[str, Any]) -> object:
+    """What of the options decides what there is to remember: of numbers, whether they are 0."""
+    return {key: bool(value) if isinstance(value, int | float) else value for key, value in options.items()}

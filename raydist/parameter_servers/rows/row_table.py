@@ -1,0 +1,185 @@
+"""One server's rows of an embedding table. Single-threaded, like the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.rows.first_values import first_values
+from raydist.parameter_servers.rows.lazy_update import LazyUpdate, optimizer_name
+from raydist.parameter_servers.rows.reserved import ReservedRows
+from raydist.parameter_servers.rows.row_index import index_for
+from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+
+__all__ = ["RowTable"]
+
+
+@final
+class RowTable:
+    """The rows of a table that one server has. A row exists, and takes memory, once it was touched.
+
+    Args:
+        spec: Of the table.
+        server: Number of the server.
+        num_servers: All servers that have rows of it; see `EmbeddingTableSpec.servers_of`.
+    """
+
+    def __init__(self, spec: EmbeddingTableSpec, server: int = 0, num_servers: int = 1) -> None:
+        self.spec = spec
+        self._server, self._num_servers = server, num_servers
+        self._clear()
+
+    def _clear(self) -> None:
+        self._index = index_for(self.spec.num_rows)
+        self._values = ReservedRows(self.spec.num_rows, self.spec.dim, self.spec.dtype)
+        self._updates: dict[str, LazyUpdate] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows exist here."""
+        return self._values.count
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the rows, of what optimizers remember of them, and of the way to them."""
+        remembered = sum(update.num_bytes for update in self._updates.values())
+        return self._values.num_bytes + self._index.num_bytes + remembered
+
+    def pull(self, rows: torch.Tensor) -> torch.Tensor:
+        """Present values of rows, in memory of their own.
+
+        Args:
+            rows: int64 numbers of rows of this server.
+        """
+        return self._values.take(self._places(rows))
+
+    def push(
+        self,
+        rows: torch.Tensor,
+        gradients: torch.Tensor,
+        optimizer_kind: type[torch.optim.Optimizer],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Let an optimizer step on some rows.
+
+        Where a step has rows on other servers only, it is pushed here all the same, without rows: its number counts.
+
+        Args:
+            rows: int64 numbers of rows of this server; gradients of one that comes twice are added up.
+            gradients: One for each.
+            optimizer_kind: The optimizer's class; what it remembers stays with the rows.
+            options: Of its group: everything but `params`.
+
+        Raises:
+            InvalidArgumentError: The optimizer cannot step on some rows alone.
+        """
+        rows, gradients = _added_up(rows, gradients.to(self.spec.dtype))
+        update = self._update(optimizer_name(optimizer_kind))
+        update.prepare(optimizer_kind, options)
+        update.apply(self._places(rows), gradients, optimizer_kind, options)
+
+    def require_optimizer(self, optimizer_kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> None:
+        """An InvalidArgumentError unless `push` will take this optimizer."""
+        self._update(optimizer_name(optimizer_kind)).prepare(optimizer_kind, options)
+
+    def _update(self, name: str) -> LazyUpdate:
+        if name not in self._updates:
+            self._updates[name] = LazyUpdate(self._values)
+        return self._updates[name]
+
+    def _places(self, rows: torch.Tensor) -> torch.Tensor:
+        """Where rows lie; those that are not there yet are made."""
+        numbers = rows.numpy()
+        places = self._index.find(numbers)
+        absent = np.flatnonzero(places < 0)
+        if len(absent):
+            new, which = np.unique(numbers[absent], return_inverse=True)
+            made = self._index.add(new)
+            self._append(first_values(self.spec, torch.from_numpy(new)))
+            places[absent] = made[which]
+        return torch.from_numpy(places)
+
+    def _append(self, values: torch.Tensor) -> None:
+        begin = self._values.count
+        self._values.extend(begin + len(values))
+        self._values.values[begin : self._values.count] = values
+
+    def state(self) -> dict[str, Any]:
+        """Copies of all rows that exist here, and of what optimizers remember: numbers, strings, tensors and dicts.
+
+        Returns:
+            "rows" (numbers), "values", and "optimizers": by name "rows" (by name one tensor, in the order of the
+            rows) and "scalars".
+        """
+        optimizers = {name: update.state() for name, update in self._updates.items()}
+        rows = torch.from_numpy(self._index.rows().copy())
+        return {"rows": rows, "values": self._values.values[: self.num_rows].clone(), "optimizers": optimizers}
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Have the rows of these states that are this server's, and no others.
+
+        Args:
+            states: What `state` gave on every server, of whatever number.
+
+        Raises:
+            InvalidArgumentError: They are of another table.
+        """
+        for state in states:
+            _require_fitting(state, self.spec)
+        self._clear()
+        for state in states:
+            self._take(state)
+        for name in {name for state in states for name in state["optimizers"]}:
+            self._remember(name, states)
+
+    def _own(self, state: Mapping[str, Any]) -> torch.Tensor:
+        """Where a state has this server's rows."""
+        return torch.nonzero(self.spec.servers_of(state["rows"], self._num_servers) == self._server).reshape(-1)
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        own = self._own(state)
+        rows = state["rows"][own].numpy()
+        if len(np.unique(rows)) < len(rows) or bool((self._index.find(rows) >= 0).any()):
+            raise InvalidArgumentError(
+                f"Each row of table {self.spec.name!r} must be in one of the states, some are in several. Give what "
+                "export_rows() returned, once."
+            )
+        self._index.add(rows)
+        self._append(state["values"][own])
+
+    def _remember(self, name: str, states: Sequence[Mapping[str, Any]]) -> None:
+        """What each state says of its rows; of the table, what the state says that has seen most steps."""
+        held = [(state["optimizers"].get(name), own) for state in states if len(own := self._own(state))]
+        everyone = [state["optimizers"][name] for state in states if name in state["optimizers"]]
+        keys = {key for remembered in everyone for key in remembered["rows"]}
+        if any(remembered is None or remembered["rows"].keys() != keys for remembered, _ in held):
+            raise InvalidArgumentError(
+                f"All states of table {self.spec.name!r} must hold what {name} remembers, some do not. Give what "
+                "export_rows() returned, whole."
+            )
+        rows = {key: torch.cat([remembered["rows"][key][own] for remembered, own in held]) for key in keys if held}
+        furthest = max(everyone, key=lambda remembered: float(remembered["scalars"].get("step", 0)))
+        self._update(name).load(rows, furthest["scalars"])
+
+
+def _added_up(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row once."""
+    if len(rows) < 2 or bool((rows[1:] > rows[:-1]).all()):
+        return rows, gradients
+    unique, places = torch.unique(rows, return_inverse=True)
+    return unique, gradients.new_zeros((len(unique), gradients.shape[1])).index_add_(0, places, gradients)
+
+
+def _require_fitting(state: Mapping[str, Any], spec: EmbeddingTableSpec) -> None:
+    rows, values = state["rows"], state["values"]
+    highest = int(rows.max()) if len(rows) else -1
+    if values.shape != (len(rows), spec.dim) or highest >= spec.num_rows:
+        raise InvalidArgumentError(
+            f"Rows of table {spec.name!r} must be below {spec.num_rows} and have {spec.dim} values each, got "
+            f"{len(rows)} rows up to {highest} and values of shape {tuple(values.shape)}. Give what export_rows() of "
+            "the same embedding returned."
+        )

@@ -1,0 +1,83 @@
+"""The rows of a module's embedding tables, as something that has a state: `state_dict()` of the module lacks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, final
+
+from torch import nn
+
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
+
+__all__ = ["SavedRows", "row_entry"]
+
+
+def row_entry(path: str, part: int) -> str:
+    """What a table's rows on one server are called.
+
+    >>> row_entry("words", 0)
+    'words/0'
+    """
+    return f"{path}/{part}"
+
+
+@final
+class SavedRows:
+    """The `ShardedEmbedding`s of a module, with all rows that were touched.
+
+    Args:
+        module: That.
+
+    >>> model = torch.nn.ModuleDict({"words": ShardedEmbedding(100, 2, seed=1)})
+    >>> _ = model["words"](torch.tensor([7]))
+    >>> list(SavedRows(model).state_dict())
+    ['words/0']
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __bool__(self) -> bool:
+        return bool(self.tables())
+
+    def tables(self) -> dict[str, ShardedEmbedding]:
+        """The embeddings by their paths, each once. Waits for nothing: reads no attribute of a mirrored object."""
+        first: dict[int, str] = {}
+        return {path: each for path, each in _embeddings(self.module, "") if first.setdefault(id(each), path) == path}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What each server has of each table."""
+        return {
+            row_entry(path, part): state
+            for path, table in self.tables().items()
+            for part, state in enumerate(table.export_rows())
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have these rows, and no others, on whatever number of servers there is.
+
+        Raises:
+            InvalidArgumentError: There are other tables.
+        """
+        tables = self.tables()
+        found: dict[str, list[Any]] = {path: [] for path in tables}
+        for entry, part in state.items():
+            path = entry.rpartition("/")[0]
+            if path not in found:
+                raise InvalidArgumentError(
+                    f"Saved rows must be of the module's embeddings, which are {', '.join(tables)}, got {path!r:.100}. "
+                    "Restore into a module like the one that was saved."
+                )
+            found[path].append(part)
+        for path, table in tables.items():
+            table.import_rows(found[path])
+
+
+def _embeddings(module: Any, path: str) -> Iterator[tuple[str, ShardedEmbedding]]:
+    if isinstance(module, ShardedEmbedding):
+        yield path, module
+    children = object.__getattribute__(module, "__dict__").get("_modules", {})
+    for name, child in children.items():
+        if child is not None:
+            yield from _embeddings(child, f"{path}.{name}" if path else name)

@@ -1,0 +1,237 @@
+"""`rd.ShardedEmbedding`: an embedding whose rows lie on parameter servers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.nn import functional
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.parameter_servers.rows.access import mark_of, mark_table, row_access
+from raydist.parameter_servers.rows.local_rows import access_to, held_rows, hold_rows
+from raydist.parameter_servers.rows.row_gradient import add_row_gradient
+from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from raydist.parameter_servers.rows.unique_rows import UniqueRows
+
+__all__ = ["ShardedEmbedding"]
+
+_MODES = ("none", "sum", "mean")
+_INITIALIZERS = ("normal", "uniform", "zeros")
+_HELD = "_held_rows"
+
+
+@final
+class ShardedEmbedding(torch.nn.Module):
+    """An embedding that may be larger than a machine: its rows lie on the servers of a `ParameterServerStrategy`.
+
+    A row exists once it was touched, so a table of 10^9 rows costs what is used of it. A step pulls the rows that it
+    needs, and an optimizer's step pushes their gradients alone. The optimizer is any of torch's that steps on each
+    value by itself (SGD, Adagrad, SparseAdam, Adam, RMSprop, ...); it steps on the rows that have a gradient only, so
+    momentum and weight decay leave other rows alone ("lazy", as in `torch.optim.SparseAdam`). On one device, and
+    without a strategy, the rows lie in the process.
+
+    `state_dict()` does not have the rows: see `export_rows`. An `rd.Checkpoint` of a module with it has those that were
+    touched; others are made by the `seed`.
+
+    Args:
+        num_embeddings: How many rows there could be.
+        embedding_dim: Values in a row.
+        mode: "none": one row for each number, as in `torch.nn.Embedding`. "sum" and "mean": rows of a bag of numbers
+            make one, as in `torch.nn.EmbeddingBag`.
+        padding_idx: A number that stands for no row: zeros, which are never learned, and do not count in a mean.
+        initializer: What rows are at first: "normal" (mean 0, variance 1), "uniform" (between -1 and 1), "zeros".
+        scale: First values are multiplied by it.
+        seed: First values depend on it and on the row's number alone. Drawn from torch's generator by default.
+        dtype: Of the rows.
+        device: Where results are made.
+
+    Attributes:
+        weight: A parameter of shape (0, dim) that stands for the table: optimizers name it, `requires_grad` freezes
+            the rows, and its `.grad` has the gradients of rows, for clipping and scaling.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range.
+
+    Source: tf.nn.embedding_lookup_sparse, tf.keras.layers.Embedding on a parameter server.
+
+    >>> embedding = rd.ShardedEmbedding(10**9, 4, mode="mean", seed=1)
+    >>> optimizer = torch.optim.Adagrad(embedding.parameters(), lr=0.1)
+    >>> bags = torch.tensor([[7, 123_456_789], [7, 7]])
+    >>> before = embedding(bags)
+    >>> before.sum().backward()
+    >>> optimizer.step()
+    >>> (before - embedding(bags)).detach()
+    tensor([[0.1000, 0.1000, 0.1000, 0.1000],
+            [0.1000, 0.1000, 0.1000, 0.1000]])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: Literal["none", "sum", "mean"] = "none",
+        *,
+        padding_idx: int | None = None,
+        initializer: Literal["normal", "uniform", "zeros"] = "normal",
+        scale: float = 1.0,
+        seed: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        _require_choice("mode", mode, _MODES)
+        _require_choice("initializer", initializer, _INITIALIZERS)
+        _require_sizes(num_embeddings, embedding_dim, padding_idx, dtype)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.mode = mode
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
+        self._spec = EmbeddingTableSpec(num_embeddings, embedding_dim, dtype, seed, initializer, scale)
+        self.weight = torch.nn.Parameter(torch.empty((0, embedding_dim), dtype=dtype, device=device))
+        mark_table(self.weight, self._spec)
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002  # as torch.nn.Embedding calls it
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Look rows up.
+
+        Args:
+            input: Numbers of rows, of any shape. Of bags: 2-D, a bag in each row, or 1-D with `offsets`.
+            offsets: Where each bag begins in a 1-D `input`.
+            per_sample_weights: Factors of `input`'s shape, with mode "sum".
+
+        Returns:
+            With mode "none" of `input`'s shape and `embedding_dim`; else one row for each bag, zeros for an empty one.
+
+        Raises:
+            InvalidArgumentError: A number is out of range, or arguments do not go with the mode.
+        """
+        found = UniqueRows.of(input, self.num_embeddings, self.padding_idx)
+        table = self._pulled(found.rows)
+        padding = len(found.rows) if found.padded else None
+        if padding is not None:
+            table = torch.cat([table, table.new_zeros((1, self.embedding_dim))])
+        if self.mode == "none":
+            if offsets is not None or per_sample_weights is not None:
+                raise InvalidArgumentError(
+                    "offsets and per_sample_weights must be given with bags only, this ShardedEmbedding has "
+                    'mode="none". Make it with mode="sum".'
+                )
+            return functional.embedding(found.places, table)
+        self._require_bags(input, offsets, per_sample_weights)
+        return functional.embedding_bag(
+            found.places,
+            table,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            padding_idx=padding,
+        )
+
+    @_disable_dynamo  # what asks a server is not for tracing
+    def _pulled(self, rows: torch.Tensor) -> torch.Tensor:
+        """Values of rows, whose gradient will be the weight's."""
+        weight = self.weight
+        values = access_to(weight).pull(weight, rows).to(weight.device, weight.dtype)
+        if weight.requires_grad and torch.is_grad_enabled():
+            values.requires_grad_().register_post_accumulate_grad_hook(functools.partial(_keep, weight, rows))
+        return values
+
+    def _require_bags(self, numbers: torch.Tensor, offsets: torch.Tensor | None, factors: torch.Tensor | None) -> None:
+        if numbers.dim() not in (1, 2) or (numbers.dim() == 1) == (offsets is None):
+            raise InvalidArgumentError(
+                f'Bags (mode="{self.mode}") must be 2-D, or 1-D with offsets; got shape {tuple(numbers.shape)} '
+                f"{'without' if offsets is None else 'with'} offsets. Give a bag in each row, or say where bags begin."
+            )
+        if factors is not None and self.mode != "sum":
+            raise InvalidArgumentError(
+                f'per_sample_weights must be given with mode="sum" only, got mode="{self.mode}". Leave them out.'
+            )
+
+    def export_rows(self) -> list[dict[str, Any]]:
+        """All rows that were touched, and what optimizers remember of them.
+
+        Returns:
+            One state for each server: dicts, strings, numbers and tensors, as `torch.save` takes them. They need as
+            much memory here as on all servers.
+
+        Raises:
+            UnavailableError: A server is gone.
+
+        >>> embedding = rd.ShardedEmbedding(100, 2, seed=1)
+        >>> _ = embedding(torch.tensor([7, 3]))
+        >>> embedding.export_rows()[0]["rows"].tolist()
+        [3, 7]
+        """
+        return access_to(self.weight).export_rows(self.weight)
+
+    def import_rows(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Replace all rows, on whatever number of servers there is now.
+
+        Args:
+            states: What `export_rows` of an embedding with the same sizes gave. Other rows are made by this embedding's
+                seed when they are touched.
+
+        Raises:
+            InvalidArgumentError: They are of another table.
+
+        >>> embedding, other = rd.ShardedEmbedding(100, 2, seed=1), rd.ShardedEmbedding(100, 2, seed=2)
+        >>> row = embedding(torch.tensor([7]))
+        >>> other.import_rows(embedding.export_rows())
+        >>> torch.equal(other(torch.tensor([7])), row)
+        True
+        """
+        access_to(self.weight).import_rows(self.weight, states)
+
+    def extra_repr(self) -> str:
+        """What `print` shows of it."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{padding}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        mark = mark_of(self.weight)
+        elsewhere = None if mark is None else mark.access
+        held = held_rows(self.weight) if elsewhere is None else elsewhere.export_rows(self.weight)
+        return {**self.__dict__, _HELD: held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        held = state.pop(_HELD, [])
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
+        mark_table(self.weight, self._spec)
+        hold_rows(self.weight, held)
+
+
+def _keep(weight: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """A backward pass has computed the gradient of rows that were pulled."""
+    gradient, values.grad = values.grad, None
+    mark = mark_of(weight)
+    if mark is not None and mark.access is not None and row_access() is None:
+        raise FailedPreconditionError(
+            "Gradients of a ShardedEmbedding must be computed where its strategy runs steps, this backward() ran on "
+            "the driver. Call it in a function given to strategy.run or schedule."
+        )
+    if gradient is not None:
+        add_row_gradient(weight, rows, gradient.detach())
+
+
+def _require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InvalidArgumentError(f"{name} must be one of {', '.join(choices)}, got {value!r}. Choose one of them.")
+
+
+def _require_sizes(num_embeddings: int, dim: int, padding: int | None, dtype: torch.dtype) -> None:
+    for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", dim)):
+        if not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(f"{name} must be an integer >= 1, got {value!r}.")
+    if padding is not None and not -num_embeddings <= padding < num_embeddings:
+        raise InvalidArgumentError(f"padding_idx must be one of the {num_embeddings} rows, got {padding}.")
+    if not dtype.is_floating_point:
+        raise InvalidArgumentError(f"dtype must be a floating point one, got {dtype}. Use torch.float32.")

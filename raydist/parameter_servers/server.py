@@ -1,0 +1,145 @@
+"""One parameter server: answers requests, one after the other, in whatever process it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.consistency import Consistency, require_consistency
+from raydist.parameter_servers.requests import Assign, Pull, Push, ServerRequest, Statistics
+from raydist.parameter_servers.row_requests import PullRows
+from raydist.parameter_servers.rows.row_table import RowTable
+from raydist.parameter_servers.server_stats import ServerMeter, ServerStats
+from raydist.parameter_servers.serving.changes import Changes
+from raydist.parameter_servers.serving.embedding_tables import TableMaker
+from raydist.parameter_servers.serving.holdings import Holdings
+from raydist.parameter_servers.serving.ledger import Ledger
+from raydist.parameter_servers.serving.slice_saver import SliceSaver
+from raydist.parameter_servers.serving.turn_requests import TurnRequest, TurnRequests
+from raydist.parameter_servers.serving.turns import Turns
+from raydist.parameter_servers.serving.waiting import Answered, Later, Reply, Waits
+
+__all__ = ["ParameterServer"]
+
+_SAVE_S = 2.0  # who closes a strategy has waited for its saves
+
+
+@final
+class ParameterServer:
+    """A server and all that it has, for one thread at a time.
+
+    It waits for nothing but readers in other processes that copy its values at this moment.
+
+    Args:
+        number: Its number. Server 0 decides for all who may go on.
+        num_servers: How many there are.
+        consistency: How far workers may be apart.
+        memory: How many bytes it may hold; None: what the machine has.
+        timeout_s: How long a reader in another process may stand in the way of a change.
+        make_table: Makes its part of an embedding table.
+        saver: Writes its part of checkpoints.
+
+    Raises:
+        InvalidArgumentError: `consistency` is none.
+        OSError: The machine gives no memory that processes could share.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        num_servers: int,
+        consistency: Consistency = "async",
+        *,
+        memory: int | None = None,
+        timeout_s: float = 30.0,
+        make_table: TableMaker = RowTable,
+        saver: SliceSaver | None = None,
+    ) -> None:
+        self._number = number
+        turns = Turns(require_consistency(consistency))
+        self._meter, self._waits, ledger = ServerMeter(), Waits(), Ledger()
+        self._has = Holdings(
+            number, num_servers, memory=memory, timeout_s=timeout_s, make_table=make_table, saver=saver
+        )
+        values = self._values = self._has.values
+        self._changes = Changes(values, self._has.optimizers, ledger, self._waits, self._meter)
+        self._turns = TurnRequests(turns, self._changes, values, ledger, self._waits, self._meter)
+
+    def handle(self, request: ServerRequest, tensors: Sequence[torch.Tensor] = ()) -> Reply:
+        """Do what is asked.
+
+        Args:
+            request: What that is.
+            tensors: Of the request; nothing keeps them once this returns.
+
+        Returns:
+            The answer and its tensors, which may be the server's own values: copy them before it handles anything else;
+            or `Later`: the answer comes out of `due`.
+
+        Raises:
+            InvalidArgumentError: It cannot be done; nothing was changed.
+        """
+        match request:
+            case Push():
+                return self._changes.push(request, tensors)
+            case Pull():
+                return self._pull(request)
+            case PullRows():
+                return self._pull_rows(request, tensors)
+            case Assign():
+                return self._changes.assign(request, tensors)
+            case Statistics():
+                return replace(self._turns.answer(), value=self.stats), []
+            case _ if isinstance(request, TurnRequest):
+                return self._turns.take(request)
+            case _:
+                value = self._has.manage(request, tensors)
+                return replace(self._turns.answer(), value=value), []
+
+    def due(self) -> list[tuple[Later, Answered | Exception]]:
+        """Answers that may be given by now, each once: ask after every request.
+
+        Their tensors may be the server's own values, as those of `handle`. An exception is its request's.
+        """
+        return self._waits.due()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests have no answer yet."""
+        return len(self._waits)
+
+    @property
+    def stats(self) -> ServerStats:
+        """What it has done so far."""
+        return self._meter.stats(self._number, bytes_held=self._has.num_bytes, version=self._values.version)
+
+    def close(self) -> None:
+        """Let go of all memory, once what is being written is. May be called twice."""
+        self._has.close(_SAVE_S)
+
+    def _pull(self, request: Pull) -> Reply:
+        for number in request.slices:
+            self._values.slice(number)
+        return self._turns.once(request.sender, lambda: self._turns.may_read(request), lambda: self._pulled(request))
+
+    def _pulled(self, request: Pull) -> Answered:
+        if request.unless == self._values.version:
+            return self._turns.answer(), []
+        return self._turns.answer(), self._counted([self._values.value(number) for number in request.slices])
+
+    def _pull_rows(self, request: PullRows, tensors: Sequence[torch.Tensor]) -> Answered:
+        if len(tensors) != 1 or tensors[0].dtype != torch.int64:
+            raise InvalidArgumentError(
+                f"Rows must be asked for by one int64 tensor of their numbers, got {[each.dtype for each in tensors]}. "
+                "Pull each table for itself."
+            )
+        return self._turns.answer(), self._counted([self._has.table(request.handle).pull(tensors[0])])
+
+    def _counted(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        self._meter.pulls += 1
+        self._meter.bytes_pulled += sum(tensor.nbytes for tensor in tensors)
+        return tensors

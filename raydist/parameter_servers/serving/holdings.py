@@ -1,0 +1,192 @@
+"""What one parameter server has: slices, optimizers, embedding tables. Single-threaded."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.elementwise import remembered_share
+from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup, OptimizerState, SetOptimizerState
+from raydist.parameter_servers.requests import (
+    BeginSave,
+    CreateSlices,
+    DropObjects,
+    LocateSlices,
+    SaveReport,
+    ServerRequest,
+)
+from raydist.parameter_servers.row_requests import CreateTable, RowState, SetRowState
+from raydist.parameter_servers.serving.embedding_tables import ServedTable, TableMaker
+from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
+from raydist.parameter_servers.serving.served_slices import ServedSlices
+from raydist.parameter_servers.serving.slice_saver import SliceSaver
+from raydist.pipelines.engine.machine import free_memory
+
+__all__ = ["Holdings"]
+
+
+@final
+class Holdings:
+    """Makes, finds and describes what a server has; how that changes is not its affair.
+
+    Args:
+        number: Of the server.
+        num_servers: How many there are.
+        memory: How many bytes it may hold; None: what the machine has.
+        timeout_s: How long a reader in another process may stand in the way of a change.
+        make_table: Makes its part of an embedding table.
+        saver: Writes its part of checkpoints; None where nobody asks for that.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        num_servers: int,
+        *,
+        memory: int | None,
+        timeout_s: float,
+        make_table: TableMaker,
+        saver: SliceSaver | None = None,
+    ) -> None:
+        self._number = number
+        self._num_servers = num_servers
+        self._memory = memory
+        self._make_table = make_table
+        self._saver = saver
+        self.values = ServedSlices.open(number, timeout_s=timeout_s, room=self._room)
+        self.optimizers: dict[int, ServedOptimizer] = {}
+        self.tables: dict[int, ServedTable] = {}
+
+    def manage(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
+        """Do what is asked, and give what that is answered with."""
+        match request:
+            case CreateSlices():
+                return self.values.create(request.slices, tensors)
+            case LocateSlices():
+                return self.values.address
+            case DropObjects():
+                return self._drop(request)
+            case AddOptimizer():
+                return self._add_optimizer(request)
+            case OptimizerState():
+                return self._optimizer(request.optimizer).state()
+            case SetOptimizerState():
+                return self._optimizer(request.optimizer).set_state(request.states)
+            case _:
+                return self._manage_tables(request, tensors)
+
+    def _manage_tables(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
+        match request:
+            case CreateTable():
+                if request.handle not in self.tables:
+                    self.tables[request.handle] = self._make_table(request.spec, self._number, self._num_servers)
+                return None
+            case RowState():
+                return self.table(request.handle).state()
+            case SetRowState():
+                return self.table(request.handle).load(request.value)
+            case _:
+                return self._manage_saves(request, tensors)
+
+    def _manage_saves(self, request: ServerRequest, tensors: Sequence[torch.Tensor]) -> Any:
+        match request, self._saver:
+            case BeginSave(), SliceSaver() as saver:
+                return saver.begin(request.order, tensors, self)
+            case SaveReport(), SliceSaver() as saver:
+                return saver.report(request.token)
+            case _:
+                raise InvalidArgumentError(
+                    f"Parameter servers must be asked by a ServerRequest that they know, got {type(request).__name__}. "
+                    "Use the same version of raydist everywhere."
+                )
+
+    def table(self, handle: int) -> ServedTable:
+        """An embedding table.
+
+        Raises:
+            InvalidArgumentError: It was never created.
+        """
+        if handle not in self.tables:
+            raise InvalidArgumentError(
+                f"Embedding tables must be created before they are asked for, but parameter server {self._number} has "
+                f"{sorted(self.tables)} and not {handle}. Create it first."
+            )
+        return self.tables[handle]
+
+    def value(self, number: int) -> torch.Tensor:
+        """A slice's values, which the next request may change."""
+        return self.values.value(number)
+
+    def state(self, optimizer: int, number: int) -> Mapping[str, Any]:
+        """What an optimizer remembers of a slice, which the next request may change."""
+        return self._optimizer(optimizer).remembered(number)
+
+    def table_state(self, handle: int) -> Mapping[str, Any]:
+        """All rows of a table, copied."""
+        return self.table(handle).state()
+
+    def close(self, within_s: float) -> None:
+        """Wait for what is being written, and let go of all memory. May be called twice."""
+        if self._saver is not None:
+            self._saver.close(within_s)
+        self.values.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of everything, what optimizers remember included."""
+        optimizers = sum(optimizer.num_bytes for optimizer in self.optimizers.values())
+        return self.values.num_bytes + optimizers + sum(table.num_bytes for table in self.tables.values())
+
+    def _drop(self, request: DropObjects) -> None:
+        for handle in request.handles:
+            self.optimizers.pop(handle, None)
+        for optimizer in self.optimizers.values():
+            optimizer.drop(request.slices, request.handles)
+        for handle in request.handles:
+            self.tables.pop(handle, None)
+        self.values.drop(request.slices)
+
+    def _add_optimizer(self, request: AddOptimizer) -> None:
+        known = self.optimizers.get(request.handle)
+        kind = pickle.loads(request.kind)
+        self._require_room_to_remember(kind, request.groups, frozenset() if known is None else known.slices)
+        if known is not None:
+            known.change_groups(request.groups)
+        else:
+            self.optimizers[request.handle] = ServedOptimizer(kind, request.groups, self.values, self.tables)
+
+    def _require_room_to_remember(
+        self, kind: type[torch.optim.Optimizer], groups: Sequence[OptimizerGroup], known: frozenset[int]
+    ) -> None:
+        fresh = [[self.values.slice(each) for each in group.slices if each not in known] for group in groups]
+        needed = sum(
+            int(remembered_share(kind, group.options) * sum(each.num_bytes for each in mine))
+            for group, mine in zip(groups, fresh, strict=True)
+            if mine
+        )
+        room = self._room()
+        if room is not None and needed > room:
+            raise InvalidArgumentError(
+                f"What optimizers remember must fit into the memory of the servers, but parameter server "
+                f"{self._number} is to hold {needed:,} bytes for a {kind.__name__} and has {room:,} free: "
+                f"{needed - room:,} too few. Use more servers (num_ps, on other machines), or give them more memory."
+            )
+
+    def _optimizer(self, handle: int) -> ServedOptimizer:
+        if handle not in self.optimizers:
+            raise InvalidArgumentError(
+                f"Optimizers must be added before they are asked for, but parameter server {self._number} has "
+                f"{sorted(self.optimizers)} and not {handle}. Add it first."
+            )
+        return self.optimizers[handle]
+
+    def _room(self) -> int | None:
+        free = free_memory()
+        if self._memory is None:
+            return free
+        left = max(0, self._memory - self.num_bytes)
+        return left if free is None else min(free, left)

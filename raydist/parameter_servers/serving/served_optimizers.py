@@ -1,0 +1,211 @@
+"""A user's optimizer over the slices and tables of one server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.bare_optimizer import bare_optimizer, may_fuse, server_options, step_bare
+from raydist.parameter_servers.elementwise import keeps_gradients
+from raydist.parameter_servers.optimizer_requests import OptimizerGroup
+from raydist.parameter_servers.serving.embedding_tables import ServedTable
+from raydist.parameter_servers.serving.gradients import PushedRows, ServerGradients
+from raydist.parameter_servers.serving.served_slices import ServedSlices
+
+__all__ = ["ServedOptimizer"]
+
+
+@final
+class ServedOptimizer:
+    """One optimizer. What it remembers lies beside the slices.
+
+    Args:
+        kind: Its class.
+        groups: See `AddOptimizer`.
+        values: All slices of the server.
+        tables: All embedding tables of the server, by handle.
+
+    Attributes:
+        slices: Numbers of those in its groups.
+    """
+
+    def __init__(
+        self,
+        kind: type[torch.optim.Optimizer],
+        groups: Sequence[OptimizerGroup],
+        values: ServedSlices,
+        tables: Mapping[int, ServedTable],
+    ) -> None:
+        self._kind = kind
+        self._values = values
+        self._tables = tables
+        self._optimizer = bare_optimizer(kind, [(group.options, ()) for group in groups])
+        self._keeps: dict[str, bool] = {}
+        self._groups: tuple[OptimizerGroup, ...] = ()
+        self._told: list[Mapping[str, Any]] = []
+        self._dtypes: list[frozenset[torch.dtype]] = []
+        self.slices: frozenset[int] = frozenset()
+        self.change_groups(groups)
+        self._keeps_gradients("dense")  # now: the first push need not wait for the trial
+
+    def change_groups(self, groups: Sequence[OptimizerGroup]) -> None:
+        """Have these groups from now on; what is remembered of their slices is kept."""
+        for group in groups:
+            for handle in group.tables:
+                self._tables[handle].require_optimizer(self._kind, server_options(group.options))
+        self._optimizer.param_groups[:] = [{"params": [], **server_options(group.options)} for group in groups]
+        self._groups = tuple(groups)
+        self._told = [group.options for group in groups]
+        self._take_members()
+        kept = {tensor for group in self._optimizer.param_groups for tensor in group["params"]}
+        for tensor in [each for each in self._optimizer.state if each not in kept]:
+            del self._optimizer.state[tensor]
+
+    def drop(self, slices: Collection[int], tables: Collection[int]) -> None:
+        """Forget these, as long as their values are there; options stay as they are."""
+        gone = self.slices & frozenset(slices)
+        if not gone and not any(handle in tables for group in self._groups for handle in group.tables):
+            return
+        for number in gone:
+            self._optimizer.state.pop(self._values.value(number), None)
+        self._groups = tuple(
+            replace(
+                group,
+                slices=tuple(number for number in group.slices if number not in gone),
+                tables=tuple(handle for handle in group.tables if handle not in tables),
+            )
+            for group in self._groups
+        )
+        self._take_members()
+
+    def _take_members(self) -> None:
+        """Have the tensors of the groups' slices."""
+        tensors = [[self._values.value(number) for number in group.slices] for group in self._groups]
+        for group, mine in zip(self._optimizer.param_groups, tensors, strict=True):
+            group["params"] = mine
+        self._dtypes = [frozenset(tensor.dtype for tensor in mine) for mine in tensors]
+        self.slices = frozenset(number for group in self._groups for number in group.slices)
+
+    def require_known(self, gradients: ServerGradients) -> None:
+        """Check that the optimizer has all that these gradients are of.
+
+        Raises:
+            InvalidArgumentError: It has not.
+        """
+        tables = {handle for group in self._groups for handle in group.tables}
+        strange = [number for number in gradients.slices if number not in self.slices]
+        strange += [handle for handle in gradients.tables if handle not in tables]
+        if strange:
+            raise InvalidArgumentError(
+                f"Gradients must be of slices and tables in the groups of the {self._kind.__name__} that applies them, "
+                f"got {strange}. Add them to its groups first."
+            )
+
+    def change_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Have these options in the groups from now on.
+
+        Raises:
+            InvalidArgumentError: They are not as many as the groups.
+        """
+        if len(options) != len(self._optimizer.param_groups):
+            raise InvalidArgumentError(
+                f"Options must be given for each of the {len(self._optimizer.param_groups)} groups of a "
+                f"{self._kind.__name__}, got {len(options)}. Add the new group to the servers first."
+            )
+        for group, mine in zip(self._optimizer.param_groups, options, strict=True):
+            group.update(server_options(mine))
+        self._told = list(options)
+
+    def step(self, gradients: ServerGradients) -> None:
+        """Apply gradients to slices; those without one stay as they are. Gradients are not kept."""
+        if not gradients.slices:
+            return
+        touched: list[torch.Tensor] = []
+        self._choose_passes(gradients)
+        try:
+            for number, gradient in gradients.slices.items():
+                value = self._values.value(number)
+                touched.append(value)
+                value.grad = self._as_taken(gradient, value)
+            step_bare(self._optimizer)
+        finally:
+            for value in touched:
+                value.grad = None
+
+    def step_tables(self, gradients: ServerGradients) -> None:
+        """Apply gradients to rows of tables."""
+        for group, options in zip(self._groups, self._optimizer.param_groups, strict=True):
+            told = {name: value for name, value in options.items() if name != "params"}
+            for handle in group.tables:
+                gradient = gradients.tables.get(handle)
+                if gradient is not None:
+                    self._tables[handle].push(gradient.rows, gradient.values, self._kind, told)
+
+    def _choose_passes(self, gradients: ServerGradients) -> None:
+        """Let torch pass over the memory once, where it can: not for some rows alone."""
+        some = any(isinstance(gradient, PushedRows) for gradient in gradients.slices.values())
+        for group, told, dtypes in zip(self._optimizer.param_groups, self._told, self._dtypes, strict=True):
+            if may_fuse(self._kind, told, dtypes):
+                group["fused"] = not some
+
+    def _as_taken(self, gradient: torch.Tensor | PushedRows, value: torch.Tensor) -> torch.Tensor:
+        if isinstance(gradient, PushedRows):
+            taken = gradient.sparse(tuple(value.shape))
+            return taken.clone() if self._keeps_gradients("rows") else taken
+        return gradient.clone() if self._keeps_gradients("dense") else gradient
+
+    def _keeps_gradients(self, form: str) -> bool:
+        if form not in self._keeps:
+            self._keeps[form] = self._try_keeping(form)
+        return self._keeps[form]
+
+    def _try_keeping(self, form: str) -> bool:
+        options = self._optimizer.param_groups[0]
+        try:
+            return keeps_gradients(self._kind, options, "dense" if form == "dense" else "rows")
+        except Exception:
+            return True  # it takes no such gradients at all: the step says so
+
+    def state(self) -> dict[int, dict[str, Any]]:
+        """Copies of what is remembered of each slice, by number."""
+        known = {number: self._optimizer.state.get(self._values.value(number)) for number in sorted(self.slices)}
+        return {
+            number: {name: _copied(each) for name, each in state.items()} for number, state in known.items() if state
+        }
+
+    def remembered(self, number: int) -> Mapping[str, Any]:
+        """What is remembered of one slice; nothing before its first step."""
+        found: Mapping[str, Any] = self._optimizer.state.get(self._values.value(number), {})
+        return found
+
+    def set_state(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Remember this of each slice instead; nothing of those that are not in it.
+
+        Raises:
+            InvalidArgumentError: A slice is in none of the groups.
+        """
+        strange = [number for number in states if number not in self.slices]
+        if strange:
+            raise InvalidArgumentError(
+                f"States of a {self._kind.__name__} must be of the {len(self.slices)} slices that it has here, got "
+                f"slices {strange}. Give each server its own."
+            )
+        for number in self.slices:
+            value = self._values.value(number)
+            self._optimizer.state.pop(value, None)
+            if states.get(number):
+                self._optimizer.state[value] = {name: _copied(each) for name, each in states[number].items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors that are remembered."""
+        states = self._optimizer.state.values()
+        return sum(each.nbytes for state in states for each in state.values() if isinstance(each, torch.Tensor))
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,118 @@
+"""Who may go on: the part of a consistency rule that server 0 decides for all. Single-threaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from raydist.parameter_servers.consistency import BoundedStaleness, Consistency, SyncWithBackups
+from raydist.parameter_servers.requests import PushKey, Sender
+from raydist.parameter_servers.serving.clocks import Clocks
+from raydist.parameter_servers.serving.quorum import Accepted, Quorum
+
+__all__ = ["ArrivedGradient", "Turns"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrivedGradient:
+    """A worker has a gradient.
+
+    Attributes:
+        sender: Who.
+        change: Closure and index of its key.
+        step: The step that it is for.
+    """
+
+    sender: Sender
+    change: tuple[int, int]
+    step: int
+
+
+@final
+class Turns:
+    """Which workers hold a closure, and what follows from that.
+
+    Args:
+        consistency: The rule.
+    """
+
+    def __init__(self, consistency: Consistency) -> None:
+        self._clocks = Clocks(consistency.max_clocks) if isinstance(consistency, BoundedStaleness) else None
+        self._quorum = Quorum(consistency.num_backups) if isinstance(consistency, SyncWithBackups) else None
+        self._present: dict[int, tuple[int, int]] = {}  # generation and closure of each worker
+        self._arrivals: dict[int, ArrivedGradient] = {}  # the last of each worker
+        self._left_behind: dict[Sender, Accepted] = {}  # what the dead were part of
+        self._owed: set[tuple[int, int]] = set()  # changes of theirs that some servers may have
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether workers arrive."""
+        return self._quorum is not None
+
+    @property
+    def open_step(self) -> int:
+        """The step that arrivals are accepted for; values may be of the one before still."""
+        return 0 if self._quorum is None else self._quorum.step
+
+    def begin(self, sender: Sender, closure: int) -> None:
+        """A worker begins a closure; told twice, it counts once."""
+        if self._present.get(sender.worker) == (sender.generation, closure):
+            return
+        self._present[sender.worker] = sender.generation, closure
+        if self._clocks is not None:
+            self._clocks.begin(sender.worker)
+        if self._quorum is not None:
+            self._quorum.begin(sender.worker)
+
+    def end(self, sender: Sender) -> None:
+        """A worker holds no closure any more."""
+        self._leave(sender, lambda quorum: quorum.end(sender.worker))
+
+    def fence(self, sender: Sender) -> Accepted | None:
+        """A worker is dead; the step that its gradient was accepted for last, whether that has come or not."""
+        generation, _ = self._present.get(sender.worker, (sender.generation, -1))
+        if generation > sender.generation:  # its successor is at work: this was told before
+            return self._left_behind.get(sender)
+        arrival = self._arrivals.pop(sender.worker, None)
+        accepted = None if arrival is None else self.accepted(arrival)
+        if arrival is not None and accepted is not None:
+            self._left_behind[sender] = accepted
+            self._owed.add(arrival.change)
+        self._leave(sender, lambda quorum: quorum.forget(sender.worker))
+        return self._left_behind.get(sender)
+
+    def arrive(self, sender: Sender, key: PushKey, step: int) -> ArrivedGradient | None:
+        """A worker has a gradient of a step; None where that comes late. Told twice, it counts once."""
+        if self._quorum is None:
+            return None
+        change = key.closure, key.index
+        arrival = self._arrivals.get(sender.worker)
+        if arrival is None or (arrival.sender, arrival.change) != (sender, change):
+            self._owed = {owed for owed in self._owed if owed[0] >= key.finished_below}
+            arrival = ArrivedGradient(sender, change, max(step, self._quorum.step) if change in self._owed else step)
+        if self._quorum.arrive(sender.worker, arrival.step) == "late":
+            return None
+        self._arrivals[sender.worker] = arrival
+        return arrival
+
+    def accepted(self, arrival: ArrivedGradient) -> Accepted | None:
+        """What an arrival is part of, once that is decided."""
+        accepted = None if self._quorum is None else self._quorum.accepted(arrival.sender.worker)
+        return accepted if accepted is not None and accepted.step == arrival.step else None
+
+    def decide(self) -> Accepted | None:
+        """Let what has arrived be the present step; None where nothing has."""
+        return None if self._quorum is None else self._quorum.decide()
+
+    def may_read(self, sender: Sender) -> bool:
+        """Whether what this worker reads now is new enough."""
+        return self._clocks is None or self._clocks.may_read(sender.worker)
+
+    def _leave(self, sender: Sender, leave: Callable[[Quorum], None]) -> None:
+        self._present.pop(sender.worker, None)
+        if self._clocks is not None:
+            self._clocks.end(sender.worker)
+        if self._quorum is not None:
+            leave(self._quorum)

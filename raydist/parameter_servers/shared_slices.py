@@ -1,0 +1,139 @@
+"""A server's slices as other processes of its host see them: read where they lie, without asking the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from raydist.collectives.shared_memory.segment import Segment
+from raydist.errors import InvalidArgumentError, UnavailableError
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.slices_head import HEAD_BYTES, SlicesHead
+from raydist.storage.shard import ShardAddress, VariableShard
+
+__all__ = ["SharedSlices", "SlicesAddress", "slice_views"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SlicesAddress:
+    """By what processes of a server's host find its slices. The answer to `LocateSlices`.
+
+    Attributes:
+        server: Number of the server.
+        head: Name of the head's segment.
+        token: Its first bytes.
+        shards: Where values lie: slices that were created together share a shard, in this order.
+    """
+
+    server: int
+    head: str
+    token: bytes
+    shards: tuple[tuple[ShardAddress, tuple[ServedSlice, ...]], ...]
+
+
+@final
+class SharedSlices:
+    """The reading half of a server's slices. Made by :meth:`open`; threads may share it.
+
+    Slices that a server got later are not in it: ask for the address again (`slices` says which ones are).
+
+    Args:
+        head: Versions and lock.
+        shards: Everything that was opened.
+        views: A view of each slice's values, by number. Never written.
+    """
+
+    def __init__(self, head: SlicesHead, shards: Sequence[VariableShard], views: Mapping[int, torch.Tensor]) -> None:
+        self._head = head
+        self._shards = shards
+        self._views = views
+
+    @staticmethod
+    def open(address: SlicesAddress) -> SharedSlices:
+        """This process's end.
+
+        Raises:
+            UnavailableError: They cannot be seen from here (another host or container): pull them instead.
+        """
+        try:
+            segment = Segment.open(address.head, HEAD_BYTES, address.token)
+        except OSError as error:
+            raise UnavailableError(
+                f"Values of parameter server {address.server} must be seen in its host's memory to be read there, but "
+                f"{address.head} cannot be opened: {error.strerror or error}. Pull them from the server instead."
+            ) from error
+        shards = [VariableShard.open(shard) for shard, _ in address.shards]
+        views: dict[int, torch.Tensor] = {}
+        for shard, (_, slices) in zip(shards, address.shards, strict=True):
+            views |= slice_views(shard, slices)
+        return SharedSlices(SlicesHead(segment, address.server), shards, views)
+
+    @property
+    def slices(self) -> frozenset[int]:
+        """Numbers of the slices that can be read."""
+        return frozenset(self._views)
+
+    @property
+    def version(self) -> int:
+        """How often the server's values have been changed so far. Costs nothing: no lock is taken."""
+        return self._head.version
+
+    @property
+    def step(self) -> int:
+        """SyncWithBackups: the step that the values are of. Costs nothing."""
+        return self._head.step
+
+    def read_into(
+        self, tensors: Mapping[int, torch.Tensor], *, unless_version: int = -1, timeout_s: float
+    ) -> int | None:
+        """Copy present values, all of one version: never half of one update and half of another.
+
+        Args:
+            tensors: By slice number what is written, in place: of the slice's shape, on any device, strided in any
+                way, parameters too (nothing is recorded for autograd, their `_version` rises).
+            unless_version: Where the server still has this version, nothing is copied.
+            timeout_s: How long others may stand in the way.
+
+        Returns:
+            The version; None where that is `unless_version`.
+
+        Raises:
+            InvalidArgumentError: A slice is none of `slices`.
+            DeadlineExceededError: See `timeout_s`. Nothing was copied.
+            UnavailableError: The server's process is gone.
+        """
+        if self._head.version == unless_version:
+            return None
+        try:
+            sources = [self._views[number] for number in tensors]
+        except KeyError as error:
+            raise InvalidArgumentError(
+                f"Slices to be read must be among {len(self._views)} known ones, got {error}. Ask the server where its "
+                "slices are again: it has got some since."
+            ) from None
+        with self._head.reading(timeout_s=timeout_s) as version, torch.no_grad():
+            if version == unless_version:
+                return None
+            if sources:
+                torch._foreach_copy_(list(tensors.values()), sources)
+        return version
+
+    def pin(self) -> None:
+        """Let GPUs copy from the values without a detour. May be called twice."""
+        for shard in self._shards:
+            shard.pin()
+
+    def close(self) -> None:
+        """Let go of everything. May be called twice."""
+        self._head.close()
+        for shard in self._shards:
+            shard.close()
+
+
+def slice_views(shard: VariableShard, slices: Sequence[ServedSlice]) -> dict[int, torch.Tensor]:
+    """The one copy of each slice's values in a shard, by number."""
+    return {each.number: shard.shared(index).view(each.dtype).view(each.shape) for index, each in enumerate(slices)}

@@ -1,0 +1,149 @@
+"""One process's way to all servers: they are asked all at once, and work at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from raydist.errors import DeadlineExceededError
+from raydist.parameter_servers.link import Into, ServerDoor, ServerLink
+from raydist.parameter_servers.requests import Pull, Sender, ServerAnswer, ServerRequest
+
+__all__ = ["Ask", "ServerClient"]
+
+_FIRST = 0  # the server that keeps the rules of consistency
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """What one server is asked.
+
+    Attributes:
+        request: What.
+        tensors: See `ServerLink.ask`.
+        into: See `ServerLink.ask`.
+    """
+
+    request: ServerRequest
+    tensors: Sequence[torch.Tensor] = ()
+    into: Into | None = None
+
+
+Answers = dict[int, tuple[ServerAnswer, Sequence[torch.Tensor]]]
+
+
+@final
+class ServerClient:
+    """Used by one thread. Opens its links when it first asks.
+
+    Args:
+        doors: Of all servers, in their order.
+        sender: Who asks.
+        timeout_s: How long an answer may take.
+    """
+
+    def __init__(self, doors: Sequence[ServerDoor], sender: Sender, *, timeout_s: float) -> None:
+        self.sender = sender
+        self.num_servers = len(doors)
+        self._doors = tuple(doors)
+        self._timeout_s = timeout_s
+        self._opened: list[ServerLink] = []
+
+    def _links(self) -> Sequence[ServerLink]:
+        while len(self._opened) < len(self._doors):
+            self._opened.append(self._doors[len(self._opened)].open())
+        return self._opened
+
+    def exchange(self, asks: Mapping[int, Ask]) -> Answers:
+        """Ask some servers, by number, and wait for all; their answers.
+
+        Raises:
+            Exception: What the first one to fail raised, when all others have answered too.
+        """
+        links = self._opened if len(self._opened) == len(self._doors) else self._links()
+        asked = {server: links[server].ask(ask.request, ask.tensors, ask.into) for server, ask in asks.items()}
+        answers: Answers = {}
+        failed: Exception | None = None
+        for server, each in asked.items():
+            try:
+                answers[server] = each.answer(self._timeout_s)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return answers
+
+    def ask(self, server: int, request: ServerRequest) -> ServerAnswer:
+        """Ask one server something that has no tensors."""
+        return self.exchange({server: Ask(request)})[server][0]
+
+    def ask_all(self, request: ServerRequest) -> list[ServerAnswer]:
+        """Ask all of them the same."""
+        answers = self.exchange({server: Ask(request) for server in range(self.num_servers)})
+        return [answers[server][0] for server in range(self.num_servers)]
+
+    def read(self, wanted: Mapping[int, Into], unless: Mapping[int, int] | None = None) -> dict[int, ServerAnswer]:
+        """Copy present values, from each server all of one version, with no rule that holds the read up.
+
+        Args:
+            wanted: By server, what goes where.
+            unless: By server, a version that is held already: nothing is copied where it has no other.
+
+        Returns:
+            By server, the version of the values.
+        """
+        held = unless or {}
+        asks = {
+            server: Ask(Pull(tuple(into), unless=held.get(server, -1)), into=into)
+            for server, into in wanted.items()
+            if into
+        }
+        return {server: answer for server, (answer, _) in self.exchange(asks).items()}
+
+    def read_bounded(self, wanted: Mapping[int, Into]) -> dict[int, ServerAnswer]:
+        """As `read`, once bounded staleness lets this sender read: the first server knows."""
+        into = wanted.get(_FIRST, {})
+        gate = Ask(Pull(tuple(into), self.sender), into=into)
+        first = self.exchange({_FIRST: gate})[_FIRST][0]
+        # What the others have now, they had when the first server let us in, or it is newer.
+        return {**self.read({server: into for server, into in wanted.items() if server != _FIRST}), _FIRST: first}
+
+    def read_step(self, wanted: Mapping[int, Into], at_least: int) -> dict[int, ServerAnswer]:
+        """As `read`, but values of one synchronous step, the same on all servers.
+
+        Args:
+            wanted: By server, what goes where. All servers are waited for.
+            at_least: That step, or a later one.
+
+        Raises:
+            DeadlineExceededError: Servers went on from step to step all the time.
+        """
+        answers: dict[int, ServerAnswer] = {}
+        waiting = list(range(self.num_servers))
+        end = time.monotonic() + self._timeout_s
+        while waiting:
+            if time.monotonic() > end:
+                raise DeadlineExceededError(
+                    f"Servers must rest for as long as it takes to read one step from all of them, but went on for "
+                    f"{self._timeout_s:g} s. Let steps take longer, or use one server."
+                )
+            answers |= self._read_waiting({server: wanted.get(server, {}) for server in waiting}, at_least)
+            at_least = max(answer.step for answer in answers.values())
+            waiting = [server for server, answer in answers.items() if answer.step < at_least]
+        return answers
+
+    def _read_waiting(self, wanted: Mapping[int, Into], at_least: int) -> dict[int, ServerAnswer]:
+        pull = Pull((), self.sender, at_least_step=at_least)
+        asks = {server: Ask(replace(pull, slices=tuple(into)), into=into) for server, into in wanted.items()}
+        return {server: answer for server, (answer, _) in self.exchange(asks).items()}
+
+    def close(self) -> None:
+        """Let go of all links. May be called twice."""
+        links, self._opened = self._opened, []
+        for link in links:
+            link.close()

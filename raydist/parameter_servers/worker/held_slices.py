@@ -1,0 +1,83 @@
+"""Where on servers the tensors of a worker's objects lie, for whoever saves or restores them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.worker.client import Answers, Ask, ServerClient
+from raydist.parameter_servers.worker.slice_table import SliceTable
+
+__all__ = ["HeldSlices"]
+
+
+@final
+class HeldSlices:
+    """What a worker knows of the servers' slices. Used by its one thread.
+
+    Args:
+        client: Its way to the servers.
+        table: All slices.
+        get: The worker's object with a handle; None where it is gone.
+        handle_of: What servers call one.
+        read_states: Lets optimizers remember here what the servers' do.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        table: SliceTable,
+        get: Callable[[int], Any],
+        handle_of: Callable[[Any], int | None],
+        read_states: Callable[[list[torch.optim.Optimizer]], None],
+    ) -> None:
+        self._client = client
+        self._table = table
+        self._get = get
+        self._handle_of = handle_of
+        self._read_states = read_states
+
+    @property
+    def num_servers(self) -> int:
+        """All of them."""
+        return self._client.num_servers
+
+    def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
+        """By name the slices of those that are variables, in the order of their rows.
+
+        A `state_dict` has variables detached: memory tells which they are, as none has that of another.
+        """
+        variables = {handle: obj for handle in self._table.handles() if (obj := self._get(handle)) is not None}
+        held = {obj.data_ptr(): handle for handle, obj in variables.items()}
+        known = {name: held.get(tensor.data_ptr(), -1) for name, tensor in tensors.items()}
+        return {
+            name: self._table.of(handle)
+            for name, handle in known.items()
+            if handle >= 0 and _shows(tensors[name], variables[handle])
+        }
+
+    def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:
+        """What servers call an optimizer, or the table that a parameter stands for."""
+        handle = self._handle_of(obj)
+        if handle is None:
+            raise FailedPreconditionError(
+                f"raydist bug: a {type(obj).__name__} must be mirrored to be saved by servers."
+            )
+        return handle
+
+    def read_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer remember here what the servers' do."""
+        self._read_states([optimizer])
+
+    def exchange(self, asks: Mapping[int, Ask]) -> Answers:
+        """See `ServerClient.exchange`."""
+        return self._client.exchange(asks)
+
+
+def _shows(tensor: torch.Tensor, held: torch.Tensor) -> bool:
+    same = tensor.data_ptr() == held.data_ptr() and tensor.dtype == held.dtype
+    return same and tensor.numel() > 0 and tensor.shape == held.shape and tensor.stride() == held.stride()

@@ -1,0 +1,95 @@
+"""Which slices there are, as workers know them, and which values they have read of each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import final
+
+from raydist.parameter_servers.slices import ServedSlice
+
+__all__ = ["ReadVersions", "SliceTable"]
+
+NEVER = -1
+
+
+@final
+class SliceTable:
+    """All slices that were planned so far."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[ServedSlice, ...]] = {}
+
+    def add(self, slices: Iterable[ServedSlice]) -> list[int]:
+        """Take in slices; the handles of variables that were not known. What is known is passed over."""
+        found: dict[int, list[ServedSlice]] = {}
+        for each in slices:
+            if each.handle not in self._of:
+                found.setdefault(each.handle, []).append(each)
+        for handle, parts in found.items():
+            self._of[handle] = tuple(sorted(parts, key=lambda part: part.begin))
+        return list(found)
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._of
+
+    def handles(self) -> list[int]:
+        """Of all variables that have slices."""
+        return list(self._of)
+
+    def of(self, handle: int) -> tuple[ServedSlice, ...]:
+        """A variable's slices, in the order of their rows."""
+        return self._of[handle]
+
+    def forget(self, handle: int) -> tuple[ServedSlice, ...]:
+        """The variable is gone; what its slices were."""
+        return self._of.pop(handle, ())
+
+
+@final
+class ReadVersions:
+    """Of one server: which version of each slice's values a worker holds, and the newest that it knows of.
+
+    >>> read = ReadVersions()
+    >>> read.note([1, 2], 5)
+    >>> read.note_change([1], 6)  # nobody else changed anything: slice 2 is as it was
+    >>> read.older_than(6), read.older_than(7), read.newest
+    ([], [1, 2], 6)
+    """
+
+    def __init__(self) -> None:
+        self.newest = 0
+        self._at: dict[int, int] = {}
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Slices of which nothing was read yet."""
+        for number in numbers:
+            self._at.setdefault(number, NEVER)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Slices that are of no interest any more."""
+        for number in numbers:
+            self._at.pop(number, None)
+
+    def forget(self) -> None:
+        """What is held may be anything."""
+        self._at = dict.fromkeys(self._at, NEVER)
+
+    def note(self, numbers: Sequence[int], version: int) -> None:
+        """These were read, and are of this version."""
+        self._at.update(dict.fromkeys(numbers, version))
+        self.newest = max(self.newest, version)
+
+    def note_change(self, numbers: Sequence[int], version: int) -> None:
+        """This worker has changed them, and holds what they are since; that made the version."""
+        before = version - 1
+        if self.newest == before:
+            self._at = {number: version if at == before else at for number, at in self._at.items()}
+        self.note(numbers, version)
+
+    def older_than(self, version: int) -> list[int]:
+        """Slices of which an older version is held."""
+        return [number for number, at in self._at.items() if at < version]
+
+    def oldest(self, numbers: Iterable[int]) -> int:
+        """The oldest version that is held of some slices."""
+        return min((self._at.get(number, NEVER) for number in numbers), default=self.newest)

@@ -1,0 +1,57 @@
+"""What an optimizer remembers of a variable, cut into what belongs to its slices, and put together again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from raydist.parameter_servers.slices import ServedSlice
+
+__all__ = ["cut_state", "joined_state"]
+
+
+def cut_state(
+    state: Mapping[str, Any], shape: Sequence[int], slices: Sequence[ServedSlice]
+) -> dict[int, dict[str, Any]]:
+    """By slice number, what is remembered of it: its rows of all that has the variable's shape, and all else whole."""
+    return {
+        part.number: {
+            name: part.within(value).detach().cpu().clone() if _is_like(value, shape) else _copied(value)
+            for name, value in state.items()
+        }
+        for part in slices
+    }
+
+
+def joined_state(
+    states: Mapping[int, Mapping[str, Any]], shape: Sequence[int], slices: Sequence[ServedSlice]
+) -> dict[str, Any]:
+    """Undo `cut_state`; empty where nothing is remembered yet.
+
+    Args:
+        states: By slice number; there may be others.
+        shape: Of the variable.
+        slices: Of the variable, in the order of their rows.
+    """
+    parts = [(part, states[part.number]) for part in slices if states.get(part.number)]
+    if not parts:
+        return {}
+    joined: dict[str, Any] = {}
+    for name in parts[0][1]:
+        values = [state[name] for _, state in parts if name in state]
+        fits = len(parts) == len(slices) and all(
+            _is_like(value, part.shape) for value, (part, _) in zip(values, parts, strict=False)
+        )
+        whole = fits and len(values) == len(slices) and bool(shape)
+        joined[name] = torch.cat(values) if whole else _copied(values[0])
+    return joined
+
+
+def _is_like(value: Any, shape: Sequence[int]) -> bool:
+    return isinstance(value, torch.Tensor) and bool(shape) and tuple(value.shape) == tuple(shape)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value

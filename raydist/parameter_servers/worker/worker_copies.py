@@ -1,0 +1,223 @@
+"""A worker's copies of the variables that servers have: where pulled values are written, and what a program wrote.
+
+On the CPU a variable is a private mapping of memory into which values are pulled: the program sees them without one
+copy more, and what it writes by hand it has for itself, which the kernel tells (`raydist.storage.shard`). On a GPU
+values are pulled into pinned memory and copied from there by a stream of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import final
+
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.worker.device_staging import SideStream, side_stream_for
+from raydist.storage.placed import PlacedTensor, TensorPlace
+from raydist.storage.shard import VariableShard
+
+__all__ = ["WorkerCopies"]
+
+
+@final
+class WorkerCopies:
+    """All of them, by handle. Pulls may write `target` while nothing is `written`.
+
+    Args:
+        side: Copies to the worker's device; None: made where a variable lies on a GPU.
+    """
+
+    def __init__(self, side: SideStream | None = None) -> None:
+        self._side = side
+        self._groups: list[_Group] = []
+        self._group_of: dict[int, _Group] = {}
+
+    def add(self, variables: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Take over variables, with the values that they have: all memory that they use from now on is here."""
+        # Buffers are written by nearly every step: they share no page with parameters, which hardly ever are.
+        for parameters in (True, False):
+            some = [each for each in variables if isinstance(each[1], torch.nn.Parameter) is parameters]
+            if some:
+                group = _Group(some, self._stream(some))
+                self._groups.append(group)
+                self._group_of.update((handle, group) for handle, _ in some)
+
+    def _stream(self, variables: Sequence[tuple[int, torch.Tensor]]) -> SideStream | None:
+        device = next((tensor.device for _, tensor in variables if tensor.is_cuda), None)
+        if device is not None and self._side is None:
+            self._side = side_stream_for(device)
+        return self._side
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._group_of
+
+    def tensor(self, handle: int) -> torch.Tensor:
+        """The variable itself."""
+        return self._group_of[handle].placed[handle].tensor
+
+    def target(self, handle: int) -> torch.Tensor:
+        """Where its values are pulled to. What is written there the program sees after `show`."""
+        return self._group_of[handle].placed[handle].shared
+
+    def own(self, handle: int) -> torch.Tensor:
+        """What the program sees, on the CPU."""
+        return self._group_of[handle].placed[handle].own.detach().cpu()
+
+    def ready(self) -> None:
+        """Wait until targets may be written again."""
+        for group in self._groups:
+            group.ready()
+
+    def show(self, handles: Collection[int]) -> None:
+        """Values were pulled: let the program see them."""
+        for group in self._groups:
+            group.show([handle for handle in handles if handle in group.placed])
+
+    def written(self, *, parameters_only: bool = False) -> list[int]:
+        """Variables to which the program gave other values than were pulled."""
+        return [handle for group in self._asked(parameters_only) for handle in group.written()]
+
+    def keep_written(self, *, parameters_only: bool = False) -> None:
+        """Take what the program wrote for what was pulled."""
+        for group in self._asked(parameters_only):
+            group.keep_written()
+
+    def drop_written(self) -> None:
+        """Let the program see what was pulled, whatever it wrote."""
+        for group in self._groups:
+            group.drop_written()
+
+    def _asked(self, parameters_only: bool) -> Iterable[_Group]:
+        return [group for group in self._groups if group.of_parameters or not parameters_only]
+
+    def forget(self, handle: int) -> None:
+        """The program has dropped it."""
+        group = self._group_of.pop(handle, None)
+        if group is not None:
+            group.forget(handle)
+            if not group.placed:
+                self._groups.remove(group)
+                group.close()
+
+    def close(self) -> None:
+        """Let go of the memory that no variable uses. May be called twice."""
+        for group in self._groups:
+            group.close()
+
+
+@final
+class _Group:
+    """Variables that were taken over together."""
+
+    def __init__(self, variables: Sequence[tuple[int, torch.Tensor]], side: SideStream | None) -> None:
+        self.of_parameters = isinstance(variables[0][1], torch.nn.Parameter)
+        self._side = side
+        self._shard = VariableShard.create_nameless([_bytes_of(tensor) for _, tensor in variables])
+        if any(tensor.is_cuda for _, tensor in variables):
+            self._shard.pin()
+        self.placed: dict[int, PlacedTensor] = {}
+        for number, (handle, tensor) in enumerate(variables):
+            self.placed[handle] = self._place(tensor, number)
+        self._marks = self._mark()
+
+    def _place(self, tensor: torch.Tensor, number: int) -> PlacedTensor:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            dense = torch.empty_like(tensor, device="cpu", requires_grad=False)  # keeps a layout without gaps
+            place = TensorPlace(number, tensor.dtype, tuple(tensor.shape), tuple(dense.stride()), 0)
+            shared = place.within(self._shard.shared(number))
+            shared.copy_(tensor)
+            if self._side is None:
+                return PlacedTensor.bind(tensor, place, self._shard, mapped=True)
+            return PlacedTensor(tensor, place, shared, tensor.data, mapped=False)
+
+    def ready(self) -> None:
+        if self._side is not None:
+            self._side.wait()
+
+    def show(self, handles: Sequence[int]) -> None:
+        if not handles:
+            return
+        shown = [self.placed[handle] for handle in handles]
+        if self._side is not None:
+            self._side.copy([(each.own, each.shared) for each in shown])
+            self._marks = self._mark()
+        torch.autograd.graph.increment_version([each.tensor for each in shown])  # as if it were written here
+
+    def written(self) -> list[int]:
+        for placed in self.placed.values():
+            _bring_back(placed)
+        if self._side is not None:
+            marks = self._mark()
+            same = torch.eq(marks, self._marks).tolist()
+            return [handle for handle, unchanged in zip(self.placed, same, strict=True) if not unchanged]
+        ranges = self._shard.own_ranges()
+        if not ranges:
+            return []
+        found = [handle for handle, placed in self.placed.items() if self._differs(placed.place.number, ranges)]
+        if not found:
+            self._shard.drop_own()
+        return found
+
+    def _differs(self, number: int, ranges: Sequence[tuple[int, int]]) -> bool:
+        begin, size = self._shard.layout.offsets[number], self._shard.layout.sizes[number]
+        touched = any(first < begin + size and begin < last for first, last in ranges)
+        return touched and not torch.equal(self._shard.own(number), self._shard.shared(number))
+
+    def keep_written(self) -> None:
+        if self._side is None:
+            self._shard.publish_own()
+            return
+        self._side.wait()
+        for placed in self.placed.values():
+            placed.shared.copy_(placed.own)
+        self._marks = self._mark()
+
+    def drop_written(self) -> None:
+        if self._side is None:
+            self._shard.drop_own()
+        else:
+            self.show(list(self.placed))
+
+    def _mark(self) -> torch.Tensor:
+        """Numbers that other bits hardly have, where the variables are; `_version` does not see what `.data` writes."""
+        if self._side is None or not self.placed:
+            return torch.empty(0)
+        return torch.stack([_sum_of_bits(placed.own) for placed in self.placed.values()])
+
+    def forget(self, handle: int) -> None:
+        del self.placed[handle]
+        self._marks = self._mark()
+
+    def close(self) -> None:
+        self._shard.close()
+
+
+def _bring_back(placed: PlacedTensor) -> None:
+    """Undo `parameter.data = ...`: the values stay, in the memory that is the variable's."""
+    tensor, own = placed.tensor, placed.own
+    if tensor.data_ptr() == own.data_ptr() or not own.numel():
+        return
+    if tensor.shape != own.shape or tensor.dtype != own.dtype:
+        raise InvalidArgumentError(
+            f"Variables on parameter servers must keep their shape and dtype, but one of shape {tuple(own.shape)} and "
+            f"{own.dtype} was given data of shape {tuple(tensor.shape)} and {tensor.dtype}. Create a new one under the "
+            "scope."
+        )
+    with torch.no_grad():
+        own.copy_(tensor.detach())
+    tensor.data = own
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.dtype.itemsize
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(_WORDS[flat.dtype.itemsize]).sum(dtype=torch.int64)

@@ -1,0 +1,159 @@
+"""Whole files for each worker: the part of a pipeline that one of several workers reads under `AutoShardPolicy.FILE`.
+
+The shard stands in front of what reads the files: worker w of W reads files w, w + W, ... Shuffles of their names go
+behind it, so that the workers' files are disjoint whatever the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from raydist.errors import InvalidArgumentError, NotFoundError
+from raydist.pipelines.engine.build import name_operations
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.probe import open_probe
+from raydist.pipelines.ops.assert_cardinality import AssertCardinalityOp
+from raydist.pipelines.ops.choose import ChooseOp
+from raydist.pipelines.ops.file_cache import FileCacheOp
+from raydist.pipelines.ops.interleave import InterleaveOp
+from raydist.pipelines.ops.nested import call_on_element, graph_of
+from raydist.pipelines.ops.shard import ShardOp
+from raydist.pipelines.ops.shuffle import ShuffleOp
+from raydist.pipelines.ops.snapshot import SnapshotOp
+from raydist.pipelines.ops.unique import UniqueOp
+from raydist.pipelines.optimize.graph import Names, rewrite_each, with_inputs
+from raydist.pipelines.sources.numpy_files import NumpyFileOp
+from raydist.pipelines.sources.record_files import RecordFilesOp
+from raydist.pipelines.sources.split_files import SplitFilesOp
+from raydist.pipelines.sources.table_files import TableFilesOp
+from raydist.values import UNKNOWN_CARDINALITY
+
+__all__ = ["obstacle_to_files", "shard_files"]
+
+_USE_DATA = "Use AutoShardPolicy.DATA, which reads everything once and gives each worker its part"
+
+
+def obstacle_to_files(op: DatasetOp) -> str | None:
+    """Why the files of a pipeline cannot be shared out between workers; None where they can.
+
+    May call the function of an `interleave` on a first element, to see whether it reads files.
+    """
+    if isinstance(op, RecordFilesOp | TableFilesOp | SplitFilesOp | NumpyFileOp):
+        return None
+    if isinstance(op, UniqueOp):
+        return f"{op.full_label} must see the elements of all files"
+    if isinstance(op, FileCacheOp | SnapshotOp):
+        return f"{op.full_label} would keep the elements of one worker's files where the others look for theirs"
+    if isinstance(op, InterleaveOp) and _opens_files(op):
+        return None
+    if not op.inputs:
+        return f"{op.full_label} reads no files"
+    return next(filter(None, map(obstacle_to_files, _read_by(op))), None)
+
+
+def _read_by(op: DatasetOp) -> tuple[DatasetOp, ...]:
+    """The inputs whose elements come out; the choices between datasets are the same for all workers."""
+    return op.datasets if isinstance(op, ChooseOp) else op.inputs
+
+
+def _opens_files(op: InterleaveOp) -> bool:
+    """Whether the function of `op` makes datasets that read files: found by calling it on the first element."""
+    iterator = open_probe(op.input)
+    try:
+        made = graph_of(call_on_element(op.fn, iterator.next_block(1), 0), op.label)
+    except StopIteration:
+        return False
+    except NotFoundError:  # it has looked for a file, which is on the workers' nodes alone
+        return True
+    finally:
+        iterator.close()
+    return obstacle_to_files(made) is None
+
+
+def shard_files(op: DatasetOp, num_workers: int, worker: int) -> DatasetOp:
+    """The part of the pipeline `op` that reads files worker, worker + num_workers, ... of each of its sources.
+
+    Args:
+        op: The pipeline as written.
+        num_workers: Workers that share the files, >= 1.
+        worker: Which of them, from 0.
+
+    Raises:
+        NotFoundError: The pipeline reads no files, or has an operation that must see all of them.
+        InvalidArgumentError: There are fewer files than workers.
+    """
+    obstacle = obstacle_to_files(op)
+    if obstacle is not None:
+        raise NotFoundError(
+            f"AutoShardPolicy.FILE needs a pipeline that can be run on each worker's own files (of TFRecordDataset, "
+            f"from_csv, from_parquet, an interleave over file names, ...), but {obstacle}. {_USE_DATA}, or OFF."
+        )
+    return _Share(num_workers, worker, name_operations(op)).of(op)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """One worker's share of the files. What stands at several places stays one object, with one random order."""
+
+    num_workers: int
+    worker: int
+    names: Names
+    done: dict[DatasetOp, DatasetOp] = field(default_factory=dict)
+    done_names: dict[DatasetOp, DatasetOp] = field(default_factory=dict)
+
+    def of(self, op: DatasetOp) -> DatasetOp:
+        """The part of `op` that reads them."""
+        if op not in self.done:
+            self.done[op] = new = self._of(op)
+            self.names.setdefault(id(new), self.names[id(op)])
+        return self.done[op]
+
+    def _of(self, op: DatasetOp) -> DatasetOp:
+        if isinstance(op, RecordFilesOp):
+            return replace(op, names=self._of_names(op.names))
+        if isinstance(op, TableFilesOp):
+            self._require(len(op.paths))
+            return replace(op, paths=op.paths[self.worker :: self.num_workers], num_rows=UNKNOWN_CARDINALITY)
+        if isinstance(op, SplitFilesOp):
+            self._require(len(op.paths))
+            return op.every(self.num_workers, self.worker)
+        if isinstance(op, NumpyFileOp):
+            self._require(1)
+        if isinstance(op, InterleaveOp) and _opens_files(op):
+            return replace(op, input=self._of_names(op.input))
+        if isinstance(op, AssertCardinalityOp):
+            return self.of(op.input)
+        read = _read_by(op)
+        return with_inputs(op, self.names, lambda source: self.of(source) if source in read else source)
+
+    def _of_names(self, names: DatasetOp) -> DatasetOp:
+        """The names of this worker's files, shuffled behind the shard as they were in front of it."""
+        if names not in self.done_names:
+            self.done_names[names] = self._shard_of(names)
+        return self.done_names[names]
+
+    def _shard_of(self, names: DatasetOp) -> DatasetOp:
+        shuffles: list[ShuffleOp] = []
+
+        def without_order(node: DatasetOp) -> DatasetOp:
+            if isinstance(node, ShuffleOp):
+                shuffles.append(node)
+            return node.inputs[0] if isinstance(node, ShuffleOp | AssertCardinalityOp) else node
+
+        bare = rewrite_each(names, self.names, without_order)
+        self._require(bare.cardinality())
+        shard = ShardOp(bare, self.num_workers, self.worker, wants_element=_few(self.num_workers, "fewer than that"))
+        return replace(shuffles[-1], input=shard) if shuffles else shard
+
+    def _require(self, num_files: int) -> None:
+        if 0 <= num_files < self.num_workers:
+            raise InvalidArgumentError(_few(self.num_workers, f"{num_files} in this dataset"))
+
+
+def _few(num_workers: int, found: str) -> str:
+    return (
+        f"AutoShardPolicy.FILE needs at least one file for each of {num_workers} workers, but there are {found}. "
+        f"{_USE_DATA}, or write more files."
+    )

@@ -1,0 +1,147 @@
+"""The engine behind an iterator: opened when something is wanted of it, and again where it was when it had to close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from raydist.errors import FailedPreconditionError
+from raydist.foreign_errors import what_was_raised
+from raydist.options import Options
+from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import IteratorState
+from raydist.pipelines.elements.saved_state import state_errors
+from raydist.pipelines.engine.arrival_order import ArrivalOrders
+from raydist.pipelines.engine.build import Plan, start
+from raydist.pipelines.engine.executor import Executor
+from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
+from raydist.pipelines.engine.request_size import RequestSize
+from raydist.pipelines.metering.iteration_meters import IterationMeters
+from raydist.pipelines.run.plan import make_nested_plan
+
+__all__ = ["ReopenedEngine"]
+
+
+@final
+class ReopenedEngine:
+    """One epoch of a plan. Used by one thread at a time.
+
+    Args:
+        plan: What to run.
+        options: Of the pipeline.
+        make_executor: Where the stages run.
+        meters: Of what they do.
+        seed: Root seed.
+        epoch: Which epoch this is.
+
+    Attributes:
+        seed: The root seed.
+        epoch: Which epoch this is.
+        resume_at: Where it goes on when it is opened again; None for the beginning, or where it is open.
+        border: Its state before the block that was read last.
+        orders: In which order blocks came, where that may be any.
+        ended: Its end was seen.
+        closed: Nothing may be read any more.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        make_executor: Callable[[Options], Executor],
+        meters: IterationMeters,
+        *,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        self.seed = seed
+        self.epoch = epoch
+        self.resume_at: IteratorState | None = None
+        self.border: IteratorState = {}
+        self.orders = ArrivalOrders()
+        self.ended = False
+        self.closed = False
+        self._plan = plan
+        self._options = options
+        self._make_executor = make_executor
+        self._meters = meters
+        self._executor: Executor | None = None
+        self._source: OpIterator | None = None
+        self._request = RequestSize()
+
+    def read(self, limit: int) -> Block:
+        """The next block, of at most so many rows; `border` is the state before that.
+
+        Raises:
+            StopIteration: There is none.
+            FailedPreconditionError: It is closed.
+            Exception: The error of an element; what runs the pipeline loses none by its own errors.
+        """
+        if self.ended:
+            raise StopIteration
+        source = self._open()
+        self.border = source.state_dict()
+        try:
+            return self._request.read(source, limit)
+        except StopIteration:
+            self.ended = True
+            self.suspend(source.state_dict())
+            raise
+        except Exception as error:
+            if isinstance(error, MACHINERY_ERRORS):
+                self.suspend(self.border)  # no element is lost: the next call tries again from here
+            failure = error
+        except BaseException:  # Ctrl-C in a user's function: as above
+            self.suspend(self.border)
+            raise
+        raise what_was_raised(failure)
+
+    def require_open(self) -> None:
+        """Raise where it is closed.
+
+        Raises:
+            FailedPreconditionError: It is.
+        """
+        if self.closed:
+            raise FailedPreconditionError("This iterator is closed. Take a new one with iter(dataset).")
+
+    def state_dict(self) -> IteratorState:
+        """Its state behind the last block. Opens it."""
+        return self._open().state_dict()
+
+    def _open(self) -> OpIterator:
+        self.require_open()
+        if self._source is None:
+            self._executor = self._make_executor(self._options)
+            self._source = start(
+                self._plan,
+                make_nested_plan,
+                seed=self.seed,
+                epoch=self.epoch,
+                executor=self._executor,
+                meters=self._meters,
+                orders=self.orders,
+            )
+            self._resume(self._source)
+        return self._source
+
+    def _resume(self, source: OpIterator) -> None:
+        if self.resume_at is None:
+            return
+        try:
+            with state_errors(self.resume_at):
+                source.load_state_dict(self.resume_at)
+        except BaseException:
+            self.suspend(self.resume_at)  # the next call must not go on in the middle of a state
+            raise
+        self.resume_at = None
+
+    def suspend(self, state: IteratorState | None) -> None:
+        """Close it; what comes next opens it again at `state`."""
+        self.resume_at = state
+        if self._executor is not None:
+            self._executor.close()  # first: a prefetching thread may wait for a function that never returns
+            self._executor = None
+        if self._source is not None:
+            self._source.close()
+            self._source = None

@@ -1,0 +1,172 @@
+"""The files of a directory of this machine, or what it sees as such."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, TypeVar, final
+
+from raydist.errors import DataLossError, FailedPreconditionError
+from raydist.failpoints import failpoint
+from raydist.pipelines.formats.files import OpenFile, file_errors
+from raydist.pipelines.stored.file_directory import DirectoryFiles, is_file_name, require_file_name
+
+__all__ = ["LocalFiles", "sync_directory"]
+
+_T = TypeVar("_T")
+
+
+def sync_directory(directory: str) -> None:
+    """Have the names in a local directory reach the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalFiles(DirectoryFiles):
+    """Of this machine, or what it sees as such.
+
+    Attributes:
+        path: Absolute.
+    """
+
+    path: str
+
+    @property
+    def shown(self) -> str:
+        return self.path
+
+    def make(self) -> bool:
+        parent = os.path.dirname(self.path)
+        if not os.path.isdir(parent):
+            LocalFiles(parent).make()
+        with file_errors(self.path):
+            try:
+                os.mkdir(self.path)
+            except (FileExistsError, NotADirectoryError):
+                if not os.path.isdir(self.path):
+                    raise _no_directory(self.path) from None
+                return False
+        sync_directory(parent)
+        return True
+
+    def create(self, name: str) -> BinaryIO:
+        path = self._at(name)
+        with file_errors(path):
+            return open(path, "xb")
+
+    def sync(self) -> None:
+        with contextlib.suppress(FileNotFoundError), file_errors(self.path):
+            sync_directory(self.path)
+
+    def finish(self, file: BinaryIO) -> None:
+        try:
+            file.flush()
+            os.fsync(file.fileno())
+        finally:
+            file.close()
+
+    def write(self, name: str, content: Callable[[BinaryIO], _T]) -> _T:
+        path = self._at(name)
+        file = self.create(name)
+        try:
+            with file_errors(path):
+                result = content(file)
+                failpoint("checkpoint.before_flush")
+                self.finish(file)
+                failpoint("checkpoint.after_flush")
+                return result
+        except BaseException:
+            with contextlib.suppress(OSError):  # what is still buffered may not fit
+                file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+
+    def replace(self, name: str, data: bytes) -> None:
+        def write(file: BinaryIO) -> None:
+            middle = len(data) // 2
+            file.write(data[:middle])
+            failpoint("checkpoint.within_manifest")
+            file.write(data[middle:])
+
+        self.replace_by(name, write)
+
+    def replace_by(self, name: str, content: Callable[[BinaryIO], _T]) -> _T:
+        temporary = f"{name}.{uuid.uuid4().hex}.tmp"
+        result = self.write(temporary, content)
+        failpoint("checkpoint.before_rename")
+        with file_errors(self._at(name)):
+            os.replace(self._at(temporary), self._at(name))
+            failpoint("checkpoint.after_rename")
+            self.sync()
+        return result
+
+    def open(self, name: str) -> OpenFile:
+        path = self._at(name)
+        with file_errors(path):
+            try:
+                # O_NONBLOCK: opening a FIFO would wait for its writer, without limit.
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                raise _no_plain_file(path, "a link") from None
+            file = os.fdopen(descriptor, "rb", buffering=0)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            file.close()
+            raise _no_plain_file(path, "none")
+        return OpenFile(file, status.st_size)
+
+    def names(self) -> list[str]:
+        return self._entries(lambda entry: entry.is_file(follow_symlinks=False))
+
+    def folders(self) -> list[str]:
+        return self._entries(lambda entry: entry.is_dir(follow_symlinks=False))
+
+    def _entries(self, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+        try:
+            with file_errors(self.path), os.scandir(self.path) as entries:
+                return sorted(entry.name for entry in entries if is_file_name(entry.name) and wanted(entry))
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError:
+            raise _no_directory(self.path) from None
+
+    def exists(self, name: str) -> bool:
+        return os.path.isfile(self._at(name))
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), file_errors(self._at(name)):
+            os.unlink(self._at(name))
+
+    def remove_directory(self) -> None:
+        with contextlib.suppress(FileNotFoundError), file_errors(self.path):
+            os.rmdir(self.path)
+
+    def inside(self, name: str) -> DirectoryFiles:
+        return LocalFiles(self._at(name))
+
+    def _at(self, name: str) -> str:
+        require_file_name(name)
+        return os.path.join(self.path, name)
+
+
+def _no_directory(path: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"A directory must be at {path!r}, but it is a file. Move it away, or give another path."
+    )
+
+
+def _no_plain_file(path: str, what: str) -> DataLossError:
+    return DataLossError(f"A plain file must be at {path!r}, but it is {what}. Restore it, or use a copy.", path=path)

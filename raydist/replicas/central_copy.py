@@ -1,0 +1,241 @@
+"""A replica's end of the one copy of the variables: which tensors show it, and how values get there and back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from raydist.replicas.optimizer_states import StateImage, parameters_of, remembered, take_state, tensors_of
+from raydist.storage.placed import PlacedTensor, TensorPlace, can_be_placed, distance_of, places_of, storage_bytes
+from raydist.storage.shard import ShardAddress, VariableShard
+
+__all__ = ["CentralCopy", "CopyImage", "Farthest", "CopiedVariables"]
+
+# How far values are from everybody's, and which tensor's.
+Farthest = tuple[float, torch.Tensor | None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CopiedVariables:
+    """What is to lie in the copy, in an order that is the same on all replicas.
+
+    Attributes:
+        parameters: All of them.
+        optimizers: All of them.
+    """
+
+    parameters: Sequence[torch.Tensor]
+    optimizers: Sequence[torch.optim.Optimizer]
+
+    def placeable(self) -> list[torch.Tensor]:
+        """The parameters that can lie in a shard."""
+        return [parameter for parameter in self.parameters if can_be_placed(parameter)]
+
+    def values(self) -> Iterator[Any]:
+        """The parameters, and what optimizers remember."""
+        yield from self.parameters
+        for optimizer in self.optimizers:
+            yield from (value for _, _, value in remembered(optimizer))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Of these what can lie in a shard, each once."""
+        return list({id(value): value for value in self.values() if can_be_placed(value)}.values())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CopyImage:
+    """What other replicas must know to show the same copy.
+
+    Attributes:
+        address: Of its shard; None for the one that they have.
+        parameters: Where each lies.
+        states: What each optimizer remembers.
+    """
+
+    address: ShardAddress | None
+    parameters: tuple[TensorPlace, ...]
+    states: tuple[StateImage, ...]
+
+
+@final
+class CentralCopy:
+    """The variables of one replica, and the shard in which they lie.
+
+    Args:
+        map_parameters: Whether parameters on the CPU are read where they lie; else each has a copy, as on a GPU.
+    """
+
+    def __init__(self, *, map_parameters: bool = True) -> None:
+        self._map_parameters = map_parameters
+        self._shard: VariableShard | None = None
+        self._placed: dict[int, PlacedTensor] = {}
+        self._copies: list[PlacedTensor] = []
+        self._marks: torch.Tensor | None = None
+
+    def forget(self) -> None:
+        """Show no copy any more: tensors stay what they are, and will be placed anew."""
+        self._placed = {}
+        self._note_copies()
+        self._use(None)
+
+    def _use(self, shard: VariableShard | None) -> None:
+        before, self._shard = self._shard, shard
+        if before is not None and before is not shard:
+            before.unlink()
+            before.close()
+
+    def covers(self, variables: CopiedVariables) -> bool:
+        """Whether all these tensors, and no others, show the copy."""
+        found = 0
+        for value in variables.values():
+            placed = self._placed.get(id(value))
+            if placed is not None and placed.in_place:
+                found += 1
+            elif can_be_placed(value):
+                return False
+        return found == len(self._placed)
+
+    def written(self) -> int:
+        """A number that tells where this replica has written by hand since the last update; 0 for nowhere."""
+        ranges = [] if self._shard is None else self._shard.own_ranges()
+        copies = self._marks is not None and not torch.equal(self._mark(), self._marks)
+        return (zlib.crc32(repr((ranges, copies)).encode()) | 1) if ranges or copies else 0
+
+    def offer(self, variables: CopiedVariables) -> CopyImage:
+        """Place all these tensors, with the values that they have on this replica."""
+        tensors = variables.tensors()
+        places, firsts = places_of(tensors)
+        sizes = [first.untyped_storage().nbytes() for first in firsts]
+        old = self._shard if self._keeps_places(sizes, tensors, places) else None
+        shard = old or VariableShard.create(sizes)
+        shard.publish_own()
+        with shard.writing():
+            for number, first in enumerate(firsts):
+                placed = self._placed.get(id(first))
+                if shard is not old or placed is None or not placed.mapped or not placed.in_place:
+                    shard.shared(number).copy_(storage_bytes(first))
+        self._use(shard)
+        place_of = {id(tensor): place for tensor, place in zip(tensors, places, strict=True)}
+        states = [StateImage.of(each, lambda tensor: place_of[id(tensor)]) for each in variables.optimizers]
+        of_parameters = tuple(place_of[id(parameter)] for parameter in variables.placeable())
+        return CopyImage(None if shard is old else shard.address, of_parameters, tuple(states))
+
+    def _keeps_places(self, sizes: list[int], tensors: list[torch.Tensor], places: list[TensorPlace]) -> bool:
+        """Whether the present shard will do: what lies in it would lie there again."""
+        if self._shard is None or list(self._shard.layout.sizes) != sizes:
+            return False
+        known = ((self._placed.get(id(tensor)), place) for tensor, place in zip(tensors, places, strict=True))
+        return all(placed is None or placed.place.number == place.number for placed, place in known)
+
+    def take(self, image: CopyImage, variables: CopiedVariables) -> Farthest:
+        """Let these tensors show the copy that was offered; the parameter that was farthest from it."""
+        if image.address is not None and (self._shard is None or self._shard.address != image.address):
+            self._use(VariableShard.open(image.address))
+        shard = self._shard
+        if shard is None:
+            return 0.0, None
+        distances: list[Farthest] = []
+        bound = list(zip(variables.placeable(), image.parameters, strict=True))
+        for parameter, place in bound:
+            distances.append((distance_of(parameter, place.within(shard.shared(place.number))), parameter))
+        shard.drop_own()
+        self._placed = {}
+        for parameter, place in bound:
+            mapped = self._map_parameters and parameter.device.type == "cpu"
+            self._placed[id(parameter)] = PlacedTensor.bind(parameter, place, shard, mapped=mapped)
+        for optimizer, state in zip(variables.optimizers, image.states, strict=True):
+            take_state(optimizer, state, functools.partial(self._bind_state, shard))
+        self._note_copies()
+        return _farthest(distances)
+
+    def _bind_state(self, shard: VariableShard, tensor: torch.Tensor, place: TensorPlace) -> None:
+        # What optimizers remember is used where they step: beside the one copy, whatever device the replica has.
+        if id(tensor) not in self._placed:
+            self._placed[id(tensor)] = PlacedTensor.bind(tensor, place, shard, mapped=True)
+
+    def settled(self) -> None:
+        """Everybody shows the copy: nobody else may find it."""
+        if self._shard is not None:
+            self._shard.unlink()
+
+    def publish(self) -> None:
+        """Make what this replica has written by hand everybody's values. It goes on showing its own until `fetch`."""
+        if self._shard is None:
+            return
+        with self._shard.writing():
+            for placed in self._copies:
+                placed.shared.copy_(placed.own)
+        self._shard.publish_own()
+
+    def farthest(self) -> Farthest:
+        """How far what this replica has written by hand is from everybody's values, and the tensor that is farthest."""
+        ranges = [] if self._shard is None else self._shard.own_ranges()
+        touched = [placed for placed in self._placed.values() if not placed.mapped or self._overlaps(placed, ranges)]
+        return _farthest([(distance_of(placed.own, placed.shared), placed.tensor) for placed in touched])
+
+    def _overlaps(self, placed: PlacedTensor, ranges: Sequence[tuple[int, int]]) -> bool:
+        if self._shard is None:
+            return False
+        begin = self._shard.layout.offsets[placed.place.number]
+        end = begin + self._shard.layout.sizes[placed.place.number]
+        return any(first < end and begin < last for first, last in ranges)
+
+    def fetch(self) -> None:
+        """Show everybody's values, whatever was written by hand."""
+        if self._shard is not None:
+            self._shard.drop_own()
+        self.fetch_copies()
+
+    def fetch_copies(self) -> None:
+        """Bring copies on other devices up to date."""
+        for placed in self._copies:
+            placed.fetch()
+        self._marks = self._mark() if self._copies else None
+
+    def _mark(self) -> torch.Tensor:
+        """Numbers that other bits hardly have, where the copies are; `_version` does not see what `.data` writes."""
+        return torch.stack([_sum_of_bits(placed.own) for placed in self._copies])
+
+    def _note_copies(self) -> None:
+        self._copies = [placed for placed in self._placed.values() if not placed.mapped]
+        if self._shard is not None and any(placed.own.is_cuda for placed in self._copies):
+            self._shard.pin()
+        self._marks = self._mark() if self._copies else None
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside, an optimizer's parameters and what it remembers are everybody's: it writes for all."""
+        tensors = [*parameters_of(optimizer), *tensors_of(optimizer)]
+        held = [self._placed[id(tensor)] for tensor in tensors if id(tensor) in self._placed]
+        away = [(placed.tensor, placed.tensor.grad) for placed in held if not placed.mapped]
+        with contextlib.ExitStack() as stack:
+            if self._shard is not None:
+                stack.enter_context(self._shard.writing())
+            stack.callback(_set_gradients, away)  # done last: a gradient must be where its parameter is
+            for placed in held:
+                stack.callback(placed.show_own)
+                placed.show_shared()
+            _set_gradients([(tensor, None if grad is None else grad.to("cpu")) for tensor, grad in away])
+            yield
+
+
+def _farthest(distances: Sequence[Farthest]) -> Farthest:
+    return max(distances, key=lambda found: found[0], default=(0.0, None))
+
+
+def _set_gradients(gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+    for tensor, gradient in gradients:
+        tensor.grad = gradient
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    held = storage_bytes(tensor)
+    return held.view(torch.int64).sum() if len(held) % 8 == 0 else held.sum(dtype=torch.int64)

@@ -1,0 +1,154 @@
+"""One copy of the variables in the host's memory: replicas read it, and one of them applies the reduced gradient.
+
+Parameters and what optimizers remember lie in a shard (`raydist.storage`) that all replicas map. While a step runs each
+replica reads them through its own view: what a step writes there by hand is private to it, so that no replica sees half
+of it. `optimizer.step()` is carried out by replica 0 alone, on the shared values, while the others wait. What replicas
+write by hand must be the same on all; it is made the value when an optimizer steps and when the run ends. On a GPU a
+replica has a copy of the parameters, brought up to date after each update, and the update is computed on the CPU.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch._compile import _disable_dynamo
+
+from raydist.collectives.translation import describe_odd_ones
+from raydist.errors import CollectiveMismatchError
+from raydist.replicas.central_copy import CentralCopy, CopiedVariables, Farthest
+from raydist.replicas.optimizer_states import parameters_of, remembered, same_memories
+from raydist.replicas.rules import ReplicaRules, ReplicaVariables
+
+__all__ = ["CentralVariables"]
+
+_OWNER = 0
+_LAST_BITS = 1e-5
+_END = "the end of its run"
+_SAME, _NEARLY, _OTHER = range(3)
+
+
+@final
+class CentralVariables(ReplicaRules):
+    """Rules of replicas that share one copy of the variables.
+
+    Args:
+        map_parameters: Whether parameters on the CPU are read where the copy lies; else as on a GPU.
+    """
+
+    def __init__(self, *, map_parameters: bool = True) -> None:
+        self._copy = CentralCopy(map_parameters=map_parameters)
+
+    def restart(self) -> None:
+        self._copy.forget()
+
+    def close(self) -> None:
+        self._copy.forget()
+
+    def after_run(self, variables: ReplicaVariables) -> None:
+        if variables.num_replicas > 1:
+            self._settle(variables, _END)
+
+    @_disable_dynamo  # a compiled step would trace it, and what tells of written pages is not for tracing
+    def step_optimizer(
+        self,
+        variables: ReplicaVariables,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # A closure runs the model, and all replicas take part in that: each then steps on values of its own.
+        if variables.num_replicas == 1 or any(map(callable, [*args, *kwargs.values()])):
+            return step(*args, **kwargs)
+        doing = f"optimizer.step() of {_name_of(optimizer, variables)}"
+        self._settle(variables, doing)
+        result = None
+        changed = False
+        if variables.rank == _OWNER:
+            before = list(remembered(optimizer))
+            with self._copy.updating(optimizer):
+                result = step(*args, **kwargs)
+            changed = not same_memories(before, list(remembered(optimizer)))
+        else:
+            torch.autograd.graph.increment_version(parameters_of(optimizer))  # as if it had been written here
+        return self._share_update(variables, doing, result, changed)
+
+    def _share_update(self, variables: ReplicaVariables, doing: str, result: Any, changed: bool) -> Any:
+        """Wait for the owner, and see what it has done; what its `step` returned."""
+        told = variables.gather_numbers(doing, changed, result is not None)[_OWNER]
+        self._copy.fetch_copies()
+        if told[0]:
+            self._place(variables)
+        return variables.gather_objects(result)[_OWNER] if told[1] else None
+
+    def _settle(self, variables: ReplicaVariables, doing: str) -> None:
+        """Let everything lie in the one copy, with the values that replicas have given it by hand."""
+        moved = not self._copy.covers(_held(variables))
+        written = 0 if moved else self._copy.written()
+        told = variables.gather_numbers(doing, zlib.crc32(doing.encode()), moved, written)
+        _require_alike(variables, [row[0] for row in told])
+        if any(row[1] for row in told):
+            self._place(variables)
+        elif any(row[2] for row in told):
+            self._publish(variables, alike=len({row[2] for row in told}) == 1)
+
+    def _place(self, variables: ReplicaVariables) -> None:
+        held = _held(variables)
+        try:
+            image = self._copy.offer(held) if variables.rank == _OWNER else None
+            self._require_same(variables, self._copy.take(variables.gather_objects(image)[_OWNER], held))
+        finally:
+            self._copy.settled()
+
+    def _publish(self, variables: ReplicaVariables, *, alike: bool) -> None:
+        """Make what replica 0 has written by hand the value; that of others must be the same."""
+        if variables.rank == _OWNER:
+            self._copy.publish()
+        variables.gather_numbers("what was written by hand", 0)
+        farthest = self._copy.farthest()
+        self._require_same(variables, farthest, alike=alike)
+        self._copy.fetch()
+
+    def _require_same(self, variables: ReplicaVariables, farthest: Farthest, *, alike: bool = True) -> None:
+        distance, tensor = farthest
+        verdict = _SAME if distance == 0.0 else _NEARLY if distance <= _LAST_BITS else _OTHER
+        places = [number for number, parameter in enumerate(variables.parameters()) if parameter is tensor]
+        told = variables.gather_numbers("comparison of variables", verdict, (places or [-1])[0])
+        if not alike or any(row[0] == _OTHER for row in told):
+            raise _other_values(variables, told)
+
+
+def _held(variables: ReplicaVariables) -> CopiedVariables:
+    return CopiedVariables(variables.parameters(), variables.optimizers())
+
+
+def _name_of(optimizer: torch.optim.Optimizer, variables: ReplicaVariables) -> str:
+    numbers = [number for number, known in enumerate(variables.optimizers()) if known is optimizer]
+    return f"{type(optimizer).__name__} {numbers[0] if numbers else '?'}"
+
+
+def _require_alike(variables: ReplicaVariables, codes: list[int]) -> None:
+    if len(set(codes)) == 1:
+        return
+    known = [_END, *(f"optimizer.step() of {_name_of(each, variables)}" for each in variables.optimizers())]
+    names = {zlib.crc32(name.encode()): name for name in known}
+    said = {rank: names.get(code, "something else") for rank, code in enumerate(codes)}
+    listed = "; ".join(f"replica {rank}: {name}" for rank, name in said.items())
+    raise CollectiveMismatchError(
+        f"All replicas must step the same optimizers, but came to {listed}{describe_odd_ones(said)}. Look for a branch "
+        "that only some replicas take."
+    )
+
+
+def _other_values(variables: ReplicaVariables, told: list[tuple[int, ...]]) -> CollectiveMismatchError:
+    ranks = [rank for rank, row in enumerate(told) if row[0] == _OTHER]
+    numbers = [row[1] for row in told if row[0] == _OTHER and row[1] >= 0]
+    which = f"a parameter of shape {tuple(variables.parameters()[numbers[0]].shape)}" if numbers else "a variable"
+    who = f"replica {', '.join(map(str, ranks))} wrote other values than replica 0" if ranks else "some wrote, some not"
+    return CollectiveMismatchError(
+        f"Replicas share one copy of the variables, so all must write the same to it by hand, but into {which} {who}. "
+        "Write what is the same everywhere (ctx.all_reduce it first), or leave the writing to an optimizer."
+    )

@@ -1,0 +1,57 @@
+"""Notice that the program seeds torch, also with the seed that it had before: then replicas begin their streams again.
+
+Nothing in a generator's state tells, since the driver's draws nothing while the replicas train.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, final
+
+import torch
+
+__all__ = ["num_seed_calls"]
+
+
+@final
+class _SeedCalls:
+    """Counts the calls of `torch.manual_seed` and `torch.seed` in this process, from when it is first asked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._installed = False
+
+    def count(self) -> int:
+        with self._lock:
+            if not self._installed:
+                self._install()
+                self._installed = True
+            return self._count
+
+    def _install(self) -> None:
+        # Both end in this one, however a program has imported them.
+        module: Any = torch.random
+        original = module._seed_custom_device
+
+        def seed_custom_device(seed: Any) -> None:
+            with self._lock:
+                self._count += 1
+            original(seed)
+
+        module._seed_custom_device = seed_custom_device
+
+
+# One per process, as torch's generator is.
+_CALLS = _SeedCalls()
+
+
+def num_seed_calls() -> int:
+    """How often the program has seeded torch since this was first called.
+
+    >>> before = num_seed_calls()
+    >>> _ = torch.manual_seed(torch.initial_seed())
+    >>> num_seed_calls() - before
+    1
+    """
+    return _CALLS.count()

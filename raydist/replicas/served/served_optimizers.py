@@ -1,0 +1,130 @@
+"""What servers know of a worker's optimizers: their groups, what they remember, what one step of theirs sends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, final
+
+import cloudpickle
+import torch
+
+from raydist.errors import FailedPreconditionError
+from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup, OptimizerState, SetOptimizerState
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.worker.client import Ask, ServerClient
+from raydist.parameter_servers.worker.device_staging import HostGradients
+from raydist.parameter_servers.worker.state_cuts import cut_state, joined_state
+from raydist.replicas.served.known_objects import KnownObjects
+from raydist.replicas.served.push import PushPlans, ReadyPush, group_options
+from raydist.replicas.served.worker_slices import WorkerSlices
+
+__all__ = ["ServedOptimizers"]
+
+
+@final
+class ServedOptimizers:
+    """All of one worker's.
+
+    Args:
+        client: Its way to the servers.
+        known: Its objects.
+        slices: Of its variables.
+        tables: Handles of the embedding tables that servers have.
+    """
+
+    def __init__(
+        self, client: ServerClient, known: KnownObjects, slices: WorkerSlices, tables: Collection[int]
+    ) -> None:
+        self._client = client
+        self._known = known
+        self._slices = slices
+        self._tables = tables
+        self._plans = PushPlans(HostGradients())
+        self._told: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._seen_members: dict[int, list[list[int]]] = {}
+
+    def forget_plans(self) -> None:
+        """Slices have changed."""
+        self._plans.forget()
+
+    def forget_members(self) -> None:
+        """Objects came or went: members of groups may be others, or known now."""
+        self._seen_members.clear()
+
+    def is_told(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the servers have an optimizer."""
+        return self._handle_of(optimizer) in self._told
+
+    def tell(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the servers have an optimizer with the groups that it has now."""
+        handle = self._handle_of(optimizer)
+        members = [list(map(id, group["params"])) for group in optimizer.param_groups]
+        if self._seen_members.get(handle) == members:
+            return
+        self._seen_members[handle] = members
+        membership = self._known.membership(optimizer)
+        if self._told.get(handle) == membership:
+            return
+        self._told[handle] = membership
+        self._plans.forget()
+        kind = cloudpickle.dumps(type(optimizer))
+        asks = {}
+        for server in range(self._client.num_servers):
+            groups = tuple(
+                OptimizerGroup(
+                    options,
+                    self._slices.numbers(members, server),
+                    tuple(member for member in members if member in self._tables),
+                )
+                for options, members in zip(group_options(optimizer), membership, strict=True)
+            )
+            asks[server] = Ask(AddOptimizer(handle, kind, groups))
+        self._client.exchange(asks)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Another worker has told the servers of it."""
+        if not self.is_told(optimizer):
+            self._told[self._handle_of(optimizer)] = self._known.membership(optimizer)
+        optimizer.state.clear()  # it remembers nothing here: some begin with zeros as large as the parameters
+
+    def push_of(self, optimizer: torch.optim.Optimizer) -> ReadyPush | None:
+        """What an optimizer's parameters have for gradients now; None where none has any."""
+        self.tell(optimizer)
+        handle = self._handle_of(optimizer)
+        plan = self._plans.plan_of(handle, optimizer, self._told[handle], self._slices.table, self._slices.targets)
+        return None if plan is None else self._slices.ready_push(plan)
+
+    def write_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the servers remember what this worker's optimizer does."""
+        states: list[dict[int, dict[str, Any]]] = [{} for _ in range(self._client.num_servers)]
+        for parameter, state in optimizer.state.items():
+            for part in self._slices_of(parameter):
+                states[part.server] |= cut_state(state, tuple(parameter.shape), [part])
+        handle = self._handle_of(optimizer)
+        self._client.exchange({server: Ask(SetOptimizerState(handle, state)) for server, state in enumerate(states)})
+
+    def read_states(self, optimizers: Iterable[torch.optim.Optimizer] | None = None) -> None:
+        """Let this worker's optimizers remember what the servers' do: these, or all."""
+        everyone = [each for handle in self._told if (each := self._known.get(handle)) is not None]
+        for optimizer in everyone if optimizers is None else filter(self.is_told, optimizers):
+            handle = self._handle_of(optimizer)
+            states: dict[int, Mapping[str, Any]] = {}
+            for answer in self._client.ask_all(OptimizerState(handle)):
+                states |= answer.value
+            optimizer.state.clear()
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                state = joined_state(states, tuple(parameter.shape), self._slices_of(parameter))
+                if state:
+                    optimizer.state[parameter] = state
+
+    def _slices_of(self, parameter: torch.Tensor) -> tuple[ServedSlice, ...]:
+        handle = self._known.handle_of(parameter) or 0
+        return self._slices.table.of(handle) if handle in self._slices.table else ()
+
+    def _handle_of(self, optimizer: torch.optim.Optimizer) -> int:
+        handle = self._known.handle_of(optimizer)
+        if handle is None:
+            raise FailedPreconditionError(
+                f"raydist bug: {type(optimizer).__name__} must be mirrored to step on servers."
+            )
+        return handle

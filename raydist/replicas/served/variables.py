@@ -1,0 +1,200 @@
+"""The worker's half of variables that live on parameter servers.
+
+Before a closure runs its parameters are pulled, where the worker does not hold them new enough. `optimizer.step()`
+pushes what `.grad` holds then; the step itself is done by the servers, and what it made of the parameters comes back
+with the answer. What a step writes by hand is assigned when an optimizer steps and when the closure ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch._compile import _disable_dynamo
+
+from raydist.checkpoints.sharing.served_share import ServedShares
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, EndClosure
+from raydist.parameter_servers.consistency import BoundedStaleness, Consistency, SyncWithBackups
+from raydist.parameter_servers.link import ServerDoor
+from raydist.parameter_servers.requests import PushKey, Sender
+from raydist.parameter_servers.rows.access import reading_rows
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.worker.client import ServerClient
+from raydist.replicas.served.model import ServedModel, Settled
+from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
+from raydist.replicas.variables_view import VariablesView
+
+__all__ = ["ServedVariables"]
+
+_NO_CLOSURE = ClosureLabel(-1)
+
+
+@final
+class ServedVariables(WorkerRules):
+    """Rules of a worker whose variables live on servers.
+
+    Args:
+        worker: Its number.
+        doors: To all servers.
+        generation: How often the worker was started before.
+        consistency: What a worker may read while others push.
+        prefetch_pulls: Values that came with the last push do for the next closure, where the program has seen no newer
+            ones when it scheduled that; else every closure pulls.
+        timeout_s: How long an answer of a server may take.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        doors: Sequence[ServerDoor],
+        *,
+        generation: int = 0,
+        consistency: Consistency = "async",
+        prefetch_pulls: bool = True,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._made_of = worker, tuple(doors), generation, consistency, prefetch_pulls, timeout_s
+        self._sender = Sender(worker, generation)
+        self._client = ServerClient(doors, self._sender, timeout_s=timeout_s)
+        self._model = ServedModel(self._client)
+        self._bounded = isinstance(consistency, BoundedStaleness)
+        self._in_steps = isinstance(consistency, SyncWithBackups)
+        self._prefetch = prefetch_pulls and consistency == "async"
+        self._closure = _NO_CLOSURE
+        self._num_changes = 0
+        self._step = 0
+        self._counts = False
+        self._run = contextlib.ExitStack()
+        # As torch would call an optimizer's own step: hooks around it are the program's, and ours.
+        self._hooked_push = torch.optim.Optimizer.profile_hook_step(self._push_of)
+        self.num_late = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, self._made_of  # it is sent before it has done anything
+
+    # --- around closures ----------------------------------------------------------------------------------------------
+
+    def before_run(self, variables: VariablesView, closure: ClosureLabel) -> None:
+        self._run.close()
+        self._run.enter_context(reading_rows(self._model.rows))
+        self._closure, self._num_changes = closure, 0
+        self._model.look(variables)
+        first_step = 0
+        if self._bounded or self._in_steps:
+            first_step = self._client.ask(0, BeginClosure(self._sender, closure.number)).step
+            self._counts = True
+        if self._bounded:
+            self._model.slices.read_bounded()
+        elif self._in_steps:
+            self._step = self._model.slices.read_step(first_step)
+        else:
+            self._model.slices.read_older(closure.seen if self._prefetch else None)
+
+    def after_run(self, variables: Any) -> None:
+        self._assign_written(parameters_only=False)
+
+    def after_failure(self, variables: VariablesView) -> None:
+        self._model.slices.discard()
+
+    def end_closure(self, variables: VariablesView, *, last: bool) -> None:
+        self._run.close()
+        if last and self._counts:
+            self._counts = False
+            self._client.ask(0, EndClosure(self._sender, self._closure.number))
+
+    def told(self) -> tuple[int, ...]:
+        return self._model.slices.versions()
+
+    def close(self) -> None:
+        self._model.slices.close()
+        self._client.close()
+
+    # --- steps of optimizers ------------------------------------------------------------------------------------------
+
+    @_disable_dynamo  # a compiled step would trace it
+    def step_optimizer(
+        self,
+        variables: Any,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if any(given is not None for given in [*args, *kwargs.values()]):
+            raise InvalidArgumentError(
+                f"{type(optimizer).__name__}.step must be called without arguments where parameter servers carry it "
+                "out, got some. A closure would have to run there: compute the loss, call backward(), and then step()."
+            )
+        return self._hooked_push(optimizer)
+
+    def _push_of(self, optimizer: torch.optim.Optimizer) -> None:
+        self._assign_written(parameters_only=True)
+        push = self._model.optimizers.push_of(optimizer)
+        if push is None:
+            return
+        key = self._next_key()
+        if not self._in_steps:
+            push.send_and_read(key)
+            return
+        answer = self._client.ask(0, Arrive(self._sender, key, self._step))
+        step = self._step
+        if answer.verdict == "late":
+            self.num_late += 1
+        else:
+            step = answer.step  # a later one where a worker before this one died with the same gradient
+            push.send(key, step=step, completes=answer.completes)
+        self._step = self._model.slices.read_step(step + 1)
+
+    def _assign_written(self, *, parameters_only: bool) -> None:
+        written = self._model.slices.written(parameters_only=parameters_only)
+        if written:
+            self._model.slices.assign(written, self._next_key(), parameters_only=parameters_only)
+
+    def _next_key(self) -> PushKey:
+        key = PushKey(self._closure.number, self._num_changes, self._closure.finished_below)
+        self._num_changes += 1
+        return key
+
+    # --- what the driver does -----------------------------------------------------------------------------------------
+
+    def settle(self, variables: VariablesView) -> Settled:
+        return self._model.settle(variables)
+
+    def place(self, variables: VariablesView, plan: Sequence[ServedSlice], closure: ClosureLabel) -> None:
+        self._model.place(variables, plan)
+
+    def follow(self, variables: VariablesView, plan: Sequence[ServedSlice] | None) -> None:
+        self._model.follow(variables, plan or ())
+
+    def before_read(self, variables: VariablesView, *, states: bool) -> None:
+        self._model.look(variables)
+        self._model.slices.read_older(None)
+        if states:
+            self._model.optimizers.read_states()
+
+    def externals(self) -> dict[str, Any]:
+        return {"shares": ServedShares(self._model.held)}
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        return reading_rows(self._model.rows)
+
+
+def _made(
+    worker: int,
+    doors: Sequence[ServerDoor],
+    generation: int,
+    consistency: Consistency,
+    prefetch_pulls: bool,
+    timeout_s: float,
+) -> ServedVariables:
+    return ServedVariables(
+        worker,
+        doors,
+        generation=generation,
+        consistency=consistency,
+        prefetch_pulls=prefetch_pulls,
+        timeout_s=timeout_s,
+    )

@@ -1,0 +1,215 @@
+"""One worker at work: closures, one after the other, each on its own. No Ray in here.
+
+A closure that fails ends neither the worker nor those of other workers. What this worker was sent together with it, or
+before the driver knew, is given up: the program is to hear of the first error soon.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, TypeVarTuple, final
+
+import cloudpickle
+import torch
+
+from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.actors.readers.replica_iterator import ReplicaIterator
+from raydist.collectives.base import Communicator, Membership
+from raydist.collectives.local import LocalGroup, LocalHub
+from raydist.errors import FailedPreconditionError, OutOfRangeError
+from raydist.mirroring.calls import MirrorCalls
+from raydist.replicas.kept_objects import KeptObjects
+from raydist.replicas.runner import ReplicaRunner
+from raydist.replicas.served.work_message import ClosureResult, LogEntry, WorkItem, WorkMessage, WorkResult
+from raydist.replicas.served.worker_rules import ClosureLabel, WorkerRules
+from raydist.replicas.step import ReplicaSetup, StepHeader
+from raydist.values import InputContext, Leaves
+
+__all__ = ["WorkerRunner"]
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+_STATE_CALLS = (MirrorCalls.collect_optimizer_state.__name__, MirrorCalls.dump.__name__)
+
+
+@final
+class WorkerRunner:
+    """Runs the closures that one worker is given. Used by one thread.
+
+    Args:
+        setup: What the worker is; its rules are :class:`WorkerRules`.
+        num_workers: All workers.
+        generation: How often it was started before.
+        drawn: By name of an iterator, how many batches its closures have used that have ended.
+    """
+
+    def __init__(
+        self, setup: ReplicaSetup, num_workers: int = 1, generation: int = 0, drawn: Mapping[str, int] | None = None
+    ) -> None:
+        if not isinstance(setup.rules, WorkerRules):
+            raise FailedPreconditionError(f"raydist bug: a worker needs WorkerRules, got {type(setup.rules).__name__}.")
+        self._setup = setup
+        self._rules = setup.rules
+        self._context = InputContext(num_workers, setup.rank, 1)
+        self._runner = ReplicaRunner(setup, _join_alone)
+        for name, value in self._rules.externals().items():
+            self._runner.mirrored.externals.add(name, functools.partial(_given, value))
+        self._objects = KeptObjects()
+        self._starts = generation
+        self._drawn = dict(drawn or {})
+        self._iterators: dict[str, ReplicaIterator] = {}
+        self._generation = -1
+        self._failed_epoch = -1
+        self._rejoin()
+
+    def _rejoin(self) -> None:
+        self._generation += 1
+        self._runner.join(Membership(self._setup.name, self._generation, rank=0, world_size=1))
+
+    def packed_steps(self, message: bytes, more: bool = False) -> WorkResult:
+        """Run the closures of a message that came as bytes; see `steps`."""
+        return self.steps(WorkMessage.unpacked(message), (), more=more)
+
+    def steps(self, message: WorkMessage, objects: Sequence[Leaves], *, more: bool = False) -> WorkResult:
+        """Run some closures.
+
+        Args:
+            message: They.
+            objects: Those of the store that came along.
+            more: Others wait already.
+        """
+        began = time.perf_counter()
+        held = self._objects.receive(message.objects, objects)
+        for name, used in message.used.items():
+            if name in self._iterators:
+                self._iterators[name].confirm(used - self._drawn.get(name, 0))
+        last = -1 if more else len(message.items) - 1
+        results = tuple(self._closure(item, held, last=place == last) for place, item in enumerate(message.items))
+        remarks = self._runner.mirrored.take_remarks()
+        seconds = time.perf_counter() - began
+        return WorkResult(results, tuple(self._rules.told()), remarks, seconds, drawn=self._num_drawn())
+
+    def _num_drawn(self) -> dict[str, int]:
+        """By iterator, how many batches were drawn since it was made, here and before."""
+        now = {name: self._drawn.get(name, 0) + iterator.num_drawn for name, iterator in self._iterators.items()}
+        return now
+
+    def _closure(self, item: WorkItem, objects: Sequence[Leaves], *, last: bool) -> ClosureResult:
+        try:
+            self.follow(item.entries)
+            if item.epoch <= self._failed_epoch:
+                return ClosureResult(cancelled=True)
+            return self._run(item, objects, last=last)
+        except BaseException as error:  # whatever it is, it is the closure's
+            self._failed_epoch = item.epoch
+            return ClosureResult(error=self._packed(error, item))
+
+    def _packed(self, error: BaseException, item: WorkItem) -> PortableError:
+        return pack_error(error, f"In closure {item.label.number} on worker {self._setup.rank}.")
+
+    def _run(self, item: WorkItem, objects: Sequence[Leaves], *, last: bool) -> ClosureResult:
+        variables = self._runner.variables
+        step = item.step(self._generation)
+        if step.looks_only:
+            return self._look(step)
+        try:
+            self._rules.before_run(variables, item.label)
+            try:
+                return ClosureResult(self._runner.run_one(step, objects))
+            except StopIteration as error:
+                self._recover()
+                raise OutOfRangeError(
+                    "The function of a closure must draw no more batches than there are, but an iterator of it has "
+                    "ended: schedule as many closures as there are batches, or end at this error."
+                ) from error
+            except BaseException:
+                self._recover()
+                raise
+        finally:
+            self._rules.end_closure(self._runner.variables, last=last)
+
+    def _look(self, step: StepHeader) -> ClosureResult:
+        """Run what only looks at this worker's objects, with present values; nothing else runs anywhere."""
+        self._rules.before_read(self._runner.variables, states=False)
+        try:
+            with self._rules.reading():
+                return ClosureResult(self._runner.run_one(step, ()))
+        except BaseException:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        self._rejoin()
+        self._rules.after_failure(self._runner.variables)
+
+    def follow(self, entries: Sequence[bytes]) -> None:
+        """Do what the driver did; entries of its log, packed, in order."""
+        for packed in entries:
+            entry = LogEntry.unpacked(packed)
+            self._apply(entry)
+            self._rules.follow(self._runner.variables, entry.plan)
+
+    def _apply(self, entry: LogEntry) -> None:
+        mirror = self._runner.mirrored
+        for name in entry.dropped:
+            value = mirror.externals.drop(name)
+            self._iterators.pop(name, None)
+            if isinstance(value, ReplicaIterator):
+                value.end()
+        if entry.shipment is not None:
+            mirror.take(entry.shipment)
+        for name, maker in entry.values:
+            mirror.externals.add(name, functools.partial(self._make, name, maker))
+
+    def _make(self, name: str, maker: bytes) -> Any:
+        value = cloudpickle.loads(maker)(self._context, self._drawn.get(name, 0), self._starts)
+        if isinstance(value, ReplicaIterator):
+            self._iterators[name] = value
+        return value
+
+    def settle(self, entries: Sequence[bytes], latest: bytes) -> Any:
+        """Follow `entries`, then do what the last one says; what `WorkerRules.settle` says of it."""
+        self.follow(entries)
+        self._apply(LogEntry.unpacked(latest))
+        return self._rules.settle(self._runner.variables)
+
+    def place(self, plan: Any, label: ClosureLabel) -> tuple[int, ...]:
+        """Carry out the plan that was made of `settle`; what `WorkerRules.told` says then."""
+        self._rules.place(self._runner.variables, plan, label)
+        self._rules.follow(self._runner.variables, plan)
+        return tuple(self._rules.told())
+
+    def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
+        """What this worker's half of the mirrored variables answers, with present values."""
+        self._rules.before_read(self._runner.variables, states=method.__name__ in _STATE_CALLS)
+        with self._rules.reading():
+            return self._runner.mirror(method, *args)
+
+    def tell_everything(self) -> None:
+        """The driver does not know what this worker has told it: all is news again."""
+        self._runner.mirrored.tell_everything()
+
+    def nonfinite_counts(self) -> tuple[int, int]:
+        """See `ReplicaRunner.nonfinite_counts`."""
+        return self._runner.nonfinite_counts()
+
+    def ping(self) -> None:
+        """Answer, after everything asked before."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+        self._runner.close()
+
+
+def _given(value: _T) -> _T:
+    return value
+
+
+def _join_alone(membership: Membership, *, device: torch.device, timeout_s: float, backend: str = "") -> Communicator:
+    """A group of one needs no network."""
+    group = LocalGroup(LocalHub(), membership, timeout_s).start()
+    group.device = device
+    return group

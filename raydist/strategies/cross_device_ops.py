@@ -1,0 +1,189 @@
+"""How the replicas of one node reduce, as TensorFlow names it: descriptions that a strategy turns into options."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from raydist.collectives.to_one import RootReduction
+from raydist.context.devices import Device, parse_device
+from raydist.errors import InvalidArgumentError
+from raydist.options import CommunicationOptions
+
+__all__ = [
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "NcclAllReduce",
+    "ReductionToOneDevice",
+    "accumulation_of",
+    "options_of",
+]
+
+
+class CrossDeviceOps(ABC):
+    """A way in which the replicas of a `MirroredStrategy` reduce gradients and values. Use one of its kinds.
+
+    Source: tf.distribute.CrossDeviceOps.
+
+    >>> isinstance(rd.NcclAllReduce(), rd.CrossDeviceOps)
+    True
+    """
+
+    @property
+    @abstractmethod
+    def communication_options(self) -> CommunicationOptions:
+        """What it asks of the communication.
+
+        >>> rd.NcclAllReduce().communication_options.implementation
+        'nccl'
+        """
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NcclAllReduce(CrossDeviceOps):
+    """All-reduce by NCCL: for GPUs, where it is the default too; an error elsewhere.
+
+    Attributes:
+        num_packs: Checked, and otherwise without effect: gradients travel in packs of
+            `CommunicationOptions.bytes_per_pack`, the first of them while backward still runs.
+
+    Raises:
+        InvalidArgumentError: num_packs is negative.
+
+    Source: tf.distribute.NcclAllReduce.
+
+    >>> rd.NcclAllReduce(num_packs=2)
+    NcclAllReduce(num_packs=2)
+    """
+
+    num_packs: int = 1
+
+    def __post_init__(self) -> None:
+        _check_packs(self.num_packs)
+
+    @property
+    def communication_options(self) -> CommunicationOptions:
+        return CommunicationOptions(implementation="nccl")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HierarchicalCopyAllReduce(CrossDeviceOps):
+    """All-reduce in levels: through shared memory inside a host, between hosts over the network. For CPUs.
+
+    On one host that is shared memory. Between GPUs NCCL arranges the levels: use `NcclAllReduce` or nothing there.
+
+    Attributes:
+        num_packs: As for `NcclAllReduce`.
+
+    Raises:
+        InvalidArgumentError: num_packs is negative.
+
+    Source: tf.distribute.HierarchicalCopyAllReduce.
+
+    >>> rd.HierarchicalCopyAllReduce().communication_options.implementation
+    'hierarchical'
+    """
+
+    num_packs: int = 1
+
+    def __post_init__(self) -> None:
+        _check_packs(self.num_packs)
+
+    @property
+    def communication_options(self) -> CommunicationOptions:
+        return CommunicationOptions(implementation="hierarchical")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReductionToOneDevice(CrossDeviceOps):
+    """One replica adds up what all have, in their order, and tells the others the result.
+
+    Slower than the others, and easy to follow: each sum is made at one place, in one order, whatever carries the data.
+    Gradients do not travel beside backward.
+
+    Attributes:
+        reduce_to_device: The device of the replica that does it, one of the strategy's; None for the first.
+        accumulation_fn: Called there with a list of tensors, those of all replicas in order; returns their sum, a
+            tensor like each of them (what replicas agree on travels with gradients, so nothing else will do). None
+            adds one after the other. Also what a MEAN is made of; MIN, MAX and PRODUCT
+            do without. It is sent to the replicas, so it must be picklable.
+
+    Raises:
+        InvalidArgumentError: reduce_to_device is no device, or accumulation_fn cannot be called.
+
+    Source: tf.distribute.ReductionToOneDevice.
+
+    >>> rd.ReductionToOneDevice("CPU:1").communication_options.implementation
+    'auto'
+    """
+
+    reduce_to_device: Any = None
+    accumulation_fn: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduce_to_device is not None:
+            parse_device(self.reduce_to_device)
+        if self.accumulation_fn is not None and not callable(self.accumulation_fn):
+            raise InvalidArgumentError(
+                f"accumulation_fn must be a function of a list of tensors, or None, got {self.accumulation_fn!r}."
+            )
+
+    @property
+    def communication_options(self) -> CommunicationOptions:
+        return CommunicationOptions()
+
+
+def options_of(cross_device_ops: Any, given: CommunicationOptions | None) -> CommunicationOptions | None:
+    """What a strategy is to use that was given both.
+
+    Raises:
+        InvalidArgumentError: It is no CrossDeviceOps, or they ask for different implementations.
+    """
+    if cross_device_ops is None:
+        return given
+    if not isinstance(cross_device_ops, CrossDeviceOps):
+        raise InvalidArgumentError(
+            "cross_device_ops must be rd.NcclAllReduce(), rd.HierarchicalCopyAllReduce(), rd.ReductionToOneDevice() or "
+            f"None, got {cross_device_ops!r}. Make one of them, or leave it out."
+        )
+    asked = cross_device_ops.communication_options
+    if given is None:
+        return asked
+    if "auto" not in (asked.implementation, given.implementation) and asked.implementation != given.implementation:
+        raise InvalidArgumentError(
+            f"cross_device_ops and communication_options must not ask for different implementations, got "
+            f"{cross_device_ops!r} ({asked.implementation!r}) and {given.implementation!r}. Give one of them."
+        )
+    return given.merged(asked)
+
+
+def accumulation_of(cross_device_ops: CrossDeviceOps | None, devices: Sequence[Device]) -> RootReduction | None:
+    """Which replica adds up, and how; None where all do.
+
+    Raises:
+        InvalidArgumentError: None of them is on the device that was asked for.
+    """
+    if not isinstance(cross_device_ops, ReductionToOneDevice):
+        return None
+    function = cross_device_ops.accumulation_fn
+    if cross_device_ops.reduce_to_device is None:
+        return RootReduction(0, function)
+    wanted = parse_device(cross_device_ops.reduce_to_device)
+    if wanted not in devices:
+        raise InvalidArgumentError(
+            f"reduce_to_device must be one of the strategy's devices, {', '.join(map(str, devices))}, got {wanted}. "
+            "Name one of them, or None for the first."
+        )
+    return RootReduction(list(devices).index(wanted), function)
+
+
+def _check_packs(num_packs: int) -> None:
+    if not isinstance(num_packs, int) or isinstance(num_packs, bool) or num_packs < 0:
+        raise InvalidArgumentError(f"num_packs must be a number of packs >= 0, got {num_packs!r}. Leave it out.")

@@ -1,0 +1,163 @@
+"""What strategies share whose steps and input pipelines are the work of actors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import uuid
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import final
+
+from raydist.actors.passes.input_host import InputHost
+from raydist.actors.training_metrics import TrainingMetrics
+from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.context.strategy import Strategy
+from raydist.context.strategy_input import require_dataset
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
+from raydist.options import InputOptions, RunOptions, Timeouts
+from raydist.replicas.step_summaries import StepSummaries
+from raydist.values import InputContext, ReduceOp
+
+__all__ = ["HostedStrategy"]
+
+
+class HostedStrategy(Strategy):
+    """Strategies whose steps are run, and whose batches are made, by actors that they start.
+
+    Args:
+        timeouts: The limit of every wait.
+    """
+
+    def __init__(self, kind: str, timeouts: Timeouts | None) -> None:
+        super().__init__()
+        self._name = f"{kind}-{uuid.uuid4().hex[:8]}"
+        self._timeouts = timeouts or Timeouts()
+        self._options = RunOptions(gradient_reduce_op=ReduceOp.MEAN)
+        self._input_host: InputHost | None = None
+        self._pending_saves: list[DispatchedSave] = []
+        self._summaries = StepSummaries(weakref.WeakMethod(self._await_steps))
+        self._metrics = TrainingMetrics(self._name)
+
+    @abstractmethod
+    def _drain(self) -> None:
+        """Return once all that was dispatched has ended; raises its first error."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Wait for all that was dispatched before it closes, saves too, and count; raises its first error."""
+
+    @abstractmethod
+    def _release_variables(self, *, fetch: bool) -> None:
+        """Make variables plain; with `fetch` they get their final values where that is possible."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Stop the actors that run steps, where some were started."""
+
+    @abstractmethod
+    def _input_side(self) -> InputSide:
+        """What it gives to the datasets that it distributes. May start the host."""
+
+    @abstractmethod
+    def _num_readers(self) -> int:
+        """How many of its actors read batches at the same time."""
+
+    @abstractmethod
+    def _first_node(self) -> str | None:
+        """The node where its one input pipeline runs; None for any."""
+
+    def _worker_nodes(self) -> Sequence[str | None]:
+        """The node of each worker that reads data of its own. May wait for their placement."""
+        return ()
+
+    @final
+    def _await_steps(self) -> None:
+        if not self._closed:
+            self._drain()
+
+    @final
+    def _close_when_dropped(self, close: Callable[[], None]) -> None:
+        """A strategy that is dropped without `close` gives its processes and its reservation back as well."""
+        weakref.finalize(self, close)
+
+    @final
+    def _set_gradient_reduce_op(self, options: RunOptions) -> None:
+        self._options = options
+
+    @final
+    def _gradient_reduce_op(self, options: RunOptions) -> ReduceOp:
+        """What gradients do in a step with these options."""
+        return options.gradient_reduce_op or self._options.gradient_reduce_op or ReduceOp.MEAN
+
+    @final
+    def _pipelines(self) -> InputHost:
+        """The input pipelines, perhaps still starting."""
+        self._require_open("distribute a dataset")
+        if self._input_host is None:
+            self._input_host = InputHost(
+                self._name,
+                num_replicas=self._num_readers(),
+                timeouts=self._timeouts,
+                node_id=self._first_node(),
+                # The host outlives a strategy that is dropped: it must not hold it.
+                worker_nodes=functools.partial(_call_living, weakref.WeakMethod(self._worker_nodes)),
+            )
+            self._close_when_dropped(self._input_host.close)
+        self._input_host.start()  # its process starts while the others do
+        return self._input_host
+
+    @final
+    def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
+        require_dataset(dataset)
+        return distribute(dataset, self._input_side(), options or InputOptions())
+
+    @final
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        def checked_fn(context: InputContext) -> Dataset:
+            return require_dataset(dataset_fn(context))
+
+        return distribute_from_function(checked_fn, self._input_side(), options or InputOptions())
+
+    @final
+    def _note_save(self, save: DispatchedSave) -> DispatchedSave:
+        """A strategy that closes waits for its saves."""
+        self._pending_saves = [*(each for each in self._pending_saves if not each.is_done), save]
+        return save
+
+    @final
+    def _await_saves(self) -> None:
+        for save in self._pending_saves:
+            with contextlib.suppress(Exception):  # who asked for it is told
+                save.wait()
+
+    @final
+    def close(self) -> None:
+        self._process.require("closed")
+        if self._closed:
+            return
+        try:
+            self._finish()
+        finally:
+            self._abort(fetch=True)
+
+    @final
+    def _abort(self, *, fetch: bool) -> None:
+        if self._closed or not self._process.is_this:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._stop)
+            if self._input_host is not None:
+                stack.callback(self._input_host.close)
+            # Last registered, first done: actors must live to give the variables their final values.
+            stack.callback(self._release_variables, fetch=fetch)
+        self._closed = True
+
+
+def _call_living(method: weakref.WeakMethod[Callable[[], Sequence[str | None]]]) -> Sequence[str | None]:
+    found = method()
+    return () if found is None else found()

@@ -1,0 +1,99 @@
+"""Strategies whose replicas are the devices of one node."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raydist.cluster import Cluster, connect, connected
+from raydist.context.devices import Device, parse_devices
+from raydist.options import CommunicationOptions, Timeouts
+from raydist.placement import may_grow
+from raydist.replicas.launch import LaunchPlan, plan_one_node, warn_if_crowded
+from raydist.replicas.rules import ReplicaRules
+from raydist.strategies.node_devices import choose_devices
+from raydist.strategies.synchronous import SynchronousStrategy
+
+__all__ = ["OneNodeStrategy"]
+
+
+class OneNodeStrategy(SynchronousStrategy):
+    """The base of strategies with one replica actor per device of one node, in lock step; derive your own from it.
+
+    A strategy says by :meth:`replica_rules` what its replicas do beyond running steps: keep gradients to themselves, do
+    something after each batch, or carry out `optimizer.step()` in another way. `raydist.testing.check_strategy` checks
+    what it promises.
+
+    Args:
+        devices: A count, or names: "cpu", "CPU:1", "GPU:0", "cuda:1", torch.device. Default: all GPUs of the node
+            with most of them, else one replica per CPU core.
+        communication_options: How the replicas exchange gradients and values.
+        timeouts: The limit of every wait, in seconds.
+        resources_per_replica: Ray resources of one replica; see `MirroredStrategy`.
+
+    Raises:
+        InvalidArgumentError: An unknown device, two kinds at once, none, or the same twice; a GPU that no node has
+            (here, where this process is connected to a cluster, else when its cluster is first needed).
+
+    Source: tf.distribute.Strategy with a tf.distribute.StrategyExtended of one's own.
+
+    Example::
+
+        class LocalSGD(rd.OneNodeStrategy):
+            def replica_rules(self):
+                return AverageEvery(4)  # see rd.ReplicaRules
+    """
+
+    def __init__(
+        self,
+        devices: int | Sequence[Any] | Any = None,
+        *,
+        communication_options: CommunicationOptions | None = None,
+        timeouts: Timeouts | None = None,
+        resources_per_replica: Mapping[str, float] | None = None,
+    ) -> None:
+        if devices is not None:
+            parse_devices(devices, gpus_on_node=0)  # bad names fail here, before anything is started
+            cluster = connected()
+            if cluster is not None:
+                choose_devices(devices, cluster, may_grow=_may_grow(cluster))
+        super().__init__(type(self).__name__, timeouts, communication_options)
+        self._wanted = devices
+        self._resources = resources_per_replica
+        self._devices: tuple[Device, ...] = ()
+
+    @abstractmethod
+    def replica_rules(self) -> ReplicaRules:
+        """What the replicas do beyond running steps: `rd.ReplicaRules()` for nothing more than exchanging gradients.
+
+        Returns:
+            The rules, of which each replica gets a copy. Called once, when the replicas are planned, or by tests.
+
+        >>> rd.MirroredStrategy("cpu").replica_rules().exchanges_gradients
+        True
+        """
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        self._plan()
+        return tuple(map(str, self._devices))
+
+    def _make_plan(self) -> LaunchPlan:
+        cluster = connect()
+        node, self._devices = choose_devices(self._wanted, cluster, may_grow=_may_grow(cluster))
+        if self._devices[0].kind == "CPU" and cluster.started_here:
+            warn_if_crowded(len(self._devices), node)
+        return plan_one_node(
+            self._name,
+            self._devices,
+            cluster,
+            node,
+            resources=self._resources,
+            timeouts=self._timeouts,
+            communication=self._communication,
+        )
+
+
+def _may_grow(cluster: Cluster) -> Callable[[], bool]:
+    return lambda: not cluster.started_here and may_grow()

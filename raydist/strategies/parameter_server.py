@@ -1,0 +1,401 @@
+"""Asynchronous training: workers that take batches as they are free, and variables on parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, TypeVarTuple, final
+
+import torch
+
+from raydist.actors.readers.driver_iterator import DistributedIterator
+from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.cluster import address_of, connect
+from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from raydist.context.step_counter import StepCounter
+from raydist.context.strategy import require_call
+from raydist.context.strategy_stats import StrategyStats
+from raydist.context.strategy_values import ValueContext
+from raydist.coordinator.coordinator import Coordinator
+from raydist.coordinator.launch_served import Launched, launch_served
+from raydist.coordinator.per_worker_input import PerWorkerInput
+from raydist.coordinator.remote_value import RemoteValue, fetched, holds_remote
+from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
+from raydist.coordinator.served_request import ServedPlan, ServedRequest, plan_served
+from raydist.coordinator.workers_link import WorkersLink
+from raydist.deferred_compiler import defer_compiler
+from raydist.distributed_dataset import InputSide
+from raydist.errors import InvalidArgumentError
+from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.shipment import Shipment
+from raydist.nest import flatten
+from raydist.options import RunOptions, Timeouts
+from raydist.parameter_servers.consistency import Consistency, require_consistency
+from raydist.parameter_servers.partitioners import VariablePartitioner
+from raydist.preemption.boundaries import add_step_queue, boundary_number
+from raydist.replicas.runner import ReplicaRunner
+from raydist.replicas.seed_calls import num_seed_calls
+from raydist.replicas.step import StepHeader, batch_rows
+from raydist.replicas.step_summaries import counting
+from raydist.strategies.hosted import HostedStrategy
+from raydist.strategies.worker_request import assign_hosts
+from raydist.summaries.order import SummaryOrder
+
+__all__ = ["ParameterServerStrategy"]
+
+_T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
+
+
+@final
+class ParameterServerStrategy(HostedStrategy):
+    """Worker actors that each train on batches of their own, at their own pace, and variables on parameter servers.
+
+    `run` gives the whole global batch to the next free worker and returns a :class:`RemoteValue` at once;
+    `rd.ClusterCoordinator(strategy)` schedules, joins and fetches as in TensorFlow. A worker pulls the parameters
+    when a closure begins; `optimizer.step()` pushes what `.grad` holds then, the step itself happens on the servers,
+    and the worker goes on with what came of it. Nothing waits for slower workers, but where `consistency` says so.
+    Reading variables on the driver waits for all that was scheduled.
+
+    When a worker dies, what it had to do is done by others, and each of its updates is applied once; it is started
+    again meanwhile. A batch that was an argument is the same one then. When a server dies, its variables are lost:
+    `UnavailableError` says so, and training begins again from a checkpoint.
+
+    Learning rates and training flags that the driver changes reach each worker before what is scheduled later. What a
+    step writes to plain attributes, to the states of metrics and to schedulers stays with its worker; metrics are
+    merged when they are read. Workers with GPUs, and workers on several machines, were not run.
+
+    Args:
+        num_workers: How many. Default: what the cluster resolver names; else one for each GPU, or without GPUs one for
+            each node, on a single node one for each core but one.
+        num_ps: How many parameter servers. Default: what the resolver names; else one for four workers.
+        variable_partitioner: Called with a variable's shape and dtype, gives into how many parts it is split along each
+            dimension (only the first may be split): `rd.FixedShardsPartitioner`, `rd.MinSizePartitioner`,
+            `rd.MaxSizePartitioner`, or a function. None: each variable lies on one server, the largest placed first.
+        consistency: "async"; `rd.BoundedStaleness(k)`: nobody reads parameters older than k clocks of the slowest;
+            `rd.SyncWithBackups(b)`: a step applies the first N - b gradients, and drops late ones.
+        cluster_resolver: Names machines for the jobs "worker" and "ps", which must be nodes of the Ray cluster.
+            Default: the environment variable TF_CONFIG, where it is set.
+        prefetch_pulls: Under "async": what came with a worker's last push does for its next closure, unless the program
+            had seen newer values when it scheduled that. False: every closure pulls.
+        resources_per_server: Ray resources of one server, e.g. {"CPU": 2, "memory": 8e9}. Default: 1 CPU.
+        timeouts: The limit of every wait, in seconds.
+        resources_per_replica: Ray resources of one worker, e.g. {"CPU": 2}. Default: a GPU each, or 1 CPU each.
+
+    Raises:
+        InvalidArgumentError: No worker or no server, a partitioner that is no function, an unknown consistency; a
+            resolver that names no worker or server, or something else than the numbers; (when variables are placed) a
+            partitioner that returns nonsense, an optimizer that is not elementwise.
+        DeadlineExceededError: (at the scope) the cluster can't place workers and servers within `timeouts.start_s`.
+
+    Source: tf.distribute.ParameterServerStrategy.
+
+    >>> strategy = ParameterServerStrategy(num_workers=2, num_ps=1)  # nothing is started yet
+    >>> strategy.num_replicas_in_sync
+    1
+    >>> strategy.close()
+
+    Example::
+
+        strategy = rd.ParameterServerStrategy(num_workers=4, num_ps=1)
+        with strategy.scope():
+            model = Net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        coordinator = rd.ClusterCoordinator(strategy)
+        batches = iter(coordinator.create_per_worker_dataset(dataset.batch(64), sharding="dynamic"))
+        for epoch in range(3):
+            losses = [coordinator.schedule(train_step, args=(batches,)) for _ in range(100)]
+            coordinator.join()
+    """
+
+    attached: dict[type, Any]
+    """What belongs to the strategy, by its class: there is one of each."""
+    per_worker: PerWorkerInput
+    """What each worker has its own of. For `rd.ClusterCoordinator`."""
+
+    _steps_count = False
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        num_ps: int | None = None,
+        variable_partitioner: VariablePartitioner | None = None,
+        consistency: Consistency = "async",
+        cluster_resolver: ClusterResolver | None = None,
+        prefetch_pulls: bool = True,
+        resources_per_server: Mapping[str, float] | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        resources_per_replica: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__("parameter-server", timeouts)
+        self._consistency = require_consistency(consistency)
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise InvalidArgumentError(
+                "variable_partitioner must be a function of (shape, dtype), such as rd.MinSizePartitioner(), or None, "
+                f"got {variable_partitioner!r:.80}."
+            )
+        self._partitioner = variable_partitioner
+        self._prefetch_pulls = bool(prefetch_pulls)
+        self._resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+        if not isinstance(self._resolver, ClusterResolver):
+            raise InvalidArgumentError(f"cluster_resolver must be an rd.ClusterResolver, got {self._resolver!r:.80}.")
+        request = ServedRequest(num_workers, num_ps, resources_per_replica, resources_per_server)
+        self._request = request.with_resolver(self._resolver)
+        self._served_plan: ServedPlan | None = None
+        self._launched: Launched | None = None
+        self._mirror = MirrorDriver(self._name, self._link(), self._device_types, serves_rows=True)
+        self.per_worker = PerWorkerInput(
+            lambda: self.num_workers, lambda: self._launch().coordinator, self._pipelines, self._timeouts
+        )
+        self._num_steps = 0
+        self._mirror.share_saver = ServedSaver(self._mirror, self._save_shares, self._nodes)
+        self._uncounted = 0  # closures that make global steps, and are not in the counter yet
+        self._last_stats = StrategyStats()
+        self.attached = {}
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are. Where that was left open, it may start or join Ray (limit: `Timeouts.start_s`).
+
+        Source: raydist's own; in TensorFlow the cluster resolver tells.
+
+        >>> rd.ParameterServerStrategy(num_workers=2, num_ps=1).num_workers
+        2
+        """
+        return self._request.num_workers or len(self._plan().setups)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return tuple(setup.worker_devices[0] for setup in self._plan().setups)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver that names workers and servers; the one of TF_CONFIG where none was given.
+
+        Source: tf.distribute.Strategy.cluster_resolver.
+
+        >>> rd.ParameterServerStrategy(num_workers=1, num_ps=1).cluster_resolver.cluster_spec()
+        ClusterSpec({})
+        """
+        return self._resolver
+
+    def _plan(self) -> ServedPlan:
+        if self._served_plan is None:
+            cluster = connect()
+            find = functools.partial(assign_hosts, nodes=cluster.nodes, resolve=address_of)
+            self._served_plan = plan_served(
+                self._name,
+                self._request,
+                cluster,
+                self._timeouts,
+                worker_addresses=find(self._request.worker_hosts),
+                server_addresses=find(self._request.server_hosts),
+            )
+        return self._served_plan
+
+    def _launch(self) -> Launched:
+        """Workers and servers; the workers may still be starting: meanwhile the driver builds its model."""
+        if self._launched is None:
+            defer_compiler()  # the driver makes optimizers, too
+            launched = launch_served(self._plan(), self._timeouts)
+            self._close_when_dropped(launched.close)
+            try:
+                launched.start(
+                    self._timeouts,
+                    consistency=self._consistency,
+                    partitioner=self._partitioner,
+                    prefetch_pulls=self._prefetch_pulls,
+                    server_memory=int(self._plan().server_resources.get("memory", 0)) or None,
+                )
+            except BaseException:
+                launched.close()
+                raise
+            add_step_queue(launched.coordinator)
+            self._launched = launched
+            launched.coordinator.when_done(self._summaries.take_results)
+            launched.coordinator.when_done(counting(self._metrics))
+        return self._launched
+
+    def open_coordinator(self, what: str) -> Coordinator | None:
+        """What schedules closures; None before there was one. For `rd.ClusterCoordinator`.
+
+        Args:
+            what: What it is to do, for the error of a strategy that is closed.
+
+        Source: raydist's own.
+        """
+        self._require_open(what)
+        return None if self._launched is None else self._launched.coordinator
+
+    @contextlib.contextmanager
+    def _mark_created(self) -> Iterator[None]:
+        self._launch()
+        with self._mirror.scope():
+            yield
+
+    def _add_steps(self, count: int) -> None:
+        self._uncounted += count
+
+    def _make_counter(self) -> StepCounter:
+        counter, (count, self._uncounted) = super()._make_counter(), (self._uncounted, 0)
+        if count:
+            counter.value.add_(count)  # once all closures were applied, which a read waits for
+        return counter
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> RemoteValue:
+        """Give `fn` with the whole global batch to the next free worker.
+
+        Blocks only while many closures wait already. See `Strategy.run` for what `fn` may be and do.
+
+        Args:
+            fn: The step function.
+            args: A tuple of its positional arguments.
+            kwargs: Its keyword arguments.
+            options: What gradients that are not finite do.
+
+        Returns:
+            A RemoteValue, which `reduce`, `gather` and `local_results` accept.
+
+        Raises:
+            InvalidArgumentError: `fn` can't be called, or a RemoteValue is among the arguments.
+            Exception: What a closure before raised; what was scheduled after that is cancelled.
+
+        Source: tf.distribute.ParameterServerStrategy.run.
+        """
+        self._begin_run()
+        require_call(fn, args, kwargs, options)
+        return self._schedule(fn, tuple(args), dict(kwargs or {}), options or RunOptions())
+
+    def _schedule(self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions) -> RemoteValue:
+        leaves = flatten((args, kwargs))[0]
+        if holds_remote((args, kwargs)):
+            raise InvalidArgumentError(
+                "The arguments of a closure must be values, got a RemoteValue, which may not be computed yet. Fetch it "
+                "first: value.get(), or coordinator.fetch(value)."
+            )
+        coordinator = self._launch().coordinator
+        if any(isinstance(leaf, DistributedIterator) for leaf in leaves):
+            coordinator.join()  # one worker reads it at a time
+        coordinator.raise_error()
+        externals = {"strategy": self, **self.per_worker.externals()}
+        with self._summaries.noting():
+            shipment = self._mirror.prepare(fn, args, kwargs, externals=externals, carried=self._counter)
+        make_header = functools.partial(self._header, shipment, options, self._summaries.order())
+        closure = coordinator.schedule(shipment, make_header, shipment.digest, boundary=boundary_number())
+        self._mirror.dispatched()
+        self._num_steps += 1
+        return RemoteValue(coordinator, closure)
+
+    def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
+        """Have servers copy what they hold once all that was scheduled has ended, before anything else begins."""
+        self._require_open("save")
+        launched = self._launch()
+        externals = {"strategy": self, "shares": SERVED_SHARES, **self.per_worker.externals()}
+        shipment = self._mirror.prepare(function, (SERVED_SHARES, *args), externals=externals)
+        make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
+        closure = launched.coordinator.schedule(shipment, make_header, shipment.digest, alone=True)
+        self._mirror.dispatched()
+        ask = functools.partial(ask_served, closure, functools.partial(launched.side.saved, token))
+        return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
+
+    def _nodes(self) -> tuple[str, ...]:
+        launched = self._launched
+        return () if launched is None else (*launched.worker_hosts, *launched.server_hosts)
+
+    def _header(
+        self,
+        shipment: Shipment,
+        options: RunOptions,
+        summaries: SummaryOrder | None,
+        number: int,
+        looks_only: bool = False,
+    ) -> bytes:
+        header = StepHeader(
+            step=number,
+            generation=0,
+            shipment=shipment.of_step(),
+            rows=batch_rows(shipment.per_replica),
+            gradient_reduce_op=self._gradient_reduce_op(options),
+            stand_in=False,
+            on_nonfinite=options.on_nonfinite,
+            seed=(torch.initial_seed(), num_seed_calls()),
+            summaries=summaries,
+            looks_only=looks_only,
+        )
+        return pickle.dumps(header, pickle.HIGHEST_PROTOCOL)
+
+    def _read_remote(self, value: Any) -> Any:
+        return fetched(value)
+
+    def _num_readers(self) -> int:
+        return self.num_workers
+
+    def _first_node(self) -> str | None:
+        return None if self._launched is None else self._launched.worker_hosts[0]
+
+    def _input_side(self) -> InputSide:
+        return InputSide(self._pipelines(), 1, self._timeouts, drain=self._drain)
+
+    def _drain(self) -> None:
+        if self._launched is not None:
+            self._launched.coordinator.join()
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        return value_fn(ValueContext(0, 1))
+
+    def stats(self) -> StrategyStats:
+        self._process.require("asked")
+        if not self._closed and self._launched is not None and self._num_steps:
+            self._drain()
+            self._last_stats = self._count(self._launched)
+        return self._last_stats
+
+    def _count(self, launched: Launched) -> StrategyStats:
+        counts = launched.coordinator.read_all(ReplicaRunner.nonfinite_counts.__name__)
+        return StrategyStats(
+            self._num_steps,
+            sum(found for found, _ in counts),
+            sum(skipped for _, skipped in counts),
+            servers=tuple(launched.side.statistics()),
+        )
+
+    def __enter__(self) -> ParameterServerStrategy:
+        return self
+
+    def _finish(self) -> None:
+        self._drain()
+        self._await_saves()
+        self._metrics.publish()
+        with contextlib.suppress(Exception):  # no number is worth an error of a strategy that is done
+            self.stats()
+
+    def _stop(self) -> None:
+        if self._launched is not None:
+            self._launched.close()
+
+    def _release_variables(self, *, fetch: bool) -> None:
+        if fetch and self._launched is not None and self._num_steps:
+            with contextlib.suppress(Exception):  # what happened before is on its way to the user
+                self._mirror.release()
+        self._mirror.release(fetch=False)
+
+    def _link(self) -> WorkersLink:
+        return WorkersLink(
+            lambda: self.num_workers, lambda: self._launch().coordinator, lambda: self._mirror.note_steps_elsewhere()
+        )
+
+    def _device_types(self) -> set[str]:
+        return {torch.device(setup.device).type for setup in self._plan().setups}

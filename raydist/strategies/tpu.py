@@ -1,0 +1,96 @@
+"""Synchronous data parallelism on a TPU slice: an actor on each of its hosts, every variable mirrored."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from raydist.cluster import connect
+from raydist.context.cluster_resolver import ClusterResolver
+from raydist.options import Timeouts
+from raydist.replicas.launch import LaunchPlan, plan_slice
+from raydist.strategies.synchronous import SynchronousStrategy
+from raydist.strategies.tpu_request import TpuRequest
+from raydist.tpu_slices.inventory import choose_shape
+from raydist.tpu_slices.reservation import cluster_adds_tpus, tpu_hosts
+
+__all__ = ["TPUStrategy"]
+
+
+@final
+class TPUStrategy(SynchronousStrategy):
+    """One actor on each host of a TPU slice, with one replica for each of the host's chips, in lock step.
+
+    The slice is reserved whole, by Ray's slice placement groups, when the scope is first entered; making the strategy
+    waits for nothing. A host's actor drives all of its chips, a thread each, as `torch_xla` does it in one process
+    (chips of v2, v3 and v7x are two devices each: two replicas). Steps are plain PyTorch on the lazy tensors of
+    `torch_xla`: operations are noted, and run together at the end of the step and where a value is read. Gradients are
+    added up by XLA's cross-replica sum after the backward pass, in programs of their own, which are equal on all chips
+    whatever rows each of them has. A number of rows that a chip has not seen before is compiled anew: let global
+    batches be a multiple of the number of replicas, and prefer `drop_remainder` where compiling takes long. Random
+    numbers are to be drawn on the chip: the replicas of a host share the generator of its CPU.
+
+    Needs `torch_xla` on the hosts, hence the torch that it is made for (2.9 with torch_xla 2.9), here and there:
+    `pip install 'torch~=2.9.0' 'torch_xla[tpu]~=2.9.0' -f https://storage.googleapis.com/libtpu-releases/index.html`.
+
+    What was not run: nothing of this has met a TPU. Reserving slices is tested on nodes that only say that they are TPU
+    hosts; training and collectives by torch_xla 2.9 itself on XLA's CPU device, with up to four devices in one process;
+    several hosts with a stand-in for torch_xla that exchanges files. libtpu, how it finds the other hosts, the links
+    between chips, `torch.compile` on chips, and every speed are untested. torch_xla has no sparse tensors: embeddings
+    must be dense. A strategy has one whole slice: no part of one, and not several. A host that is lost ends it.
+
+    Args:
+        topology: Of the slice: "2x2x2", "4x4". Default: that of the cluster's TPU hosts, if they are of one kind.
+        accelerator_version: "v4", "v5litepod", "v5p", "v6e", ... Default: the same.
+        cluster_resolver: An rd.ClusterResolver or a ray.train.ScalingConfig (`use_tpu=True`) whose number of hosts,
+            chips, topology and version must be the slice's.
+        timeouts: The limit of every wait, in seconds. `start_s` covers the wait for a slice, and libtpu's start;
+            `collective_s` must be longer than it takes to compile a step.
+
+    Raises:
+        InvalidArgumentError: Nothing has that topology or version, the resolver contradicts them; later: the cluster
+            has no such TPUs.
+        DeadlineExceededError: (at the scope) no such slice was free within `timeouts.start_s`.
+        FailedPreconditionError: (at the scope) hosts of the slice are no nodes of the cluster; (at the first step) one
+            lacks `torch_xla`.
+
+    Source: tf.distribute.TPUStrategy.
+
+    >>> strategy = TPUStrategy("2x2x2", "v4")  # nothing is started yet
+    >>> strategy.close()
+
+    Example::
+
+        ray.init(address="auto")  # on the slice's hosts: ray start
+        with rd.TPUStrategy("2x2x2", "v4") as strategy:
+            with strategy.scope():
+                model = Net()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for batch in strategy.distribute_dataset(dataset.batch(64, drop_remainder=True)):
+                loss = strategy.run(train_step, args=(batch,))
+    """
+
+    def __init__(
+        self,
+        topology: str | None = None,
+        accelerator_version: str | None = None,
+        cluster_resolver: ClusterResolver | Any = None,
+        *,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._request = TpuRequest.of(topology, accelerator_version, cluster_resolver)
+        super().__init__("tpu", timeouts)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return self._plan().setups[0].worker_devices
+
+    def _make_plan(self) -> LaunchPlan:
+        cluster, request = connect(), self._request
+        shape = choose_shape(tpu_hosts(), request.topology, request.version, may_grow=cluster_adds_tpus())
+        return plan_slice(
+            self._name,
+            request.require(shape),
+            cluster,
+            timeouts=self._timeouts,
+            communication=self._communication,
+        )

@@ -1,0 +1,144 @@
+"""What a user asks for in workers: by numbers, a cluster resolver, or what Ray Train calls a ScalingConfig. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from raydist.cluster import Node
+from raydist.context.cluster_resolver import ClusterResolver
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["WorkerRequest", "assign_hosts"]
+
+_PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_JOBS = {"chief", "worker", "evaluator"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """What was said; None and empty: left open.
+
+    Attributes:
+        num_workers: How many workers.
+        devices: Of each worker: a count or names.
+        resources: Ray resources of one replica.
+        placement: Ray's placement strategy.
+        hosts: The host of each worker.
+    """
+
+    num_workers: int | None = None
+    devices: int | Sequence[Any] | Any = None
+    resources: Mapping[str, float] | None = None
+    placement: str | None = None
+    hosts: tuple[str, ...] = ()
+
+    def with_resolver(self, resolver: ClusterResolver) -> WorkerRequest:
+        """This, and what a cluster resolver says.
+
+        Raises:
+            InvalidArgumentError: It says something else than this, or it says that this process is not to drive.
+        """
+        spec = resolver.cluster_spec()
+        if not spec:
+            return self
+        if not set(spec.jobs) <= _JOBS or not resolver.master():
+            raise InvalidArgumentError(
+                f'The cluster must have tasks of the jobs "chief" and "worker", got {spec.as_dict()}. Name the '
+                "workers, and leave other jobs out."
+            )
+        _require_driver(resolver)
+        hosts = tuple(_host(address) for job in ("chief", "worker") for address in spec.as_dict().get(job, ()))
+        gpus = resolver.num_accelerators().get("GPU", 0)
+        return replace(
+            self._with_number(len(hosts), f"the cluster resolver names {len(hosts)}: {', '.join(hosts)}"),
+            devices=self.devices if self.devices is not None or not gpus else [f"GPU:{i}" for i in range(gpus)],
+            placement="STRICT_SPREAD",
+            hosts=hosts,
+        )
+
+    def with_scaling_config(self, config: Any) -> WorkerRequest:
+        """This, and what a `ray.train.ScalingConfig` says: its workers are replicas, of one device each.
+
+        Raises:
+            InvalidArgumentError: It is none, says something else than this, or asks for what this strategy has not.
+        """
+        count = getattr(config, "num_workers", None)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not hasattr(config, "use_gpu"):
+            raise InvalidArgumentError(
+                "cluster_resolver must be an rd.ClusterResolver, or a ray.train.ScalingConfig with its number of "
+                f"workers, got {config!r:.300}."
+            )
+        placement = getattr(config, "placement_strategy", "PACK")
+        if placement not in _PLACEMENTS or getattr(config, "use_tpu", False):
+            raise InvalidArgumentError(
+                f"A ScalingConfig must have no TPUs and a placement_strategy of {', '.join(_PLACEMENTS)}, got "
+                f"{config!r:.300}."
+            )
+        said = dict(getattr(config, "resources_per_worker", None) or {})
+        gpus = int(said.get("GPU", 1 if config.use_gpu else 0))
+        devices: list[str] = [f"{'GPU' if gpus else 'CPU'}:{index}" for index in range(max(1, gpus))]
+        return replace(
+            self._with_number(count, f"the ScalingConfig has {count}"),
+            devices=devices if self.devices is None else self.devices,
+            resources=self.resources or {name: amount / len(devices) for name, amount in said.items()} or None,
+            placement=placement,
+        )
+
+    def _with_number(self, count: int, said: str) -> WorkerRequest:
+        if self.num_workers not in (None, count):
+            raise InvalidArgumentError(f"num_workers is {self.num_workers}, but {said}. Leave num_workers out.")
+        return replace(self, num_workers=count)
+
+
+def _require_driver(resolver: ClusterResolver) -> None:
+    """One program drives all workers: it is the first one's."""
+    kind, index = resolver.task_type, resolver.task_id or 0
+    first = "chief" if resolver.cluster_spec().as_dict().get("chief") else "worker"
+    if kind is not None and (kind, index) != (first, 0):
+        raise InvalidArgumentError(
+            f"The program must run once, as task {first} 0 ({resolver.master()}), and drives all workers; this process "
+            f"is task {kind} {index}. On the other machines run `ray start --address=...` and no program."
+        )
+
+
+def _host(address: str) -> str:
+    """The host of "host", "host:port", "[v6]:port" or a bare v6 address."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address
+
+
+def assign_hosts(hosts: Sequence[str], nodes: Sequence[Node], resolve: Callable[[str], str]) -> tuple[str, ...]:
+    """The address of the node that each worker's host is.
+
+    Args:
+        hosts: As the user has named them.
+        nodes: Of the Ray cluster.
+        resolve: The address for a host's name, or the name itself where nobody knows.
+
+    Raises:
+        InvalidArgumentError: One is no node, or more workers than nodes are on one.
+
+    >>> nodes = [Node("a", "10.0.0.1", {}), Node("b", "10.0.0.2", {})]
+    >>> assign_hosts(["two", "10.0.0.1"], nodes, {"two": "10.0.0.2", "10.0.0.1": "10.0.0.1"}.get)
+    ('10.0.0.2', '10.0.0.1')
+    """
+    there = Counter(node.address for node in nodes)
+    assigned = tuple(resolve(host) for host in hosts)
+    surplus = Counter(assigned) - there
+    if surplus:
+        wrong = ", ".join(
+            f"{host} ({address})" if host != address else host
+            for host, address in zip(hosts, assigned, strict=True)
+            if address in surplus
+        )
+        raise InvalidArgumentError(
+            f"Each worker needs a node of the Ray cluster, but the cluster resolver (TF_CONFIG?) names {len(hosts)} "
+            f"workers on {', '.join(hosts)}, and the nodes are {', '.join(node.address for node in nodes)}: no node is "
+            f"left for {wrong}. Run `ray start --address=...` there, or leave the workers to raydist: unset TF_CONFIG."
+        )
+    return assigned

@@ -1,0 +1,216 @@
+"""An event file, which TensorBoard reads, and the thread that writes it.
+
+A program must never wait for its summaries: what comes faster than it can be written waits in memory, up to a limit.
+The thread wakes a few times in `flush_s`, not for each record: it takes the GIL from what dispatches steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO, final
+
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.owning_process import OwningProcess
+from raydist.pipelines.formats.tfrecord import frame
+from raydist.summaries.record import Record
+
+__all__ = ["EventFile", "open_event_file"]
+
+_MOST_BYTES = 256 << 20  # of records that wait
+_CLOSE_S = 60.0
+
+_numbers = itertools.count()  # of files of this process: two of the same second must differ
+
+
+def open_event_file(logdir: str, suffix: str = "") -> tuple[str, BinaryIO]:
+    """A new event file in a directory, which is made where it is missing: its path, and itself.
+
+    Raises:
+        InvalidArgumentError: The directory is none, or may not be written.
+    """
+    host, second = socket.gethostname(), int(time.time())
+    name = f"events.out.tfevents.{second}.{host}.{os.getpid()}.{next(_numbers)}{suffix}"
+    try:
+        Path(logdir).mkdir(parents=True, exist_ok=True)
+        path = str(Path(logdir) / name)
+        return path, open(path, "xb")
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"The directory of summaries must be one that this program can write, got {logdir!r}: {error}. "
+            "Give another logdir."
+        ) from error
+
+
+@final
+class EventFile:
+    """Encodes records and appends them to a file, in a thread that starts with the first one.
+
+    Args:
+        path: Of the file, for messages.
+        file: It, open and empty.
+        flush_s: After at most how many seconds a record is in the file.
+        purge_step: From this step on, TensorBoard forgets what earlier files of the directory say; None: nothing.
+    """
+
+    def __init__(self, path: str, file: BinaryIO, *, flush_s: float, purge_step: int | None = None) -> None:
+        self._path = path
+        self._file = file
+        self._flush_s = flush_s
+        self._purge_step = purge_step
+        self._changed = threading.Condition()
+        self._waiting: list[Record] = []
+        self._num_bytes = 0
+        self._num_taken = 0  # records
+        self._num_written = 0
+        self._at_once = False
+        self._dropped = False
+        self._left_out: set[str] = set()  # names
+        self._error: Exception | None = None
+        self._remarks: list[str] = []
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._process = OwningProcess("A writer of summaries")
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more."""
+        return self._closed
+
+    def add(self, record: Record) -> None:
+        """Have a record written. Does not wait.
+
+        Raises:
+            FailedPreconditionError: It is closed.
+        """
+        self._process.require("used")
+        with self._changed:
+            if self._closed:
+                raise FailedPreconditionError(
+                    f"The writer must be open to take summaries, that of {self._path!r} was closed. Create a new one."
+                )
+            if self._error is None and self._has_room(record):
+                self._waiting.append(record)
+                self._num_bytes += record.shown.num_bytes
+                self._num_taken += 1
+                if len(self._waiting) == 1:
+                    self._wake()
+
+    def _has_room(self, record: Record) -> bool:
+        if not self._waiting or self._num_bytes + record.shown.num_bytes <= _MOST_BYTES:
+            return True
+        if not self._dropped:
+            self._dropped = True
+            self._remarks.append(
+                f"Summaries come faster than {self._path!r} can be written: {_MOST_BYTES >> 20} MiB wait, and what "
+                "does not fit is left out. Record less, e.g. with rd.summary.record_if(step % 100 == 0)."
+            )
+        return False
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="raydist-summaries", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def take_remarks(self) -> list[str]:
+        """What the program is to be warned of, each thing once: it goes on without the summaries."""
+        with self._changed:
+            remarks, self._remarks = self._remarks, []
+        return remarks
+
+    def flush(self, within_s: float = _CLOSE_S) -> None:
+        """Return once all that was added is in the file.
+
+        Raises:
+            FailedPreconditionError: It cannot be written.
+            DeadlineExceededError: That took too long.
+        """
+        self._process.require("flushed")
+        with self._changed:
+            wanted = self._num_taken
+            self._at_once = True
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._error or self._num_written >= wanted, within_s):
+                raise DeadlineExceededError(
+                    f"Summaries must be in {self._path!r} within {within_s:g} s, but the disk is slower. Check it, or "
+                    "give another logdir."
+                )
+        if self._error is not None:
+            raise FailedPreconditionError(
+                f"Summaries must be written to {self._path!r}, which failed: {self._error}. Make room there, or give "
+                "another logdir; those since then are lost."
+            ) from self._error
+
+    def close(self, within_s: float = _CLOSE_S) -> None:
+        """Write what waits, and end the thread. May be called twice; never raises."""
+        if not self._process.is_this:
+            return
+        with self._changed:
+            first, self._closed = not self._closed, True
+            self._changed.notify_all()
+        if self._thread is None and first:
+            self._serve()
+        elif self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(within_s)
+
+    # What follows is done by the thread.
+
+    def _serve(self) -> None:
+        try:
+            with self._file:
+                self._begin()
+                while self._write_some():
+                    pass
+        except Exception as error:  # whatever it is, the program goes on without summaries
+            with self._changed:
+                self._error = error
+                self._remarks.append(f"Summaries are lost from now on: {self._path!r} failed with {error}.")
+                self._waiting.clear()
+                self._changed.notify_all()
+
+    def _begin(self) -> None:
+        # Here, for replicas record summaries but encode none.
+        from raydist.summaries.encoding import first_events
+
+        for event in first_events(time.time(), self._purge_step):
+            self._file.write(frame(event))
+        self._file.flush()
+
+    def _write_some(self) -> bool:
+        from raydist.summaries.encoding import event_of
+
+        records, ends = self._await_records()
+        for record in records:
+            try:
+                event = event_of(record)
+            except Exception as error:  # text that is no Unicode, say: all others are still wanted
+                self._leave_out(record, error)
+            else:
+                self._file.write(frame(event))
+        self._file.flush()
+        with self._changed:
+            self._num_written += len(records)
+            self._changed.notify_all()
+        return not ends
+
+    def _leave_out(self, record: Record, error: Exception) -> None:
+        if record.name not in self._left_out:
+            self._left_out.add(record.name)
+            with self._changed:
+                self._remarks.append(
+                    f"What is shown as {record.name!r} must be something that event files hold, but at step "
+                    f"{record.step} it is not, and is left out: {error!r:.200}."
+                )
+
+    def _await_records(self) -> tuple[list[Record], bool]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._changed.wait_for(lambda: self._at_once or self._closed, self._flush_s)
+            records, self._waiting = self._waiting, []
+            self._num_bytes, self._at_once = 0, False
+            return records, self._closed

@@ -1,0 +1,159 @@
+"""Points for TensorBoard's projector: files beside the event files, and the list of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+from urllib.parse import quote
+
+import numpy as np
+
+from raydist.errors import InvalidArgumentError
+from raydist.summaries.pictures import encode_png, pictures_of
+
+__all__ = ["Embedding", "embedding_of", "write_embedding"]
+
+_LIST = "projector_config.pbtxt"
+_MOST_PIXELS = 8192  # a side of what TensorBoard shows
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Points, checked.
+
+    Attributes:
+        name: Under which they are shown.
+        step: Where.
+        points: Their places, (points, dimensions).
+        labels: Lines of the table of labels, the names of columns included where there are several; None without.
+        sprite: All pictures in one, (height, width, channels); None without.
+        picture_size: Width and height of a picture.
+    """
+
+    name: str
+    step: int
+    points: _Array
+    labels: tuple[str, ...] | None
+    sprite: _Array | None
+    picture_size: tuple[int, int]
+
+    @property
+    def title(self) -> str:
+        """Under which the projector lists them."""
+        return f"{self.name}:{self.step:05}"
+
+    @property
+    def folder(self) -> str:
+        """Where the files are: no name leads elsewhere."""
+        return f"projector/{quote(self.name, safe='').replace('.', '%2E')}-{self.step:05}"
+
+
+def embedding_of(name: str, points: _Array, metadata: Any, pictures: _Array | None, step: int) -> Embedding:
+    """Check what was given.
+
+    Raises:
+        InvalidArgumentError: Shapes or lengths do not fit together.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"The name of a summary must be a str, got {name!r:.80}. Pass e.g. 'words'.")
+    if points.ndim != 2 or 0 in points.shape or points.dtype.kind not in "biuf":
+        raise InvalidArgumentError(
+            f"embedding {name!r} must be numbers of shape (points, dimensions), got {points.dtype} of shape "
+            f"{points.shape}. Reshape it, e.g. by .flatten(1)."
+        )
+    labels = None if metadata is None else _labels(name, metadata, len(points))
+    sprite, size = (None, (0, 0)) if pictures is None else _sprite(name, pictures, len(points))
+    return Embedding(name, step, points, labels, sprite, size)
+
+
+def _labels(name: str, metadata: Any, count: int) -> tuple[str, ...]:
+    columns = list(metadata.values()) if isinstance(metadata, Mapping) else [list(metadata)]
+    if any(len(column) != count for column in columns):
+        lengths = ", ".join(str(len(column)) for column in columns)
+        raise InvalidArgumentError(
+            f"metadata of embedding {name!r} must have an entry for each of the {count} points, got {lengths}."
+        )
+    rows = ["\t".join(map(_cell, row)) for row in zip(*columns, strict=True)]
+    if len(columns) == 1:  # a single column has no name in these files
+        return tuple(rows)
+    return ("\t".join(map(_cell, metadata)), *rows)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split())  # tabs and ends of lines divide cells
+
+
+def _sprite(name: str, pictures: _Array, count: int) -> tuple[_Array, tuple[int, int]]:
+    """All pictures in one, row by row in a square."""
+    if len(pictures) != count:
+        raise InvalidArgumentError(
+            f"images of embedding {name!r} must be one for each of the {count} points, got {len(pictures)}."
+        )
+    tiles = np.stack(pictures_of(name, pictures, count, "NCHW").pictures)
+    _, height, width, channels = tiles.shape
+    side = math.ceil(math.sqrt(count))
+    if side * max(height, width) > _MOST_PIXELS:
+        raise InvalidArgumentError(
+            f"images of embedding {name!r} must fit into {_MOST_PIXELS} x {_MOST_PIXELS} pixels, got {count} of "
+            f"{height} x {width}. Make them smaller, or show fewer points."
+        )
+    padded = np.zeros((side * side, height, width, channels), np.uint8)
+    padded[:count] = tiles
+    grid = padded.reshape(side, side, height, width, channels).swapaxes(1, 2)
+    return grid.reshape(side * height, side * width, channels), (width, height)
+
+
+def write_embedding(logdir: str, embedding: Embedding) -> None:
+    """Write its files, and list them last.
+
+    Raises:
+        InvalidArgumentError: The directory can't be written.
+    """
+    folder = Path(logdir) / embedding.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savetxt(folder / "tensors.tsv", embedding.points, fmt="%.9g", delimiter="\t")
+        if embedding.labels is not None:
+            (folder / "metadata.tsv").write_text("".join(f"{line}\n" for line in embedding.labels), encoding="utf-8")
+        if embedding.sprite is not None:
+            (folder / "sprite.png").write_bytes(encode_png(embedding.sprite))
+        _list(Path(logdir) / _LIST, embedding)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"The directory of summaries must be one that this program can write, got {logdir!r}: {error}. "
+            "Give another logdir."
+        ) from error
+
+
+def _list(path: Path, embedding: Embedding) -> None:
+    entry = _entry(embedding)
+    known = path.read_text(encoding="utf-8") if path.exists() else ""
+    if entry in known:
+        return
+    new = path.with_suffix(".new")
+    new.write_text(known + entry, encoding="utf-8")
+    os.replace(new, path)
+
+
+def _entry(embedding: Embedding) -> str:
+    lines = [f"tensor_name: {_quoted(embedding.title)}", f"tensor_path: {_quoted(embedding.folder + '/tensors.tsv')}"]
+    if embedding.labels is not None:
+        lines.append(f"metadata_path: {_quoted(embedding.folder + '/metadata.tsv')}")
+    if embedding.sprite is not None:
+        width, height = embedding.picture_size
+        path = _quoted(embedding.folder + "/sprite.png")
+        lines.append(f"sprite {{ image_path: {path} single_image_dim: {width} single_image_dim: {height} }}")
+    return "embeddings {\n" + "".join(f"  {line}\n" for line in lines) + "}\n"
+
+
+def _quoted(text: str) -> str:
+    """As protobuf's text format has it: every byte that could mean something as its number."""
+    plain = text.encode()
+    return '"' + "".join(chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:03o}" for b in plain) + '"'

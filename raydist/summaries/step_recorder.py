@@ -1,0 +1,49 @@
+"""What a step shows on one replica, until it travels with the step's result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import final
+
+from raydist.summaries.destination import Destination, as_destination, as_taker, only_if
+from raydist.summaries.order import SummaryOrder
+from raydist.summaries.record import Record
+
+__all__ = ["StepRecorder"]
+
+
+@final
+class StepRecorder:
+    """Takes the records of one run of a step function on a replica.
+
+    Args:
+        share: Tells what the replica's values weigh now: rows of the batch at hand, 1.0 without one, None where its
+            rows are others'.
+    """
+
+    def __init__(self, share: Callable[[], float | None]) -> None:
+        self._share = share
+        self._records: list[Record] = []
+
+    @property
+    def share(self) -> float | None:
+        return self._share()
+
+    def take(self, record: Record) -> None:
+        self._records.append(record)
+
+    @contextlib.contextmanager
+    def recording(self, order: SummaryOrder | None) -> Iterator[None]:
+        """Around the run; `order` is what the driver said."""
+        with as_taker(self):
+            if order is None:
+                yield
+                return
+            place = Destination(order.writer, self, order.step) if order.writer else None
+            with as_destination(place), only_if(order.wanted):
+                yield
+
+    def records(self) -> tuple[Record, ...]:
+        """What was recorded, fit to travel."""
+        return tuple(record.settled() for record in self._records)

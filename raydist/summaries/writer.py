@@ -1,0 +1,292 @@
+"""`rd.summary.SummaryWriter`: what a program records to; and what stands for it on replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol, final
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.pipelines.formats.files import local_file
+from raydist.summaries.destination import Destination, as_destination, note, taker
+from raydist.summaries.event_file import EventFile, open_event_file
+from raydist.summaries.histogram_counts import HistogramCounts
+from raydist.summaries.record import Record
+from raydist.summaries.step_number import step_number
+
+__all__ = ["StepsUnderWay", "SummaryWriter", "create_file_writer"]
+
+_MOST_AT_ONE_STEP = 10  # records of a name, one after the other: then its step does not advance
+
+
+class StepsUnderWay(Protocol):
+    """Dispatched steps of a strategy, some of which may record for a writer."""
+
+    def finish(self) -> None:
+        """Wait for them, and give writers what they recorded."""
+
+
+@final
+class SummaryWriter:
+    """Writes an event file, which TensorBoard shows. Made by :func:`create_file_writer`.
+
+    Steps may use it on replicas too: what they record travels to the driver with their results, and is in the file
+    after `flush` or `close`, or a while after results have come. A thread writes; no step waits for it.
+
+    Args:
+        logdir: The directory of the event file.
+        file: That.
+
+    Attributes:
+        logdir: The directory of the event file.
+        key: Tells it from other writers, in all processes.
+
+    Source: tf.summary.SummaryWriter.
+
+    >>> import tempfile
+    >>> with rd.summary.create_file_writer(tempfile.mkdtemp()) as writer:
+    ...     with writer.as_default(step=0):
+    ...         rd.summary.scalar("loss", 0.5)
+    True
+    """
+
+    def __init__(self, logdir: str, file: EventFile) -> None:
+        self.logdir = logdir
+        self.key = uuid.uuid4().hex
+        self._file = file
+        self._steps: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._held: dict[str, tuple[int, int]] = {}
+        self._remarked: set[str] = set()
+        self._remarks: list[str] = []
+        weakref.finalize(self, file.close)
+
+    @property
+    def share(self) -> float | None:
+        """What values of the driver weigh.
+
+        >>> import tempfile
+        >>> with rd.summary.create_file_writer(tempfile.mkdtemp()) as writer:
+        ...     writer.share
+        1.0
+        """
+        return 1.0
+
+    @contextlib.contextmanager
+    def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
+        """Functions of `rd.summary` inside write to this writer, those in steps that are dispatched inside too.
+
+        Leaving does not wait, and does not flush.
+
+        Args:
+            step: The step of calls that name none, as it is now; None: the global step when they are made.
+
+        Raises:
+            FailedPreconditionError: The writer was closed.
+
+        Source: tf.summary.SummaryWriter.as_default.
+
+        >>> import tempfile
+        >>> with rd.summary.create_file_writer(tempfile.mkdtemp()) as writer, writer.as_default(step=7):
+        ...     rd.summary.text("note", "begins here")
+        True
+        """
+        self._require_open()
+        self.warn()
+        with as_destination(Destination(self.key, self, step_number(step), self)):
+            yield self
+
+    def flush(self) -> None:
+        """Have everything in the file that was recorded up to now.
+
+        Blocks until steps have ended that were dispatched with this writer (limit: `Timeouts.step_s`), and until the
+        thread has written (limit: 60 s).
+
+        Raises:
+            Exception: What a dispatched step raised and nobody was told so far.
+            FailedPreconditionError: The file cannot be written.
+
+        Source: tf.summary.SummaryWriter.flush.
+
+        >>> import tempfile
+        >>> with rd.summary.create_file_writer(tempfile.mkdtemp()) as writer:
+        ...     writer.flush()
+        """
+        self._require_open()
+        self._await_steps()
+        self._file.flush()
+        self.warn()
+
+    def close(self) -> None:
+        """Have everything in the file, and close it. Blocks as `flush`. A second call does nothing.
+
+        Raises:
+            Exception: What a dispatched step raised and nobody was told so far; the file is closed all the same.
+            FailedPreconditionError: The file could not be written.
+
+        Source: tf.summary.SummaryWriter.close.
+
+        >>> import tempfile
+        >>> writer = rd.summary.create_file_writer(tempfile.mkdtemp())
+        >>> writer.close()
+        """
+        if self._file.closed:
+            return
+        try:
+            self._await_steps()
+            self._file.flush()
+        finally:
+            self._file.close()
+        self.warn()
+
+    def __enter__(self) -> SummaryWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # a second error would hide the first
+            self._file.close()
+
+    def take(self, record: Record) -> None:
+        """Have a record written. Does not wait, and may be called by any thread.
+
+        Args:
+            record: Of the driver, or what replicas recorded together; settled.
+
+        Raises:
+            FailedPreconditionError: The writer was closed.
+
+        Source: raydist's own.
+        """
+        self._file.add(record)
+        self._look_at_step(record)
+        if isinstance(record.shown, HistogramCounts) and record.shown.left_out:
+            self._remark(
+                f"nan {record.name}",
+                f"Histogram {record.name!r} must be of finite numbers to show all of them, but {record.shown.left_out} "
+                f"at step {record.step} are NaN or infinite: these are left out.",
+            )
+
+    def _look_at_step(self, record: Record) -> None:
+        step, count = self._held.get(record.name, (record.step, 0))
+        count = count + 1 if step == record.step else 1
+        self._held[record.name] = record.step, count
+        if count == _MOST_AT_ONE_STEP:
+            self._remark(
+                "step",
+                f"The step of summaries must advance, but {record.name!r} was recorded {count} times at step {step}. "
+                "Pass step=, or add 1 to rd.get_global_step() in each of your steps.",
+            )
+
+    def _remark(self, key: str, text: str) -> None:
+        if key not in self._remarked:
+            self._remarked.add(key)
+            self._remarks.append(text)
+
+    def warn(self) -> None:
+        """Warn of what the program should know, once. Called where the program calls, not where records come.
+
+        Source: raydist's own.
+        """
+        remarks, self._remarks = self._remarks, []
+        for remark in (*remarks, *self._file.take_remarks()):
+            warnings.warn(remark, stacklevel=3)
+
+    def follow(self, steps: StepsUnderWay) -> None:
+        """Steps of a strategy may record for this writer: they are waited for before the file is closed.
+
+        Args:
+            steps: They; held weakly.
+
+        Source: raydist's own.
+        """
+        self._steps.add(steps)
+
+    def _await_steps(self) -> None:
+        for steps in list(self._steps):
+            steps.finish()
+
+    def _require_open(self) -> None:
+        if self._file.closed:
+            raise FailedPreconditionError(
+                f"The writer must be open to be used, that of {self.logdir!r} was closed. Create a new one."
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not note(self):
+            raise FailedPreconditionError(
+                f"A writer must stay in the process that made it, but that of {self.logdir!r} was to be pickled or "
+                "copied. Create one where it is used; steps given to strategy.run may use the driver's."
+            )
+        return _WriterOfDriver, (self.key, self.logdir)
+
+
+@final
+class _WriterOfDriver:
+    """A writer as a step sees it that runs on a replica: what is recorded goes to the driver."""
+
+    def __init__(self, key: str, logdir: str) -> None:
+        self.key, self.logdir = key, logdir
+
+    @contextlib.contextmanager
+    def as_default(self, step: Any = None) -> Iterator[_WriterOfDriver]:
+        found = taker()
+        if found is None:
+            raise FailedPreconditionError(
+                f"The writer of {self.logdir!r} belongs to the driver: use it there, or in a step while that runs."
+            )
+        with as_destination(Destination(self.key, found, step_number(step))):
+            yield self
+
+    def flush(self) -> NoReturn:
+        self._refuse("flush")
+
+    def close(self) -> NoReturn:
+        self._refuse("close")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise FailedPreconditionError(
+            f"{what} of a writer is for the driver: this code runs inside of a replica, in strategy.run. Call it there."
+        )
+
+
+def create_file_writer(
+    logdir: str | os.PathLike[str],
+    flush_millis: int = 1000,
+    filename_suffix: str = "",
+    *,
+    purge_step: int | None = None,
+) -> SummaryWriter:
+    """A new event file in a directory, for TensorBoard.
+
+    Args:
+        logdir: The directory, on a disk of the driver's machine; it is made where it is missing.
+        flush_millis: What was recorded is in the file after at most so many milliseconds.
+        filename_suffix: Appended to the file's name.
+        purge_step: TensorBoard is to forget what earlier files of the directory say about this step and later ones:
+            for a program that goes on from a checkpoint.
+
+    Returns:
+        The writer. Close it, or use it in a `with`; one that is dropped is closed, too.
+
+    Raises:
+        InvalidArgumentError: The directory can't be made or written, or is a URI of another file system.
+
+    Source: tf.summary.create_file_writer; `purge_step` is that of torch's SummaryWriter.
+
+    >>> import tempfile
+    >>> writer = rd.summary.create_file_writer(tempfile.mkdtemp())
+    >>> with writer.as_default():
+    ...     for step in range(3):
+    ...         _ = rd.summary.scalar("loss", 1 / (step + 1), step=step)
+    >>> writer.close()
+    """
+    if not isinstance(flush_millis, int) or flush_millis < 0:
+        raise InvalidArgumentError(f"flush_millis must be a number of milliseconds >= 0, got {flush_millis!r}.")
+    folder = local_file(logdir, "The directory of summaries")
+    path, file = open_event_file(folder, filename_suffix)
+    return SummaryWriter(folder, EventFile(path, file, flush_s=flush_millis / 1000, purge_step=step_number(purge_step)))

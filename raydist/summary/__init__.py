@@ -1,0 +1,43 @@
+"""`rd.summary`: numbers, histograms, pictures, sounds and texts for TensorBoard, from the driver and from steps.
+
+Names and arguments are those of tf.summary where it has them::
+
+    writer = rd.summary.create_file_writer("logs")
+    with writer.as_default():
+        for batch in strategy.distribute_dataset(data):
+            strategy.run(train_step, args=(batch,))  # calls rd.summary.scalar("loss", loss)
+    writer.close()
+
+Without a writer calls do nothing. What a step records on its replicas travels with its results and becomes one value:
+no collective, no wait, one event file. What a loop in the replicas records is written when its `run` ends.
+"""
+
+from __future__ import annotations
+
+from raydist.summaries.writer import SummaryWriter as SummaryWriter
+from raydist.summaries.writer import create_file_writer as create_file_writer
+from raydist.summary.embeddings import embedding as embedding
+from raydist.summary.media import audio as audio
+from raydist.summary.media import image as image
+from raydist.summary.media import text as text
+from raydist.summary.runs import graph as graph
+from raydist.summary.runs import hparams as hparams
+from raydist.summary.scalars import histogram as histogram
+from raydist.summary.scalars import scalar as scalar
+from raydist.summary.scope import flush as flush
+from raydist.summary.scope import record_if as record_if
+
+__all__ = [
+    "SummaryWriter",
+    "audio",
+    "create_file_writer",
+    "embedding",
+    "flush",
+    "graph",
+    "histogram",
+    "hparams",
+    "image",
+    "record_if",
+    "scalar",
+    "text",
+]

@@ -1,0 +1,114 @@
+"""`rd.summary.hparams`, `rd.summary.graph`: what belongs to a run as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from raydist.context.current import current
+from raydist.context.replica_context import ReplicaContext
+from raydist.errors import InvalidArgumentError
+from raydist.summaries.module_tree import module_tree
+from raydist.summaries.said_once import GraphShown, Hyperparameters
+from raydist.summary.recording import record
+
+__all__ = ["graph", "hparams"]
+
+
+def hparams(hparams: Mapping[str, Any], metrics: Sequence[str] = ()) -> bool:
+    """Say what this run was started with: TensorBoard's tab HPARAMS compares runs by it.
+
+    Call it once a run, with a writer of the run's own directory.
+
+    Args:
+        hparams: Numbers, bools and str by name.
+        metrics: Names of scalars that are to be shown beside them.
+
+    Returns:
+        Whether there is a writer that takes it; without one the call does nothing.
+
+    Raises:
+        InvalidArgumentError: A value is something else; names it.
+
+    Source: tensorboard.plugins.hparams.api.hparams.
+
+    >>> rd.summary.hparams({"lr": 0.1, "optimizer": "adam"}, metrics=["epoch_loss"])  # there is no writer
+    False
+    """
+    if not isinstance(hparams, Mapping) or isinstance(metrics, str):
+        raise InvalidArgumentError(f"hparams must be a dict, and metrics a list of names, got {hparams!r:.80}.")
+    values = {str(name): _plain(name, value) for name, value in hparams.items()}
+    return record("_hparams_", 0, lambda share: Hyperparameters(values, tuple(metrics)))
+
+
+def _plain(name: str, value: Any) -> bool | float | str:
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise InvalidArgumentError(
+        f"hparams[{name!r}] must be a number, a bool or a str, got {type(value).__name__}. Convert it, e.g. by str()."
+    )
+
+
+def graph(module: nn.Module, inputs: Any = None) -> bool:
+    """Show how a module computes: the operations that torch traces for some inputs.
+
+    Where tracing fails (a warning says why), or without inputs, it is the tree of its submodules. Tracing needs the
+    package `tensorboard`. In a step the first replica does it.
+
+    Args:
+        module: The module. It is called once; its parameters and buffers stay as they are.
+        inputs: What it is called with: a tensor, or a tuple of arguments.
+
+    Returns:
+        Whether there is a writer that takes it; without one the call does nothing.
+
+    Raises:
+        InvalidArgumentError: `module` is no module.
+
+    Source: torch.utils.tensorboard.SummaryWriter.add_graph.
+
+    >>> import torch
+    >>> rd.summary.graph(torch.nn.Linear(2, 1), torch.ones(1, 2))  # there is no writer
+    False
+    """
+    if not isinstance(module, nn.Module):
+        raise InvalidArgumentError(f"graph needs a torch.nn.Module, got {type(module).__name__}. Pass model.module.")
+    holder = current()
+    if isinstance(holder, ReplicaContext) and holder.replica_id_in_sync_group > 0:
+        return True
+    return record("graph", 0, lambda share: GraphShown(_graph_of(module, inputs)))
+
+
+def _graph_of(module: nn.Module, inputs: Any) -> bytes:
+    if inputs is None:
+        return module_tree(module)
+    try:
+        return _traced(module, inputs)
+    except Exception as error:  # whatever a module or the tracer does not like
+        warnings.warn(
+            f"graph shows the tree of submodules of {type(module).__name__}, because torch can't trace it: "
+            f"{type(error).__name__}: {error!s:.200}",
+            stacklevel=5,
+        )
+        return module_tree(module)
+
+
+def _traced(module: nn.Module, inputs: Any) -> bytes:
+    from torch.utils.tensorboard._pytorch_graph import graph as trace
+
+    plain = copy.deepcopy(module)  # what tracing does to buffers stays there
+    given = inputs if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")  # of the tracer, about itself
+        definition, _ = trace(plain, given, verbose=False, use_strict_trace=False)
+    found: bytes = definition.SerializeToString()
+    return found

@@ -1,0 +1,205 @@
+"""What is made under a scope: states, buffers, metrics, parameters that come later, and what was made elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+
+import raydist as rd
+from raydist.testing.strategy_calls import GLOBAL_BATCHES, TOLERANCE, batches_of, on_all
+
+__all__ = ["check_aggregation", "check_late_parameters", "check_metrics", "check_origin", "check_state_dict"]
+
+
+def check_state_dict(strategy: rd.Strategy) -> None:
+    """Models and optimizers save what the replicas hold, and training goes on from what is loaded as it did before."""
+    with strategy.scope():
+        model = nn.Linear(1, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch.double()[:, None]).square().mean().backward()
+        optimizer.step()
+
+    def train() -> dict[str, Any]:
+        for batch in batches_of(strategy):
+            strategy.run(step, args=(batch,))
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    first = train()
+    moments = optimizer.state_dict()
+    saved = {key: value["momentum_buffer"].clone() for key, value in moments["state"].items()}
+    second = train()
+    assert not torch.equal(first["weight"], second["weight"]), "nothing was trained"
+    model.load_state_dict(first)
+    state = {key: {**value, "momentum_buffer": saved[key]} for key, value in moments["state"].items()}
+    optimizer.load_state_dict({**moments, "state": state})
+    again = train()
+    for name, value in second.items():
+        torch.testing.assert_close(again[name], value, rtol=TOLERANCE, atol=1e-12)
+
+
+class Counts(nn.Module):
+    """Counts rows in two ways, and remembers how many there were last."""
+
+    read: torch.Tensor
+    written: torch.Tensor
+    last: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("read", "written", "last"):
+            self.register_buffer(name, torch.tensor(0))
+        rd.set_aggregation(self, "read", aggregation="sum")
+        rd.set_aggregation(self, "written", aggregation="sum", synchronization="on_write")
+        rd.set_aggregation(self, "last", aggregation="first", synchronization="on_write")
+
+
+def check_aggregation(strategy: rd.Strategy) -> None:
+    """Buffers that add up count the rows of all replicas, from a value that was loaded and in a loop in a step, too."""
+    with strategy.scope():
+        counts = Counts()
+
+    def step(batch: torch.Tensor) -> None:
+        counts.read.add_(len(batch))
+        counts.written.add_(len(batch))
+        counts.last.fill_(rd.get_replica_context().global_num_rows or 0)
+
+    def loop(batches: Any) -> None:
+        for batch in batches:
+            step(batch)
+
+    def held() -> list[int]:
+        return [int(value) for value in counts.state_dict().values()]
+
+    for batch, rows in zip(batches_of(strategy), GLOBAL_BATCHES, strict=True):
+        strategy.run(step, args=(batch,))
+        assert held() == [rows[-1] + 1, rows[-1] + 1, len(rows)]
+    assert on_all(strategy, lambda: int(counts.written)) == [11] * strategy.num_replicas_in_sync
+    counts.load_state_dict({"read": torch.tensor(100), "written": torch.tensor(200), "last": torch.tensor(300)})
+    assert sum(on_all(strategy, lambda: int(counts.read))) == 100
+    strategy.run(loop, args=(iter(batches_of(strategy)),))
+    assert held()[:2] == [111, 211]
+
+
+def check_late_parameters(strategy: rd.Strategy) -> None:
+    """Parameters that come later inside the scope are trained as if they had always been there; others are named."""
+    with strategy.scope():
+        model: Any = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (model(x.double()[:, None]) * getattr(model, "scale", 1.0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def changes(parameter: nn.Parameter) -> bool:
+        before = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.fill_(0.5)
+        strategy.local_results([strategy.run(step, args=(batch,)) for batch in batches_of(strategy)])
+        return not torch.equal(parameter.detach(), before) and not bool((parameter == 0.5).all())
+
+    assert changes(model[0].weight)
+    with strategy.scope():
+        model[1] = nn.Linear(2, 1).double()
+        optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.25})
+        model.register_parameter("scale", nn.Parameter(torch.ones((), dtype=torch.float64)))
+        optimizer.add_param_group({"params": [model.scale]})
+    assert changes(model[1].weight)
+    assert changes(model.scale)
+    kept = model[1]
+    model[1] = nn.Linear(2, 1).double()
+    with pytest.raises(rd.FailedPreconditionError, match="'1.weight' of module Sequential"):
+        strategy.run(step, args=(torch.ones(1),))
+    model[1] = kept
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(rd.FailedPreconditionError, match=r"param_groups\[3\] of optimizer SGD was not"):
+        strategy.run(step, args=(torch.ones(1),))
+    del optimizer.param_groups[3]
+    assert changes(model[1].weight)
+
+
+def check_origin(strategy: rd.Strategy) -> None:
+    """What was not made under the scope is named, whatever way a step reaches it."""
+    outside, norm = nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False)
+    sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    with strategy.scope():
+        inside = nn.Linear(1, 1)
+        lazy = nn.LazyLinear(1)
+    uses: tuple[tuple[Callable[[], Any], str], ...] = (
+        (lambda: outside(torch.ones(1)), "parameter 'weight' of module Linear was not"),
+        (lambda: norm.training, "a BatchNorm1d was not"),
+        (lambda: sgd.step(), r"param_groups\[0\] of optimizer SGD was not"),
+        (copy.deepcopy(inside).extra_repr, "parameter 'weight' of module Linear was not"),
+        (lambda: lazy.training, "parameter 'weight' of module LazyLinear is lazy"),
+    )
+    for use, message in uses:
+        with pytest.raises(rd.FailedPreconditionError, match=message):
+            strategy.run(use)
+    with pytest.raises(rd.FailedPreconditionError, match="under the scope of .*Linear was not"):
+        strategy.run(len, args=([outside],))
+    with strategy.scope():
+        twin = copy.deepcopy(inside)
+        lazy(torch.ones(1, 3))
+    shapes = on_all(strategy, lambda: (tuple(twin.weight.shape), tuple(lazy.weight.shape)))
+    assert shapes == [((1, 1), (1, 3))] * strategy.num_replicas_in_sync
+
+
+def metrics_of_rows() -> Any:
+    """Metrics that sum, average, take the largest, merge by formulas of their own, and keep all rows."""
+    classification, regression = torchmetrics.classification, torchmetrics.regression
+    return torchmetrics.MetricCollection(
+        {
+            "auroc": classification.BinaryAUROC(),
+            "accuracy": classification.BinaryAccuracy(),
+            "confusion": classification.BinaryConfusionMatrix(),
+            "squares": regression.MeanSquaredError(),
+        }
+    )
+
+
+def scored(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A score and a label for each row."""
+    return (x * 7 % 11) / 11, x % 2
+
+
+def check_metrics(strategy: rd.Strategy) -> None:
+    """Metrics over uneven batches, of which some replicas get none, are those of one device, row by row in order."""
+    with strategy.scope():
+        metrics, values, peak = metrics_of_rows(), torchmetrics.CatMetric(), torchmetrics.MaxMetric()
+        correlation = torchmetrics.regression.PearsonCorrCoef()
+    alone, rows = metrics_of_rows(), torch.arange(11)
+    expected = torchmetrics.functional.pearson_corrcoef(rows.float(), scored(rows)[0])
+
+    def step(x: torch.Tensor) -> None:
+        metrics.update(*scored(x))
+        values(x.double())  # forward
+        peak.update(x.double())
+        correlation.update(x.float(), scored(x)[0])
+
+    def restart() -> None:
+        values.reset()
+
+    for _ in range(2):
+        for batch, numbers in zip(batches_of(strategy), GLOBAL_BATCHES, strict=True):
+            strategy.run(step, args=(batch,))
+            alone.update(*scored(torch.tensor(numbers)))
+        torch.testing.assert_close(metrics.compute(), alone.compute())
+        assert values.compute().tolist() == rows.tolist()
+        assert peak.compute().item() == 10
+        torch.testing.assert_close(correlation.compute(), expected)
+        metrics.reset()
+        alone.reset()
+        strategy.run(restart)
+        correlation.reset()
+    assert values.update_count == 0

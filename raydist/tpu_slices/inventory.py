@@ -1,0 +1,124 @@
+"""The slices that a cluster's TPU hosts form, and which of them is meant. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from raydist.errors import InvalidArgumentError
+from raydist.tpu_slices.shape import SliceShape, parse_version
+
+__all__ = ["TpuHost", "choose_shape", "count_whole", "describe_slices"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TpuHost:
+    """One machine with TPU chips, by what Ray says of it.
+
+    Attributes:
+        address: Of the machine.
+        chips: How many.
+        free_chips: Those that nobody has reserved.
+        slice_name: Of the slice that it belongs to; empty where Ray's labels do not say.
+        pod_type: Of that slice: "v4-16"; or empty.
+        topology: Of that slice: "2x2x2"; or empty.
+    """
+
+    address: str
+    chips: int
+    free_chips: float
+    slice_name: str = ""
+    pod_type: str = ""
+    topology: str = ""
+
+    @property
+    def version(self) -> str | None:
+        """Of its chips; None where Ray's labels do not say."""
+        return parse_version(self.pod_type.split("-")[0]) if self.pod_type else None
+
+
+def choose_shape(
+    hosts: Sequence[TpuHost], topology: str | None, version: str | None, *, may_grow: bool = False
+) -> SliceShape:
+    """The kind of slice that is meant, by what has been named and what there is.
+
+    Args:
+        hosts: Those of the cluster.
+        topology: None for that of the hosts.
+        version: None for that of the hosts.
+        may_grow: The cluster adds hosts with TPUs when they are asked for.
+
+    Raises:
+        InvalidArgumentError: There is no such slice, or more than one kind and none is named.
+
+    >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.2", 4, 4, "a", "v4-16", "2x2x2")]
+    >>> str(choose_shape(hosts, None, None))
+    'v4 slice 2x2x2 (2 hosts of 4 chips)'
+    """
+    if may_grow and topology and version:
+        fitting = [host for host in hosts if _fits(host, topology, version)]
+        return SliceShape.of(version, topology, fitting[0].chips if fitting else None)
+    if not hosts:
+        raise InvalidArgumentError(
+            "TPUStrategy needs nodes with TPU chips, and the cluster has none. Start Ray on the hosts of a slice (ray "
+            "start --address=...; it finds their chips), or use rd.MirroredStrategy for GPUs and CPUs. In a cluster "
+            "that grows by itself, name topology and accelerator_version."
+        )
+    fitting = [host for host in hosts if _fits(host, topology, version)]
+    kinds = {(host.version or version, host.topology or topology, host.chips) for host in fitting}
+    known = {kind for kind in kinds if kind[0] and kind[1]}
+    if len(kinds) == len(known) == 1:
+        found_version, found_topology, chips = next(iter(known))
+        return SliceShape.of(str(found_version), str(found_topology), chips)
+    wanted = " ".join(filter(None, (version, topology))) or "any slice"
+    raise InvalidArgumentError(
+        f"topology and accelerator_version must name one kind of slice, but {wanted} is "
+        f"{f'{len(kinds)} kinds' if fitting else 'none'} of those in the cluster: {describe_slices(hosts)}."
+    )
+
+
+def _fits(host: TpuHost, topology: str | None, version: str | None) -> bool:
+    """Whether a host may be of a slice like this; what its labels do not say, it may be."""
+    return (not host.topology or topology in (None, host.topology)) and (
+        not host.version or version in (None, host.version)
+    )
+
+
+def count_whole(hosts: Sequence[TpuHost], shape: SliceShape) -> int:
+    """Slices of a kind that all of their hosts are there of, free or not.
+
+    >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.2", 4, 4, "a", "v4-16", "2x2x2")]
+    >>> count_whole(hosts, SliceShape.of("v4", "2x2x2")), count_whole(hosts[:1], SliceShape.of("v4", "2x2x2"))
+    (1, 0)
+    """
+    fitting = [
+        host for host in hosts if _fits(host, shape.topology, shape.version) and host.chips == shape.chips_per_host
+    ]
+    if shape.num_hosts == 1:
+        return len(fitting)
+    sizes = Counter(host.slice_name for host in fitting if host.slice_name)
+    return sum(size >= shape.num_hosts for size in sizes.values())
+
+
+def describe_slices(hosts: Sequence[TpuHost]) -> str:
+    """Every slice with its hosts, for messages.
+
+    >>> describe_slices([TpuHost("10.0.0.1", 4, 0, "a", "v4-8", "2x2x1")])
+    "slice 'a' (v4-8, 2x2x1): host 10.0.0.1 with 0 of 4 chips free"
+    >>> describe_slices([])
+    'no TPU host at all'
+    """
+    slices: dict[tuple[str, str, str], list[TpuHost]] = {}
+    for host in hosts:
+        slices.setdefault((host.slice_name, host.pod_type, host.topology), []).append(host)
+    said = []
+    for (name, pod_type, topology), members in slices.items():
+        kind = f" ({pod_type or 'no pod type'}, {topology or 'no topology'})"
+        listed = ", ".join(
+            f"host {host.address} with {host.free_chips:g} of {host.chips} chips free" for host in members
+        )
+        said.append(f"slice {name!r}{kind}: {listed}" if name else f"a host without a slice's name{kind}: {listed}")
+    return "; ".join(said) or "no TPU host at all"

@@ -1,0 +1,289 @@
+"""Callbacks: a user's code at the joints of fit, evaluate and predict. Hook names and arguments are Keras's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+
+from raydist.training.callbacks.hooks import PredictHooks, TestHooks, TrainHooks
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+    from torch import nn
+    from torch.optim.lr_scheduler import LRScheduler
+    from torchmetrics import Metric
+
+    from raydist.context.strategy import Strategy
+    from raydist.distributed_dataset import DistributedDataset
+
+__all__ = ["Callback", "History", "TrainedModel"]
+
+
+class TrainedModel(Protocol):
+    """What a callback sees of its model, a :class:`raydist.Model`: a protocol, because models know callbacks."""
+
+    stop_training: bool
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that trains it."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that trains it."""
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """The metrics of `compile` by their names in logs."""
+
+    def checkpoint_objects(self) -> dict[str, Any]:
+        """What a checkpoint of the model holds, by name."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The module's parameters."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module here, on the driver."""
+
+    def compile(
+        self,
+        optimizer: torch.optim.Optimizer | str,
+        loss: Callable[[Any, Any], torch.Tensor] | str,
+        metrics: Any = (),
+        steps_per_execution: int = 1,
+        scheduler: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+        clip_norm: float | None = None,
+        accumulate_steps: int = 1,
+        precision: Literal["bf16"] | None = None,
+    ) -> None:
+        """Say how to train."""
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        shuffle: bool = True,
+        initial_epoch: int = 0,
+        validation_freq: int | Container[int] = 1,
+        validation_steps: int | None = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> History:
+        """Train for some epochs."""
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        steps: int | None = None,
+    ) -> dict[str, Any]:
+        """Loss and metrics over a dataset."""
+
+    def predict(
+        self,
+        x: Any = None,
+        batch_size: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        verbose: bool = True,
+        steps: int | None = None,
+    ) -> Any:
+        """The module's outputs for a dataset."""
+
+    def save(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
+        """Write the state of module and optimizer to a file."""
+
+
+class Callback(TrainHooks, TestHooks, PredictHooks):
+    """Code of yours at the joints of `fit`, `evaluate` and `predict`: override the hooks you need.
+
+    Hooks are called on the driver, one callback after the other in the order of the list. Batch hooks are called once
+    per execution (`steps_per_execution` steps), after its steps have been *dispatched*: their logs are fetched, which
+    waits for the steps, only if a hook looks into them. An error in a hook ends the training and is raised by `fit`.
+
+    Hooks, logs and histories are those of Keras 3, but for this: losses of weighted rows are divided by the sum of the
+    weights, not by the number of rows, so that N replicas and one agree; a `steps_per_epoch` that the data ran out of
+    ends training instead of beginning the data anew; the last execution counts the batches that it had; NaN is never
+    the best value; and "auto" takes names that are no metric's (what a callback logs) for such that should fall.
+
+    Attributes:
+        model: The model that calls the hooks. Set `self.model.stop_training = True` to end `fit`.
+        params: See :meth:`set_params`.
+
+    >>> import torch
+    >>> class StopAt(rd.Callback):
+    ...     def __init__(self, loss):
+    ...         self.loss = loss
+    ...
+    ...     def on_epoch_end(self, epoch, logs):
+    ...         self.model.stop_training = logs["loss"] < self.loss
+    >>> x = torch.arange(4.0)[:, None].numpy()
+    >>> data = rd.Dataset.from_tensor_slices((x, 2 * x)).batch(2)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1))
+    ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss())
+    >>> history = model.fit(data, epochs=100, callbacks=[StopAt(0.1)], verbose=False)
+    >>> history.history["loss"][-1] < 0.1, len(history.epoch) < 100
+    (True, True)
+
+    Source: keras.callbacks.Callback.
+    """
+
+    model: TrainedModel
+    params: dict[str, Any]
+
+    def set_model(self, model: TrainedModel) -> None:
+        """Sets `self.model`. Called first, by `fit`, `evaluate` and `predict`.
+
+        Args:
+            model: The model that the callback was given to.
+
+        Source: keras.callbacks.Callback.set_model.
+
+        >>> import torch
+        >>> callback = rd.Callback()
+        >>> callback.set_model(rd.Model(torch.nn.Identity()))
+        >>> callback.model.module
+        Identity()
+        """
+        self.model = model
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Sets `self.params`. Called before the first hook.
+
+        Args:
+            params: "epochs", and "steps": batches of an epoch. None where they are not known, or there are none.
+
+        Source: keras.callbacks.Callback.set_params.
+
+        >>> callback = rd.Callback()
+        >>> callback.set_params({"epochs": 2, "steps": None})
+        >>> callback.params["epochs"]
+        2
+        """
+        self.params = params
+
+    def _set_data(self, data: DistributedDataset) -> None:
+        """What `fit` trains on. Called before the first hook."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the callback remembers of a training, for checkpoints: `fit(checkpoint=)` saves it.
+
+        Override it together with :meth:`load_state_dict` where a callback counts or collects.
+
+        Returns:
+            Tensors, arrays and JSON values under names of yours; nothing, unless it is overridden.
+
+        Source: raydist's own; Keras's callbacks begin anew.
+
+        >>> rd.Callback().state_dict()
+        {}
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave. Called by a `fit` that resumes, after `on_train_begin`.
+
+        Args:
+            state: What it gave.
+
+        Source: raydist's own.
+
+        >>> class Count(rd.Callback):
+        ...     num_epochs = 0
+        ...     def on_epoch_end(self, epoch, logs):
+        ...         self.num_epochs += 1
+        ...     def state_dict(self):
+        ...         return {"num_epochs": self.num_epochs}
+        ...     def load_state_dict(self, state):
+        ...         self.num_epochs = state["num_epochs"]
+        >>> count = Count()
+        >>> count.load_state_dict({"num_epochs": 3})
+        """
+
+
+@final
+class History(Callback):
+    """The logs of every epoch: what `fit` returns.
+
+    Attributes:
+        history: Log name -> one value per epoch, floats for single numbers and CPU tensors for others.
+        epoch: Numbers of the epochs that saw data, counted from 0.
+
+    >>> history = rd.History()
+    >>> history.on_epoch_end(0, {"loss": 0.5})
+    >>> history.history, history.epoch
+    ({'loss': [0.5]}, [0])
+
+    Source: keras.callbacks.History.
+    """
+
+    def __init__(self) -> None:
+        self.history: dict[str, list[Any]] = {}
+        self.epoch: list[int] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Appends the logs of an epoch.
+
+        Args:
+            epoch: Its number, counted from 0.
+            logs: Log name -> value; an epoch without data has none and is passed over.
+
+        Source: keras.callbacks.History.
+
+        >>> history = rd.History()
+        >>> history.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.75})
+        >>> history.history["val_loss"]
+        [0.75]
+        """
+        if logs:
+            self.epoch.append(epoch)
+        for name, value in logs.items():
+            self.history.setdefault(name, []).append(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The logs of all epochs so far.
+
+        Returns:
+            "history" and "epoch".
+
+        Source: raydist's own.
+
+        >>> history = rd.History()
+        >>> history.on_epoch_end(0, {"loss": 0.5})
+        >>> history.state_dict()
+        {'history': {'loss': [0.5]}, 'epoch': [0]}
+        """
+        return {"history": {name: list(values) for name, values in self.history.items()}, "epoch": list(self.epoch)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the logs of the epochs before.
+
+        Args:
+            state: What `state_dict` gave.
+
+        Source: raydist's own.
+
+        >>> history = rd.History()
+        >>> history.load_state_dict({"history": {"loss": [0.5]}, "epoch": [0]})
+        >>> history.history
+        {'loss': [0.5]}
+        """
+        self.history = {name: list(values) for name, values in state["history"].items()}
+        self.epoch = list(state["epoch"])

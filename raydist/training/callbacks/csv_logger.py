@@ -1,0 +1,140 @@
+"""The logs of every epoch as lines of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from raydist.errors import InvalidArgumentError
+from raydist.pipelines.formats.files import local_file
+from raydist.training.callbacks.callback import Callback
+
+__all__ = ["CSVLogger"]
+
+
+@final
+class CSVLogger(Callback):
+    """Writes a line for every epoch, as it ends. A callback.
+
+    The file is open only while a line is written. A `fit` that resumes from a checkpoint cuts off the lines that came
+    after it: each epoch has one line.
+
+    Args:
+        filename: The file, on this machine; its folder is made if there is none.
+        separator: One character between values.
+        append: Add to a file that is there; False: replace it.
+
+    Raises:
+        InvalidArgumentError: `separator` is not one character, or `filename` a URI of another file system.
+        OSError: (in `fit`) the file can't be written.
+
+    >>> import pathlib, tempfile, torch
+    >>> x = torch.zeros(4, 1)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1, bias=False))
+    ...     model.compile("sgd", "mse")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = model.fit(x, x, epochs=2, callbacks=[rd.CSVLogger(f"{folder}/log.csv")], verbose=False)
+    ...     print(pathlib.Path(folder, "log.csv").read_text())
+    epoch,loss,val_loss
+    0,0.0,NA
+    1,0.0,NA
+    <BLANKLINE>
+
+    Source: keras.callbacks.CSVLogger.
+    """
+
+    def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
+        if not isinstance(separator, str) or len(separator) != 1:
+            raise InvalidArgumentError(f"separator must be one character, got {separator!r:.80}.")
+        self._path = Path(local_file(filename, "The file of CSVLogger"))
+        self._separator = separator
+        self._append = append
+        self._columns: Sequence[str] | None = None  # None until the first line of this fit
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """The next line is the first one of a training.
+
+        Args:
+            logs: Not used.
+
+        Source: keras.callbacks.CSVLogger.on_train_begin.
+        """
+        self._columns = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Writes the line of an epoch; "NA" for what this one does not log.
+
+        Args:
+            epoch: Its number, counted from 0.
+            logs: Log name -> value; an epoch without data has none and gets no line.
+
+        Source: keras.callbacks.CSVLogger.on_epoch_end.
+        """
+        if not logs:
+            return
+        if self._columns is None:
+            self._columns = _columns(logs)
+            self._begin(self._columns)
+        self._write([epoch, *(_text(logs.get(name, "NA")) for name in self._columns)])
+
+    def _begin(self, columns: Sequence[str]) -> None:
+        """Make the file, and write the names unless it has them."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._append:
+            self._path.write_bytes(b"")
+        if not self._num_bytes():
+            self._write(["epoch", *columns])
+
+    def _write(self, values: Iterable[Any]) -> None:
+        with self._path.open("a", newline="") as file:
+            csv.writer(file, delimiter=self._separator, lineterminator="\n").writerow(values)
+
+    def _num_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long the file is, and its columns.
+
+        Returns:
+            JSON values.
+
+        Source: raydist's own.
+        """
+        columns = None if self._columns is None else list(self._columns)
+        return {"columns": columns, "num_bytes": self._num_bytes()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the lines that the file had then.
+
+        Args:
+            state: What `state_dict` gave.
+
+        Raises:
+            OSError: The file can't be written.
+
+        Source: raydist's own.
+        """
+        self._columns = state["columns"]
+        if not self._num_bytes():
+            if self._columns is not None:  # another machine, or somebody has moved it
+                self._begin(self._columns)
+        elif self._num_bytes() > state["num_bytes"]:
+            os.truncate(self._path, state["num_bytes"])
+
+
+def _columns(logs: dict[str, Any]) -> list[str]:
+    """Names of the values; those of a validation too, which may come in a later epoch."""
+    names = sorted(logs)
+    return names if any(name.startswith("val_") for name in names) else [*names, *(f"val_{name}" for name in names)]
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,191 @@
+"""Stop training when a logged value gets no better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.training.callbacks.callback import Callback
+from raydist.training.callbacks.monitor import Mode, Monitor
+from raydist.training.saving import snapshot
+
+__all__ = ["EarlyStopping"]
+
+
+@final
+class EarlyStopping(Callback):
+    """Ends `fit` after `patience` epochs without improvement. A callback.
+
+    Args:
+        monitor: Name of the logged value: "val_loss", "loss", "val_multiclass_accuracy", ...
+        min_delta: A change counts as an improvement if it is larger than this, >= 0.
+        patience: Epochs to wait; 0 stops at the first epoch that is no better.
+        verbose: 1 prints a line when it stops and when it restores.
+        mode: "min" or "max": which direction is better. "auto": what the metric of that name says; for the loss, and
+            for names that are no metric's, smaller is better.
+        baseline: What a value must be better than for the wait to end; None: the best so far will do.
+        restore_best_weights: Give the module its parameters and buffers of the best epoch at the end.
+        start_from_epoch: Epochs, counted from 0, before this one are not looked at.
+
+    Attributes:
+        wait: Epochs since the last improvement.
+        best: The best value so far; None before the first.
+        best_epoch: Number of the best epoch, counted from 0; -1 before the first.
+        stopped_epoch: Number of the epoch that it stopped after; 0 where it did not.
+
+    Raises:
+        InvalidArgumentError: `mode` is another word, or a number is negative.
+
+    >>> import numpy as np, torch
+    >>> x = np.ones((4, 1), np.float32)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1))
+    ...     model.compile(torch.optim.SGD(model.parameters(), lr=0.0), torch.nn.MSELoss())
+    >>> stop = rd.EarlyStopping("loss", patience=2)
+    >>> history = model.fit(rd.Dataset.from_tensor_slices((x, x)).batch(4), epochs=9, callbacks=[stop], verbose=False)
+    >>> len(history.epoch), stop.best_epoch, stop.wait
+    (3, 0, 2)
+
+    Source: keras.callbacks.EarlyStopping.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0.0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: Mode = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        if min_delta < 0 or patience < 0:
+            raise InvalidArgumentError(f"min_delta and patience must be >= 0, got {min_delta!r} and {patience!r}.")
+        self._monitor = Monitor(monitor, mode, min_delta, owner="EarlyStopping")
+        self._patience = patience
+        self._verbose = verbose
+        self._baseline = baseline
+        self._restore = restore_best_weights
+        self._first = start_from_epoch
+        self._start()
+
+    def _start(self) -> None:
+        self.wait = 0
+        self.best_epoch = -1
+        self.stopped_epoch = 0
+        self._monitor.restart()
+        self._best_state: dict[str, Any] | None = None
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far; None before the first.
+
+        >>> print(rd.EarlyStopping("loss").best)
+        None
+
+        Source: keras.callbacks.EarlyStopping.
+        """
+        return self._monitor.best
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Forgets what an earlier `fit` has seen.
+
+        Args:
+            logs: Not used.
+
+        Source: keras.callbacks.EarlyStopping.on_train_begin.
+
+        >>> stop = rd.EarlyStopping("loss")
+        >>> stop.on_train_begin({})
+        >>> stop.wait, stop.best_epoch
+        (0, -1)
+        """
+        self._start()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Looks at the monitored value, and stops the training if it has not improved for too long.
+
+        A value that is not logged is a warning.
+
+        Args:
+            epoch: Its number, counted from 0.
+            logs: Log name -> value; an epoch without data has none and does not count.
+
+        Source: keras.callbacks.EarlyStopping.on_epoch_end.
+
+        >>> stop = rd.EarlyStopping("loss", mode="min", patience=5)
+        >>> stop.on_epoch_end(0, {"loss": 0.5})
+        >>> stop.on_epoch_end(1, {"loss": 0.75})
+        >>> stop.best_epoch, stop.wait
+        (0, 1)
+        """
+        value = self._monitor.watched(logs) if logs else None
+        if value is not None and epoch >= self._first:
+            self._judge(epoch, value)
+
+    def _judge(self, epoch: int, value: float) -> None:
+        self.wait += 1
+        if self._monitor.takes(value, self._metrics):
+            self.best_epoch = epoch
+            if self._restore:
+                self._best_state = snapshot(self.model.module.state_dict())
+            if self._baseline is None or self._monitor.improves(value, self._metrics, self._baseline):
+                self.wait = 0
+            return
+        if self.wait >= self._patience:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+    def _metrics(self) -> Mapping[str, Any]:
+        return self.model.metrics
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Gives the module back its best state, where `restore_best_weights` asks for it.
+
+        Args:
+            logs: Not used.
+
+        Source: keras.callbacks.EarlyStopping.on_train_end.
+
+        >>> rd.EarlyStopping("loss").on_train_end({})  # nothing to restore
+        """
+        if self.stopped_epoch and self._verbose:
+            print(f"Epoch {self.stopped_epoch + 1}: early stopping")
+        if self._best_state is not None:
+            if self._verbose:
+                print(f"Restoring module state from the end of the best epoch: {self.best_epoch + 1}.")
+            self.model.module.load_state_dict(self._best_state)
+            self._best_state = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value, since when there was no better one, and the module's state then.
+
+        Returns:
+            JSON values, and tensors with `restore_best_weights`.
+
+        Source: raydist's own.
+
+        >>> rd.EarlyStopping("loss").state_dict()["wait"]
+        0
+        """
+        best = {"wait": self.wait, "best": self.best, "best_epoch": self.best_epoch}
+        return {**best, "stopped_epoch": self.stopped_epoch, "best_state": self._best_state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what another one has seen.
+
+        Args:
+            state: What its `state_dict` gave.
+
+        Source: raydist's own.
+
+        >>> stop = rd.EarlyStopping("loss")
+        >>> stop.load_state_dict({**stop.state_dict(), "wait": 3})
+        >>> stop.wait
+        3
+        """
+        self.wait, self.best_epoch = state["wait"], state["best_epoch"]
+        self.stopped_epoch, self._monitor.best = state["stopped_epoch"], state["best"]
+        self._best_state = state["best_state"]

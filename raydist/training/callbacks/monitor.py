@@ -1,0 +1,119 @@
+"""What callbacks watch: a logged value, and when it has become better."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, final
+
+from raydist.errors import InvalidArgumentError
+
+__all__ = ["Metrics", "Mode", "Monitor"]
+
+Mode = Literal["auto", "min", "max"]
+Metrics = Callable[[], Mapping[str, Any]]
+
+
+@final
+class Monitor:
+    """Follows one logged value and remembers the best.
+
+    Args:
+        name: Of the value in the logs.
+        mode: "min" or "max": which direction is better; "auto": what the metric of that name says.
+        min_delta: A change counts as an improvement if it is larger than this, >= 0.
+        threshold: What the first value must be better than; None: any will do.
+        owner: The callback, for messages.
+
+    Attributes:
+        best: The best value so far; None before there was one.
+    """
+
+    def __init__(
+        self, name: str, mode: Mode = "auto", min_delta: float = 0.0, threshold: float | None = None, owner: str = ""
+    ) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise InvalidArgumentError(f'mode must be "auto", "min" or "max", got {mode!r}.')
+        if not min_delta >= 0:
+            raise InvalidArgumentError(f"min_delta must be >= 0, got {min_delta!r}.")
+        self.name = name
+        self.best = threshold
+        self._mode = mode
+        self._min_delta = min_delta
+        self._threshold = threshold
+        self._owner = owner
+
+    def restart(self) -> None:
+        """Forget what was seen."""
+        self.best = self._threshold
+
+    def value(self, logs: Mapping[str, Any]) -> float | None:
+        """The value in these logs; None where it is not among them.
+
+        Raises:
+            InvalidArgumentError: It is no single number.
+        """
+        if self.name not in logs:
+            return None
+        try:
+            return float(logs[self.name])
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidArgumentError(
+                f"{self._owner} must monitor a single number, got {logs[self.name]!r:.80} for {self.name!r}. Log a "
+                "number that is made of it, in a callback before."
+            ) from None
+
+    def watched(self, logs: Mapping[str, Any], so: str = "") -> float | None:
+        """As `value`, with a warning where it is not among them.
+
+        Args:
+            logs: They.
+            so: What follows from that, for the warning.
+        """
+        value = self.value(logs)
+        if value is None:
+            absent = f"{self._owner} monitors {self.name!r}, which is not among the logs {sorted(logs)}."
+            warnings.warn(f"{absent}{so}", stacklevel=3)
+        return value
+
+    def takes(self, value: float, metrics: Metrics) -> bool:
+        """Whether `value` is better than the best so far: it is the best from now on."""
+        better = self.improves(value, metrics)
+        if better:
+            self.best = value
+        return better
+
+    def improves(self, value: float, metrics: Metrics, than: float | None = None) -> bool:
+        """Whether `value` is better than `than`, or than the best so far. NaN is never better than anything.
+
+        Args:
+            value: It.
+            metrics: Gives those of the model by their names in logs, when "auto" asks.
+            than: What to compare with, if not with the best.
+        """
+        reference = self.best if than is None else than
+        if math.isnan(value):
+            return False
+        if reference is None or math.isnan(reference):
+            return True
+        gain = reference - value if self.direction(metrics) == "min" else value - reference
+        return gain > self._min_delta
+
+    def direction(self, metrics: Metrics) -> Literal["min", "max"]:
+        """Which direction is better.
+
+        Raises:
+            InvalidArgumentError: It is "auto", and the metric does not say.
+        """
+        if self._mode != "auto":
+            return self._mode
+        metric = metrics().get(self.name.removeprefix("val_"))
+        if metric is None:  # the loss, or what a callback logs
+            return "min"
+        if metric.higher_is_better is None:
+            raise InvalidArgumentError(
+                f"{self._owner} must be told which direction of {self.name!r} is better, a {type(metric).__name__} "
+                f'does not say. Give mode="max" or mode="min".'
+            )
+        return "max" if metric.higher_is_better else "min"

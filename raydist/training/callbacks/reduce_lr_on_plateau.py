@@ -1,0 +1,154 @@
+"""A smaller learning rate when a logged value gets no better."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from raydist.errors import InvalidArgumentError
+from raydist.training.callbacks.callback import Callback
+from raydist.training.callbacks.learning_rates import change_rates, rates_of
+from raydist.training.callbacks.monitor import Mode, Monitor
+
+__all__ = ["ReduceLROnPlateau"]
+
+
+@final
+class ReduceLROnPlateau(Callback):
+    """Multiplies the learning rate by `factor` after `patience` epochs without improvement. A callback.
+
+    Args:
+        monitor: Name of the logged value.
+        factor: What the rate is multiplied by, < 1.
+        patience: Epochs to wait.
+        verbose: 1 prints a line when it reduces.
+        mode: "min" or "max": which direction is better; "auto" as for :class:`EarlyStopping`.
+        min_delta: A change counts as an improvement if it is larger than this, >= 0.
+        cooldown: Epochs after a reduction that are not counted.
+        min_lr: No rate becomes smaller than this.
+
+    Attributes:
+        wait: Epochs since the last improvement.
+        cooldown_counter: Epochs of the cooldown that are left.
+
+    Raises:
+        InvalidArgumentError: `factor` is not in (0, 1), `mode` is another word, or a number is negative.
+
+    >>> import torch
+    >>> x = torch.ones(4, 1)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1))
+    ...     model.compile(torch.optim.SGD(model.parameters(), lr=1e-12), torch.nn.MSELoss())
+    >>> reduce = rd.ReduceLROnPlateau("loss", factor=0.5, patience=1)
+    >>> model.fit(x, x, epochs=3, callbacks=[reduce], verbose=False).history["learning_rate"]
+    [1e-12, 1e-12, 5e-13]
+
+    Source: keras.callbacks.ReduceLROnPlateau.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: Mode = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        if not 0 < factor < 1:
+            raise InvalidArgumentError(f"factor must be > 0 and < 1, so that the rate becomes smaller, got {factor!r}.")
+        if min(patience, cooldown, min_lr) < 0:
+            got = f"{patience!r}, {cooldown!r} and {min_lr!r}"
+            raise InvalidArgumentError(f"patience, cooldown and min_lr must be >= 0, got {got}.")
+        self._monitor = Monitor(monitor, mode, min_delta, owner="ReduceLROnPlateau")
+        self._factor = factor
+        self._patience = patience
+        self._verbose = verbose
+        self._cooldown = cooldown
+        self._min_lr = min_lr
+        self.wait = 0
+        self.cooldown_counter = 0
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Forgets what an earlier `fit` has seen.
+
+        Args:
+            logs: Not used.
+
+        Source: keras.callbacks.ReduceLROnPlateau.on_train_begin.
+
+        >>> reduce = rd.ReduceLROnPlateau("loss")
+        >>> reduce.on_train_begin({})
+        >>> reduce.wait, reduce.cooldown_counter
+        (0, 0)
+        """
+        self._monitor.restart()
+        self.wait = self.cooldown_counter = 0
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Logs the rate as "learning_rate", and reduces it for the epochs to come where it is time.
+
+        A value that is not logged is a warning.
+
+        Args:
+            epoch: Its number, counted from 0.
+            logs: Log name -> value; an epoch without data has none and does not count.
+
+        Source: keras.callbacks.ReduceLROnPlateau.on_epoch_end.
+        """
+        if not logs:
+            return
+        logs["learning_rate"] = rates_of(self.model.optimizer)[0]
+        value = self._monitor.watched(logs)
+        if value is not None:
+            self._judge(epoch, value)
+
+    def _judge(self, epoch: int, value: float) -> None:
+        if self.cooldown_counter:
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self._monitor.takes(value, lambda: self.model.metrics):
+            self.wait = 0
+        elif not self.cooldown_counter:
+            self.wait += 1
+            if self.wait >= self._patience:
+                self._reduce(epoch)
+
+    def _reduce(self, epoch: int) -> None:
+        smaller = change_rates(self.model.optimizer, lambda rate: max(rate * self._factor, min(rate, self._min_lr)))
+        if not smaller:
+            return
+        self.cooldown_counter, self.wait = self._cooldown, 0
+        if self._verbose:
+            rate = rates_of(self.model.optimizer)[0]
+            print(f"Epoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {rate}.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value, and since when there was no better one.
+
+        Returns:
+            JSON values.
+
+        Source: raydist's own.
+
+        >>> rd.ReduceLROnPlateau("loss").state_dict()
+        {'wait': 0, 'cooldown_counter': 0, 'best': None}
+        """
+        return {"wait": self.wait, "cooldown_counter": self.cooldown_counter, "best": self._monitor.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what another one has seen.
+
+        Args:
+            state: What its `state_dict` gave.
+
+        Source: raydist's own.
+
+        >>> reduce = rd.ReduceLROnPlateau("loss")
+        >>> reduce.load_state_dict({"wait": 3, "cooldown_counter": 0, "best": 0.5})
+        >>> reduce.wait
+        3
+        """
+        self.wait, self.cooldown_counter = state["wait"], state["cooldown_counter"]
+        self._monitor.best = state["best"]

@@ -1,0 +1,305 @@
+"""What `fit` shows to TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.pipelines.formats.files import local_file
+from raydist.strategies.global_step import counter_of
+from raydist.summaries.writer import SummaryWriter, create_file_writer
+from raydist.summary.embeddings import embedding
+from raydist.summary.media import image, text
+from raydist.summary.runs import graph
+from raydist.summary.scalars import histogram, scalar
+from raydist.training.callbacks.callback import Callback
+from raydist.training.callbacks.input_clock import InputClock
+from raydist.training.callbacks.learning_rates import rates_of
+
+if TYPE_CHECKING:
+    import os
+
+    from raydist.distributed_dataset import DistributedDataset
+
+__all__ = ["TensorBoard"]
+
+
+@final
+class TensorBoard(Callback):
+    """Writes what `fit` logs as event files: `tensorboard --logdir logs` shows them. A callback.
+
+    The curves of the training are in `log_dir/train`, those of validations in `log_dir/validation`, under the same
+    names: `epoch_loss`, `epoch_learning_rate`, `batch_loss`, ... x is always the global step (in Keras: the epoch, for
+    what is written once an epoch). A training that goes on from a checkpoint goes on with the curves: what was written
+    after the checkpoint is forgotten by TensorBoard.
+
+    After each epoch it also shows the input (`input/batches_per_second`; `input/wait`, the share of the time for which
+    training waited for it; `input/bottleneck`, the stage that limits all others) and `step/seconds`. With
+    `steps_per_execution` > 1 replicas draw their batches, and nobody sees how long they wait.
+
+    What the module itself shows by `rd.summary` needs a writer of its own: `with writer.as_default(): model.fit(...)`.
+
+    Args:
+        log_dir: The directory.
+        histogram_freq: Every so many epochs, show histograms of all parameters; 0: never.
+        write_graph: Show the tree of the module's submodules, once.
+        write_images: With the histograms, show parameters of two dimensions as pictures.
+        write_steps_per_second: Show `epoch_steps_per_second`, and `batch_steps_per_second` where `update_freq` shows
+            batches.
+        update_freq: "epoch"; "batch"; or every so many global steps: then the logs so far are shown as `batch_loss` and
+            so on. Reading them waits for the dispatched steps.
+        profile_batch: Must be 0: steps run in other processes.
+        embeddings_freq: Every so many epochs, show the weights of `torch.nn.Embedding` modules in the projector; 0:
+            never.
+        embeddings_metadata: A label for each row: one list for all of these modules, or a dict of them by name.
+
+    Raises:
+        InvalidArgumentError: A number is negative, `update_freq` is another word, `profile_batch` is not 0, or
+            `log_dir` a URI of another file system; (in `fit`) the directory can't be written.
+
+    Source: keras.callbacks.TensorBoard.
+
+    >>> import numpy as np, os, tempfile, torch
+    >>> x = np.ones((4, 1), np.float32)
+    >>> with rd.OneDeviceStrategy("cpu").scope():
+    ...     model = rd.Model(torch.nn.Linear(1, 1))
+    ...     model.compile("sgd", "mse")
+    >>> folder = tempfile.mkdtemp()
+    >>> history = model.fit(x, x, epochs=2, validation_data=(x, x), callbacks=[rd.TensorBoard(folder)], verbose=False)
+    >>> sorted(os.listdir(folder))
+    ['train', 'validation']
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: str | int = "epoch",
+        profile_batch: int = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        if not (update_freq in ("epoch", "batch") or (type(update_freq) is int and update_freq > 0)):
+            raise InvalidArgumentError(
+                f'update_freq must be "epoch", "batch" or a number of steps >= 1, got {update_freq!r}.'
+            )
+        if min(histogram_freq, embeddings_freq) < 0:
+            raise InvalidArgumentError(
+                f"histogram_freq and embeddings_freq must be >= 0, got {histogram_freq!r} and {embeddings_freq!r}."
+            )
+        if profile_batch:
+            raise InvalidArgumentError(
+                f"profile_batch must be 0, got {profile_batch!r}: steps run in other processes. Use torch.profiler in "
+                "a step function of your own."
+            )
+        self._log_dir = Path(local_file(log_dir, "The directory of TensorBoard"))
+        self._histogram_freq = histogram_freq
+        self._write_graph = write_graph
+        self._write_images = write_images
+        self._write_steps_per_second = write_steps_per_second
+        self._every = update_freq if isinstance(update_freq, int) else int(update_freq == "batch")
+        self._embeddings_freq = embeddings_freq
+        self._embeddings_metadata = embeddings_metadata
+        self._writers: dict[str, SummaryWriter] = {}
+        self._purge_step: int | None = None
+        self._train_step = self._epoch_began_at = 0
+        self._data: DistributedDataset | None = None
+        self._clock = InputClock(time.perf_counter)
+
+    def _set_data(self, data: DistributedDataset) -> None:
+        self._data = data
+
+    def _global_step(self) -> int:
+        return int(counter_of(self.model.strategy).value)
+
+    def _writer(self, name: str) -> SummaryWriter:
+        if name not in self._writers:
+            self._writers[name] = create_file_writer(self._log_dir / name, purge_step=self._purge_step)
+        return self._writers[name]
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Opens the directory, and shows the graph.
+
+        Args:
+            logs: Not used.
+
+        Source: keras.callbacks.TensorBoard.on_train_begin.
+        """
+        self._train_step = self._global_step()
+        self._purge_step = self._train_step + 1 if self._train_step else None
+        with self._writer("train").as_default():
+            if self._write_graph:
+                graph(self.model.module)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Begins to take the time.
+
+        Args:
+            epoch: Not used.
+            logs: Not used.
+
+        Source: keras.callbacks.TensorBoard.on_epoch_begin.
+        """
+        self._epoch_began_at = self._train_step = self._global_step()
+        self._clock.begin()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Takes the time.
+
+        Args:
+            batch: Not used.
+            logs: Not used.
+
+        Source: keras.callbacks.TensorBoard.on_train_batch_begin.
+        """
+        self._clock.drawn()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any]) -> None:
+        """Shows the logs so far, where `update_freq` asks for it.
+
+        Args:
+            batch: Number of the last step that is done, counted from 0.
+            logs: Log name -> value.
+
+        Source: keras.callbacks.TensorBoard.on_train_batch_end.
+        """
+        before, self._train_step = self._train_step, self._epoch_began_at + batch + 1
+        if self._every and before // self._every < self._train_step // self._every:
+            with self._writer("train").as_default(self._train_step):
+                _show_scalars("batch_", logs)
+                if self._write_steps_per_second:
+                    scalar("batch_steps_per_second", self._clock.steps_per_second(self._train_step - before))
+        self._clock.dispatched()
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        """Shows the logs of a validation at the step that the training has reached.
+
+        Args:
+            logs: Log name -> value.
+
+        Source: keras.callbacks.TensorBoard.on_test_end.
+        """
+        if self._every and self._writers:
+            with self._writer("validation").as_default(self._train_step):
+                for name, value in _numbers(logs).items():
+                    scalar(f"evaluation_{name}_vs_iterations", value)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Shows the logs of an epoch, its input and its steps, and what else is due.
+
+        Args:
+            epoch: Its number, counted from 0.
+            logs: Log name -> value.
+
+        Source: keras.callbacks.TensorBoard.on_epoch_end.
+        """
+        step = self._global_step()
+        with self._writer("train").as_default(step):
+            _show_scalars("epoch_", {name: value for name, value in logs.items() if not name.startswith("val_")})
+            if logs:
+                rates = rates_of(self.model.optimizer)
+                scalar("epoch_learning_rate", rates[0])
+            self._show_times(step - self._epoch_began_at)
+            self._show_parameters(epoch)
+        validation = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
+        if validation:
+            with self._writer("validation").as_default(step):
+                _show_scalars("epoch_", validation)
+        self._train_step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch began. What was shown until now is in the files then, as it would not be shown again.
+
+        Source: keras.callbacks.TensorBoard, which keeps its step in the model.
+
+        >>> rd.TensorBoard().state_dict()
+        {'epoch_began_at': 0}
+        """
+        for writer in self._writers.values():
+            with contextlib.suppress(FailedPreconditionError):  # a full disk: `on_train_end` says so
+                writer.flush()
+        return {"epoch_began_at": self._epoch_began_at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on within an epoch.
+
+        Args:
+            state: What `state_dict` gave.
+
+        Source: keras.callbacks.TensorBoard, which keeps its step in the model.
+
+        >>> rd.TensorBoard().load_state_dict({"epoch_began_at": 8})
+        """
+        self._epoch_began_at = state.get("epoch_began_at", self._epoch_began_at)
+
+    def _show_times(self, steps: int) -> None:
+        seconds = self._clock.seconds()
+        if not steps or not seconds:
+            return
+        scalar("step/seconds", seconds / steps)
+        if self._write_steps_per_second:
+            scalar("epoch_steps_per_second", steps / seconds)
+        scalar("input/wait", self._clock.waiting() / seconds)
+        stats = None if self._data is None else self._data.stats()
+        if stats is not None and stats.stages:
+            scalar("input/batches_per_second", stats.elements / stats.elapsed_s if stats.elapsed_s else 0.0)
+            text("input/bottleneck", stats.findings[0] if stats.bottleneck else "none")
+
+    def _show_parameters(self, epoch: int) -> None:
+        if _is_due(self._histogram_freq, epoch):
+            for name, value in self.model.module.named_parameters():
+                path = name.replace(".", "/")
+                histogram(f"{path}/histogram", value)
+                if self._write_images and value.dim() == 2:
+                    image(f"{path}/image", _as_picture(value), max_outputs=1, dataformats="HW")
+        if _is_due(self._embeddings_freq, epoch):
+            for name, module in self.model.module.named_modules():
+                if isinstance(module, nn.Embedding):
+                    embedding(name or "embedding", module.weight, metadata=self._labels(name))
+
+    def _labels(self, name: str) -> Sequence[Any] | None:
+        given = self._embeddings_metadata
+        return given.get(name) if isinstance(given, Mapping) else given
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Closes the files.
+
+        Args:
+            logs: Not used.
+
+        Source: keras.callbacks.TensorBoard.on_train_end.
+        """
+        writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            writer.close()
+
+
+def _is_due(every: int, epoch: int) -> bool:
+    return every > 0 and epoch % every == 0
+
+
+def _show_scalars(prefix: str, logs: Mapping[str, Any]) -> None:
+    for name, value in _numbers(logs).items():
+        scalar(prefix + name, value)
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the logs that are single numbers."""
+    return {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+
+
+def _as_picture(values: torch.Tensor) -> torch.Tensor:
+    """Scaled to [0, 1]; all the same is grey."""
+    plain = values.detach().float()
+    least, most = plain.min(), plain.max()
+    return (plain - least) / (most - least) if most > least else torch.full_like(plain, 0.5)

@@ -1,0 +1,116 @@
+"""Which checkpoints a `fit` keeps, and what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from raydist.checkpoints.checkpoint import Checkpoint, contents_of
+from raydist.checkpoints.manager import CheckpointManager
+from raydist.errors import InvalidArgumentError
+from raydist.strategies.global_step import counter_of
+from raydist.training.callbacks.backup_and_restore import BackupAndRestore
+from raydist.training.resuming.fit_state import FitState
+from raydist.training.resuming.keeping import Keeper, Keepers
+from raydist.training.resuming.managed_keeper import ManagedKeeper
+from raydist.training.steps import Trainee
+
+if TYPE_CHECKING:
+    from raydist.distributed_dataset import DistributedDataset
+    from raydist.training.callbacks.callback import Callback
+
+__all__ = ["FitCheckpoints"]
+
+_MAX_TO_KEEP = 3
+_GROUP = "fit"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FitCheckpoints:
+    """What belongs to a `fit`, and where it is to be kept.
+
+    Attributes:
+        trainee: What is trained.
+        objects: The model's own part, by name.
+        data: The training data.
+        state: Where the `fit` is.
+    """
+
+    trainee: Trainee
+    objects: Mapping[str, Any]
+    data: DistributedDataset
+    state: FitState
+
+    def opened(
+        self, checkpoint: Any, callbacks: Sequence[Callback], resume: bool, stack: contextlib.ExitStack
+    ) -> Keepers:
+        """The keepers that the arguments of `fit` ask for; they are closed with `stack`.
+
+        Args:
+            checkpoint: A directory, an `rd.CheckpointManager`, or None.
+            callbacks: Those of `fit`; `BackupAndRestore` among them keep checkpoints.
+            resume: Whether to go on from the newest of `checkpoint`.
+            stack: Ends what is begun.
+
+        Raises:
+            InvalidArgumentError: `checkpoint` is something else, or lacks what must be kept.
+        """
+        keepers: list[Keeper] = []
+        if isinstance(checkpoint, CheckpointManager):
+            keepers.append(self._of_manager(checkpoint, resume, stack))
+        elif checkpoint is not None:
+            if not isinstance(checkpoint, str | os.PathLike):
+                raise InvalidArgumentError(
+                    f"checkpoint must be a directory or an rd.CheckpointManager, got {checkpoint!r:.80}. Give an "
+                    "rd.Checkpoint to a manager: rd.CheckpointManager(checkpoint, directory, max_to_keep=3)."
+                )
+            manager = stack.enter_context(CheckpointManager(self._whole(), checkpoint, _MAX_TO_KEEP))
+            keepers.append(ManagedKeeper(manager, resume=resume))
+        keepers += [self._of_backup(each, stack) for each in callbacks if isinstance(each, BackupAndRestore)]
+        return Keepers(keepers, self.state)
+
+    def _of_manager(self, manager: CheckpointManager, resume: bool, stack: contextlib.ExitStack) -> Keeper:
+        contents = contents_of(manager.checkpoint)
+        if self.trainee.compiled.update.accumulation is not None and not contents.has_gradients:
+            raise InvalidArgumentError(
+                "A checkpoint of a fit with accumulate_steps must hold pending gradients, got one without. Make it by "
+                "rd.Checkpoint(..., gradients=True)."
+            )
+        known = {id(obj) for obj in contents.named().values()}
+        missing = {name: obj for name, obj in self.objects.items() if id(obj) not in known}
+        stack.enter_context(contents.holding({_GROUP: {**self._group(), **missing}}))
+        within = manager.checkpoint_interval is not None or manager.interval_s is not None
+        return ManagedKeeper(manager, resume=resume, within_epochs=within)
+
+    def _of_backup(self, backup: BackupAndRestore, stack: contextlib.ExitStack) -> Keeper:
+        manager = stack.enter_context(backup.manager(self._whole(), lambda: self.state.drawn))
+        return ManagedKeeper(
+            manager,
+            fallback=backup.keeps_two,
+            within_epochs=backup.within_epochs,
+            each_epoch=backup.each_epoch,
+            delete=backup.deletes,
+        )
+
+    def _whole(self) -> Checkpoint:
+        """A checkpoint of all that belongs to the `fit`."""
+        gradients = self.trainee.compiled.update.accumulation is not None
+        return Checkpoint(gradients=gradients, **self.objects, **{_GROUP: self._group()})
+
+    def _group(self) -> dict[str, Any]:
+        """What only a `fit` has."""
+        compiled = self.trainee.compiled
+        trackers, accumulation = compiled.trackers, compiled.update.accumulation
+        return {
+            "state": self.state,
+            "data": self.data,
+            "global_step": counter_of(self.trainee.strategy),
+            "loss": trackers.loss,
+            "rows": trackers.rows,
+            "metrics": dict(trackers.metrics),
+            **({} if accumulation is None else {"accumulation": accumulation}),
+        }

@@ -1,0 +1,173 @@
+"""`rd.SidecarEvaluator`: evaluation beside training, in an actor of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, final
+
+from raydist.actors.background_host import BackgroundActor
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from raydist.pipelines.formats.files import path_text
+from raydist.training.sidecar import Evaluated, SidecarWork
+
+if TYPE_CHECKING:
+    from raydist.context.strategy import Strategy
+    from raydist.training.callbacks.callback import Callback
+    from raydist.training.model import Model
+
+__all__ = ["SidecarEvaluator"]
+
+_LOOK_S = 0.2
+
+
+@final
+class SidecarEvaluator:
+    """Evaluates the checkpoints of a training while it goes on, in an actor of its own: each at most once.
+
+    Where several have come since the last evaluation, the newest is taken. The training and this share nothing but the
+    directory: `fit(checkpoint=directory)`, or a `CheckpointManager` whose checkpoint has the module as "model".
+
+    A context manager: leaving `with` ends the actor.
+
+    Args:
+        model_fn: Makes the compiled :class:`Model`. It is sent by value and called in the actor, in the scope of
+            `strategy`.
+        data: A dataset of batches, as for `Model.evaluate`.
+        checkpoint_dir: Where the training saves: a path that the actor's node can read, or a URI that fsspec knows.
+        strategy: A function that makes the strategy to evaluate with, as strategies don't travel; None: one CPU.
+        steps: Batches of an evaluation; None: all.
+        max_evaluations: End after so many; None: when it is closed.
+        callbacks: Their `on_test_...` hooks are called, in the actor; `rd.get_global_step()` is that of the checkpoint.
+        resources: Ray resources of the actor; its own strategy asks for more, if it has replicas. Default: 1 CPU.
+
+    Raises:
+        InvalidArgumentError: `model_fn` or `strategy` is no function, or a number is < 1.
+
+    >>> evaluator = rd.SidecarEvaluator(lambda: make_model(), rd.Dataset.range(4).batch(2), "checkpoints")
+    >>> evaluator.results()  # nothing was started yet
+    []
+
+    Source: tf.keras.utils.SidecarEvaluator.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[[], Model],
+        data: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        strategy: Callable[[], Strategy] | None = None,
+        steps: int | None = None,
+        max_evaluations: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        if not callable(model_fn):
+            raise InvalidArgumentError(
+                f"model_fn must be a function that makes a compiled model, got {model_fn!r:.80}."
+            )
+        if strategy is not None and not callable(strategy):
+            raise InvalidArgumentError(
+                f"strategy must be a function that makes one, since strategies don't travel, got {strategy!r:.80}. "
+                "Write strategy=lambda: rd.MirroredStrategy(2)."
+            )
+        for name, number in [("steps", steps), ("max_evaluations", max_evaluations)]:
+            if number is not None and number < 1:
+                raise InvalidArgumentError(f"{name} must be >= 1 or None, got {number!r}.")
+        directory = path_text(checkpoint_dir)
+        self._work = SidecarWork(model_fn, data, directory, strategy, steps, max_evaluations, tuple(callbacks))
+        self._resources = {"CPU": 1.0} if resources is None else dict(resources)
+        self._actor: BackgroundActor | None = None
+        self._results: list[Evaluated] = []
+        self._ended = False
+
+    def start(self) -> Self:
+        """Start the actor. Returns once it has begun.
+
+        Returns:
+            This.
+
+        Raises:
+            FailedPreconditionError: It was started before.
+
+        Source: tf.keras.utils.SidecarEvaluator.start, which evaluates in its caller.
+
+        Example::
+
+            with rd.SidecarEvaluator(make_model, held_out, "checkpoints").start() as evaluator:
+                model.fit(data, epochs=10, checkpoint="checkpoints")
+                print(evaluator.results()[-1].logs)
+        """
+        if self._actor is not None or self._ended:
+            raise FailedPreconditionError("A SidecarEvaluator must be started once. Make another one.")
+        self._actor = BackgroundActor(self._work, "The sidecar evaluator", self._resources)
+        self._actor.start()
+        return self
+
+    def results(self) -> list[Evaluated]:
+        """What was evaluated so far, in order: each has `path`, `step` and `logs`.
+
+        Returns:
+            A list of its own.
+
+        Raises:
+            Exception: What an evaluation raised, which has ended it.
+            UnavailableError: The actor is gone.
+
+        Source: raydist's own; TensorFlow's are read from TensorBoard.
+        """
+        if self._actor is not None:
+            self._ended, new = self._actor.news(len(self._results))
+            self._results += new
+        return list(self._results)
+
+    def wait(self, num_evaluations: int, timeout_s: float) -> list[Evaluated]:
+        """Wait for so many results.
+
+        Args:
+            num_evaluations: How many in all.
+            timeout_s: How long, in seconds.
+
+        Returns:
+            As `results`; fewer only where it has ended.
+
+        Raises:
+            DeadlineExceededError: There are fewer after that time.
+
+        Source: raydist's own.
+
+        >>> evaluator = rd.SidecarEvaluator(lambda: make_model(), rd.Dataset.range(4).batch(2), "checkpoints")
+        >>> evaluator.wait(0, timeout_s=1.0)
+        []
+        """
+        end = time.monotonic() + timeout_s
+        while len(found := self.results()) < num_evaluations and not self._ended:
+            if time.monotonic() >= end:
+                raise DeadlineExceededError(
+                    f"{num_evaluations} checkpoints must be evaluated within {timeout_s:g} s, got {len(found)}. Wait "
+                    "longer, or see whether the training saves into that directory."
+                )
+            time.sleep(_LOOK_S)
+        return found
+
+    def close(self, limit_s: float = 10.0) -> None:
+        """End the actor. An evaluation that is under way has so many seconds. May be called twice.
+
+        Args:
+            limit_s: See above.
+
+        Source: raydist's own.
+
+        >>> rd.SidecarEvaluator(lambda: make_model(), rd.Dataset.range(4).batch(2), "checkpoints").close()
+        """
+        actor, self._actor, self._ended = self._actor, None, True
+        if actor is not None:
+            actor.stop(limit_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

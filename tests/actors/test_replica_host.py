@@ -1,0 +1,112 @@
+"""The shell around a runner, called in this process; on a cluster it is run by `tests/strategies/test_mirrored.py`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from raydist.actors.replica_host import CrowdedHost, ReplicaHost
+from raydist.actors.step_channel import StepChannel
+from raydist.actors.supervision import RemoteFailure
+from raydist.channels.hub import ChannelHub, Ticket
+from raydist.errors import RaydistError
+
+
+@dataclass(frozen=True)
+class Answer:
+    results: tuple[Any, ...]
+    error: BaseException | None = None
+
+    def packed(self) -> bytes | None:
+        return None if self.error is not None else pickle.dumps(self.results)
+
+
+class Runner:
+    """Answers what it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def steps(self, group: Any, objects: tuple[Any, ...]) -> Answer:
+        if isinstance(group, BaseException):
+            return Answer((self.name,), group)
+        return Answer((self.name, group, objects))
+
+    def packed_steps(self, message: bytes, more: bool) -> Answer:
+        return Answer((message,), ValueError("mine") if message == b"bad" else None)
+
+    def ping(self, value: int) -> int:
+        return value
+
+
+def test_passes_calls_on_to_its_runner() -> None:
+    host = ReplicaHost()
+    assert host.start(Runner, "first") == os.getpid()
+    assert host.steps("group", "a", "b").results == ("first", "group", ("a", "b"))
+    assert host.call("ping", 3) == 3
+    assert host.control("ping", 4) == 4
+
+
+def test_several_runners_of_one_process_have_a_place_each() -> None:
+    host = CrowdedHost(2, {})
+    assert [host.start(place, Runner, name) for place, name in enumerate(("first", "second"))] == [os.getpid()] * 2
+    assert host.steps(1, "group", "a").results == ("second", "group", ("a",))
+    assert host.steps(0, "group").results == ("first", "group", ())
+    assert host.call(1, "ping", 3) == 3
+    assert host.control(0, "ping", 4) == 4
+    assert host.about(1) == ReplicaHost().about()
+
+
+@pytest.mark.parametrize(
+    ("error", "restored"), [(KeyError("mine"), KeyError), (KeyboardInterrupt("mine"), RaydistError)]
+)
+def test_errors_leave_as_values_whatever_their_class(error: BaseException, restored: type[Exception]) -> None:
+    host = ReplicaHost()
+    host.start(Runner, "first")
+    with pytest.raises(RemoteFailure) as failure:
+        host.steps(error)
+    assert failure.value.before == Answer(("first",))
+    arrived = failure.value.portable.restore()
+    assert type(arrived) is restored
+    assert "mine" in str(arrived)
+
+
+def test_variables_are_set_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYDIST_TEST_VARIABLE", "before")
+    ReplicaHost({"RAYDIST_TEST_VARIABLE": "3"})
+    assert os.environ["RAYDIST_TEST_VARIABLE"] == "3"
+
+
+def test_steps_come_through_a_channel_and_errors_are_kept_until_they_are_asked_for() -> None:
+    host = ReplicaHost()
+    host.start(Runner, "first")
+    hub = ChannelHub.open(1)
+    assert host.open_channel(hub.ticket(0))
+    hub.all_opened()
+    serving: list[threading.Thread] = []
+
+    def serve(rank: int, turn: int) -> None:
+        serving.append(threading.Thread(target=host.serve, args=(turn,)))
+        serving[-1].start()
+
+    channel = StepChannel(hub, 1, serve=serve, fetch=lambda rank, number: number)
+    good, bad = (channel.send([message]) or [] for message in (b"good", b"bad"))
+    assert channel.wait([*good, *bad], 20)
+    assert good[0].value == (b"good",)
+    serving[0].join(20)
+    with pytest.raises(RemoteFailure) as failure:
+        host.take_result(bad[0].ref)
+    assert failure.value.before == Answer((b"bad",))
+    assert isinstance(failure.value.portable.restore(), ValueError)
+    channel.close()
+
+
+def test_memory_that_is_not_there_is_no_channel() -> None:
+    host = ReplicaHost()
+    assert not host.open_channel(Ticket("raydist-shm-of-nobody", b"", 1, 0))
+    host.serve(1)  # returns at once

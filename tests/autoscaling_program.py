@@ -1,0 +1,98 @@
+"""What a user runs on an autoscaling cluster, in a process of its own; prints one line of JSON.
+
+Three programs: a strategy that needs two more nodes, an input pool that grows and goes idle, asking for what no node
+could hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import ray
+import torch
+
+import raydist as rd
+
+TRAIN, INPUT = {"CPU": 1.0, "train": 1.0}, {"CPU": 1.0, "input": 1.0}
+LIMITS = rd.Timeouts(start_s=60, idle_s=2.0, element_s=60)
+GONE_S = 30.0
+
+
+def living() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def until_one_is_left() -> int:
+    """How many nodes are left when idle ones have gone."""
+    end = time.monotonic() + GONE_S
+    while len(living()) > 1 and time.monotonic() < end:
+        time.sleep(0.2)
+    return len(living())
+
+
+def node_of(x: Any) -> Any:
+    time.sleep(0.1)
+    return int(ray.get_runtime_context().get_node_id()[-5:])
+
+
+def train_on_two_more_nodes() -> dict[str, Any]:
+    with rd.MultiWorkerMirroredStrategy(2, 1, resources_per_replica=TRAIN, timeouts=LIMITS) as strategy:
+        with strategy.scope():
+            model = torch.nn.Linear(2, 1, bias=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            torch.nn.init.zeros_(model.weight)
+
+        def step(batch: torch.Tensor) -> tuple[torch.Tensor, str]:
+            optimizer.zero_grad()
+            loss = model(batch).mean()
+            loss.backward()
+            optimizer.step()
+            return loss, ray.get_runtime_context().get_node_id()
+
+        nodes: set[str] = set()
+        for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(torch.ones(16, 2)).batch(4)):
+            _, node = strategy.run(step, args=(batch,))
+            nodes.update(strategy.local_results(node))
+        weights = model.weight.detach().tolist()
+        during = len(living())
+    return {"weights": weights, "trained_on": len(nodes), "nodes": during, "left": until_one_is_left()}
+
+
+def read_from_a_pool() -> dict[str, Any]:
+    options = rd.InputOptions(num_input_workers=2, resources_per_input_worker=INPUT)
+    with rd.MirroredStrategy(1, timeouts=LIMITS) as strategy:
+        numbers = rd.Dataset.range(400).map(node_of).batch(4)
+        seen: dict[int, int] = {}
+        end = time.monotonic() + 60
+        for batch in strategy.distribute_dataset(numbers, options):
+            for node in strategy.local_results(batch)[0].tolist():
+                seen[node] = seen.get(node, 0) + 1
+            if len(seen) > 1 or time.monotonic() > end:
+                break
+        del batch
+        during = len(living())
+        left = until_one_is_left()  # the strategy lives, and its pool is idle
+    return {"read_on": len(seen), "nodes": during, "left": left}
+
+
+def ask_for_too_much() -> dict[str, Any]:
+    began = time.monotonic()
+    limits = rd.Timeouts(start_s=50)
+    with rd.MirroredStrategy(1, resources_per_replica={"CPU": 16.0}, timeouts=limits) as strategy:
+        try:
+            with strategy.scope():
+                pass
+        except rd.FailedPreconditionError as error:
+            return {"error": str(error), "seconds": time.monotonic() - began}
+    return {}
+
+
+PROGRAMS = {program.__name__: program for program in (train_on_two_more_nodes, read_from_a_pool, ask_for_too_much)}
+
+if __name__ == "__main__":
+    os.environ["RAY_SCHEDULER_EVENTS"] = "0"
+    print(json.dumps({name: PROGRAMS[name]() for name in sys.argv[1:]}))

@@ -1,0 +1,112 @@
+"""Loops under `OneDeviceStrategy`: the same boundaries, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.strategies.one_device import OneDeviceStrategy
+
+ROWS = 24
+
+
+def drawn(iterator: Any, *, optional: bool) -> Iterator[torch.Tensor]:
+    """All batches, drawn in one way or another."""
+    if not optional:
+        yield from iterator
+    while (found := iterator.get_next_as_optional()).has_value():
+        yield found.get_value()
+
+
+def run(directory: Path, *, at: int | None, every: int | None = None, optional: bool = False) -> list[list[int]]:
+    """One epoch by one call of `run`; SIGTERM comes in step `at`. What steps have seen."""
+    strategy, seen = OneDeviceStrategy("cpu"), list[list[int]]()
+    data = strategy.distribute_dataset(rd.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(4))
+    progress = rd.State(step=0)
+
+    def loop(iterator: Any) -> None:
+        for batch in drawn(iterator, optional=optional):
+            seen.append(batch.tolist())
+            progress.step += 1
+            if progress.step == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if every is not None:
+                manager.save()
+
+    checkpoint = rd.Checkpoint(data=data, progress=progress)
+    with rd.CheckpointManager(checkpoint, directory, None, checkpoint_interval=every) as manager:
+        manager.restore_or_initialize()
+        with contextlib.nullcontext() if at is None else pytest.raises(rd.Preempted, match="SIGTERM"):
+            strategy.run(loop, args=(iter(data),))
+    return seen
+
+
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("at", [1, 4, 6])
+def test_each_draw_is_a_boundary(tmp_path: Path, at: int, every: int | None, optional: bool) -> None:
+    whole = run(tmp_path / "whole", at=None)
+    first = run(tmp_path / "run", at=at, every=every, optional=optional)
+    rest = run(tmp_path / "run", at=None, optional=optional)
+    assert len(first) == at
+    assert first + rest[: len(whole) - at] == whole
+    assert rest == whole[at:] or at == len(whole)
+
+
+def test_a_save_after_a_draw_has_the_state_of_its_call(tmp_path: Path) -> None:
+    run(tmp_path, at=None, every=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-2", "ckpt-4", "ckpt-6"]
+    progress = rd.State(step=0)
+    rd.Checkpoint(progress=progress).restore(tmp_path / "ckpt-4", only="progress")
+    assert progress.step == 4
+
+
+def test_a_step_that_is_given_its_batch_cannot_save(tmp_path: Path) -> None:
+    strategy = OneDeviceStrategy("cpu")
+    with rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1) as manager:
+        manager.watch()
+        with pytest.raises(rd.FailedPreconditionError, match="runs inside of strategy.run. Call save"):
+            strategy.run(manager.save)
+
+
+def test_a_fit_in_several_steps_a_call_is_not_divided(tmp_path: Path) -> None:
+    strategy = OneDeviceStrategy("cpu")
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = rd.Model(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse", steps_per_execution=4)
+    calls: list[int] = []
+
+    class Terminate(rd.Callback):
+        """Ends the process after the first call."""
+
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            calls.append(batch)
+            if len(calls) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    rows = torch.arange(32.0)[:, None]
+    with pytest.raises(rd.Preempted):
+        model.fit(rows, rows, batch_size=4, checkpoint=tmp_path, callbacks=[Terminate()])
+    assert calls == [3]
+
+
+def test_what_is_left_of_a_closed_strategy_is_saved_as_it_is(tmp_path: Path) -> None:
+    strategy = OneDeviceStrategy("cpu")
+    with strategy.scope():
+        model = torch.nn.Linear(1, 1)
+    strategy.close()
+    with rd.CheckpointManager(rd.Checkpoint(model=model), tmp_path, 1) as manager:
+        handle = manager.save()
+        assert handle is not None
+        handle.wait()
+        with pytest.raises(rd.FailedPreconditionError, match="is closed and can't run a step"):
+            strategy.run(manager.save)

@@ -1,0 +1,373 @@
+"""`rd.Checkpoint`: what is saved comes back, in this process, in another one, and without raydist."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from safetensors.torch import load_file
+from torch import nn
+from torchmetrics.classification import BinaryPrecision, BinaryRecall
+
+import raydist as rd
+
+
+class Everything:
+    """One of each kind of object, trained a little."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.first = nn.Linear(4, 8)
+        self.model = nn.Sequential(self.first, nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2)).double()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, milestones=[2, 5])
+        self.metric = torchmetrics.MeanMetric()
+        self.mean = rd.Mean()
+        self.progress = rd.State(epoch=0, best=float("-inf"), history=[])
+        self.checkpoint = rd.Checkpoint(
+            model=self.model,
+            optimizer=self.optimizer,
+            more={"scheduler": self.scheduler, "metrics": [self.metric, self.mean]},
+            progress=self.progress,
+        )
+
+    def train(self, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            x = torch.randn(16, 4, dtype=torch.float64)
+            loss = (self.model(x) ** 2).mean() * float(np.random.rand() + random.random())
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.metric.update(loss.item())
+            self.mean.update(loss.item(), weight=16)
+            self.progress.epoch += 1
+            self.progress.history.append(loss.item())
+            losses.append(loss.item())
+        return [*losses, float(self.metric.compute()), float(self.mean.compute())]
+
+
+def test_a_restored_run_is_the_run(tmp_path: Path) -> None:
+    run = Everything()
+    run.train(3)
+    path = run.checkpoint.save(tmp_path / "ckpt-3")
+    expected = run.train(7)
+    again = Everything(seed=5)
+    again.train(1)
+    assert again.checkpoint.restore(path).missing == ()
+    assert again.train(7) == expected
+    assert again.progress.state_dict() == run.progress.state_dict()
+    assert [group["lr"] for group in again.optimizer.param_groups] == [g["lr"] for g in run.optimizer.param_groups]
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value)
+
+
+def test_files_are_for_everybody(tmp_path: Path) -> None:
+    run = Everything()
+    run.train(2)
+    path = run.checkpoint.save(tmp_path / "ckpt-2")
+    fresh = Everything(seed=9)
+    fresh.model.load_state_dict(load_file(f"{path}/model.safetensors"))
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(fresh.model.state_dict()[name], value)
+    saved = load_file(f"{path}/optimizer.safetensors")
+    assert torch.equal(saved["0.weight.exp_avg"], run.optimizer.state[run.first.weight]["exp_avg"])
+    assert json.loads(Path(path, "manifest.json").read_text())["saved"]["version"] == 1
+
+
+def test_plain_torch_reads_it_in_a_process_without_raydist(tmp_path: Path) -> None:
+    run = Everything()
+    run.train(2)
+    path = run.checkpoint.save(tmp_path / "ckpt-2")
+    run.model.eval()
+    x = torch.ones(3, 4, dtype=torch.float64)
+    program = f"""
+import sys, torch
+from safetensors.torch import load_file
+nn = torch.nn
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2)).double().eval()
+model.load_state_dict(load_file({f"{path}/model.safetensors"!r}))
+print(model(torch.ones(3, 4, dtype=torch.float64)).tolist())
+assert not any(name.startswith("raydist") for name in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    assert json.loads(told.stdout) == run.model(x).tolist()
+
+
+def test_an_object_with_two_names_is_stored_once(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    path = rd.Checkpoint(a=model, b=model).save(tmp_path / "x")
+    assert sorted(os.listdir(path)) == ["a.safetensors", "manifest.json"]
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    nn.init.zeros_(model.weight)
+    rd.Checkpoint(a=model, b=model).restore(path)
+    assert torch.equal(model.weight, kept["weight"])
+    other = nn.Linear(2, 2)
+    rd.Checkpoint(b=other).restore(path, strict=False)
+    assert torch.equal(other.weight, kept["weight"])
+
+
+def test_saving_again_replaces_what_was_there(tmp_path: Path) -> None:
+    run = Everything()
+    path = run.checkpoint.save(tmp_path / "x")
+    run.train(2)
+    run.checkpoint.save(path)
+    again = Everything(seed=3)
+    again.checkpoint.restore(path)
+    assert again.progress.epoch == 2
+    assert len(os.listdir(path)) == 5  # nothing of the first is left
+
+
+@pytest.mark.parametrize("thing", [3, "text", lambda: 0, nn.Linear, object()], ids=lambda thing: type(thing).__name__)
+def test_what_has_no_state_is_named(thing: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="'more.1'.*rd.State"):
+        rd.Checkpoint(more=[rd.State(), thing])
+
+
+def test_an_entry_that_is_a_function_is_named(tmp_path: Path) -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"fine": 1, "deep": [{"fn": len}]}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with pytest.raises(rd.InvalidArgumentError, match="'odd.deep.0.fn' is a builtins.builtin_function"):
+        rd.Checkpoint(odd=Odd()).save(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_all_that_does_not_fit_is_listed_and_nothing_is_changed(tmp_path: Path) -> None:
+    path = rd.Checkpoint(
+        progress=rd.State(a=1), model=nn.ModuleDict({"x": nn.Linear(2, 2), "y": nn.Linear(3, 2)})
+    ).save(tmp_path / "x")
+    model = nn.ModuleDict({"x": nn.Linear(2, 2).double(), "y": nn.Linear(2, 2), "z": nn.Linear(1, 1)})
+    progress = rd.State(a=5, b=2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(rd.InvalidArgumentError) as raised:
+        rd.Checkpoint(model=model, progress=progress, extra=rd.State()).restore(path)
+    for told in (
+        "'model.z.weight' is missing",
+        "'model.y.weight' is reshaped ((2, 2) here, (2, 3) saved)",
+        "'model.x.bias' is retyped (torch.float64 here, torch.float32 saved)",
+        "'progress.b' is missing",
+        "'extra' is missing",
+    ):
+        assert told in str(raised.value)
+    assert progress.a == 5
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_twenty_are_listed(tmp_path: Path) -> None:
+    path = rd.Checkpoint(progress=rd.State()).save(tmp_path / "x")
+    with pytest.raises(rd.InvalidArgumentError, match="'progress.v19' is missing, and 5 more"):
+        rd.Checkpoint(progress=rd.State(**{f"v{i}": i for i in range(25)})).restore(path)
+
+
+def test_what_is_missing_or_unexpected_may_be_left(tmp_path: Path) -> None:
+    path = rd.Checkpoint(model=nn.ModuleDict({"x": nn.Linear(2, 2)}), old=rd.State()).save(tmp_path / "x")
+    model = nn.ModuleDict({"x": nn.Linear(2, 2, bias=False), "z": nn.Linear(1, 1, bias=False)})
+    report = rd.Checkpoint(model=model, new=rd.State(a=1)).restore(path, strict=False)
+    assert report.missing == ("model.z.weight", "new")
+    assert report.unexpected == ("model.x.bias", "old")
+    assert torch.equal(model.state_dict()["x.weight"], load_file(f"{path}/model.safetensors")["x.weight"])
+
+
+def test_some_of_it(tmp_path: Path) -> None:
+    run = Everything()
+    run.train(2)
+    path = run.checkpoint.save(tmp_path / "x")
+    again = Everything(seed=4)
+    random_state = torch.get_rng_state()
+    again.checkpoint.restore(path, only=["model", "more"])
+    assert torch.equal(again.first.weight, run.first.weight)
+    assert again.scheduler.last_epoch == 2
+    assert again.progress.epoch == 0
+    assert torch.equal(torch.get_rng_state(), random_state)
+    with pytest.raises(rd.InvalidArgumentError, match="'modell'"):
+        again.checkpoint.restore(path, only="modell")
+
+
+def test_an_optimizer_finds_its_parameters_by_name(tmp_path: Path) -> None:
+    run = Everything()
+    run.train(2)
+    path = run.checkpoint.save(tmp_path / "x")
+    model = Everything(seed=1).model
+    optimizer = torch.optim.AdamW(reversed(list(model.parameters())), lr=1.0)
+    rd.Checkpoint(model=model, optimizer=optimizer).restore(path, only=["model", "optimizer"])
+    for (_, here), (_, there) in zip(model.named_parameters(), run.model.named_parameters(), strict=True):
+        assert torch.equal(optimizer.state[here]["exp_avg"], run.optimizer.state[there]["exp_avg"])
+
+
+def test_an_optimizer_over_other_parameters_is_an_error(tmp_path: Path) -> None:
+    run = Everything()
+    path = run.checkpoint.save(tmp_path / "x")
+    model = Everything(seed=1).model
+    some = torch.optim.AdamW(list(model.parameters())[:2])
+    with pytest.raises(rd.InvalidArgumentError, match="'optimizer.1.weight' is unexpected"):
+        rd.Checkpoint(model=model, optimizer=some).restore(path, only=["model", "optimizer"])
+    sgd = torch.optim.SGD(model.parameters())
+    with pytest.raises(rd.InvalidArgumentError, match="optimizer SGD here, optimizer AdamW saved"):
+        rd.Checkpoint(model=model, optimizer=sgd).restore(path, only=["model", "optimizer"])
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (2, 3, 1, 1)], ids=["fewer", "more"])
+def test_an_optimizer_may_take_the_states_of_some_parameters(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    def made(sizes: tuple[int, ...], rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(*(nn.Linear(size, after) for size, after in itertools.pairwise(sizes)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    saved_model, saved = made((2, 3, 1), 0.5)
+    saved.step()
+    path = rd.Checkpoint(model=saved_model, optimizer=saved).save(tmp_path / "x")
+    model, optimizer = made(sizes, 0.25)
+    rd.Checkpoint(model=model, optimizer=optimizer).restore(path, strict=False)
+    there = dict(saved_model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert optimizer.state[parameter]["step"] == (2 if name in there else 1)
+        if name in there:
+            assert torch.equal(optimizer.state[parameter]["exp_avg"], saved.state[there[name]]["exp_avg"])
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.step()
+
+
+def test_a_metric_collection_is_its_metrics(tmp_path: Path) -> None:
+    def made() -> torchmetrics.MetricCollection:
+        metrics = torchmetrics.MetricCollection(
+            {"p": BinaryPrecision(), "r": BinaryRecall(), "mean": torchmetrics.MeanMetric()}, prefix="x_"
+        )
+        return metrics.train()
+
+    def update(metrics: torchmetrics.MetricCollection, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        guesses = torch.rand(9, generator=generator)
+        truth = torch.randint(0, 2, (9,), generator=generator)
+        metrics["p"].update(guesses, truth)
+        metrics["r"].update(guesses, truth)
+        metrics["mean"].update(guesses)
+
+    found, again = made(), made()
+    update(found, 0)
+    path = rd.Checkpoint(metrics=found).save(tmp_path / "x")
+    rd.Checkpoint(metrics=again).restore(path)
+    assert again.compute() == found.compute()
+    for each in (found, again):
+        update(each, 1)
+    assert again.compute() == found.compute()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, dtype=torch.complex64)),
+        (torch.ones(2, dtype=torch.complex64).conj().imag, torch.zeros(2)),
+        (torch.arange(6.0).reshape(2, 3).T, torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]])),
+        (np.arange(6).reshape(2, 3)[:, ::-1], np.array([[2, 1, 0], [5, 4, 3]])),
+        (np.zeros(3, [("a", "i1"), ("b", "f4")])["b"], np.zeros(3, "f4")),
+    ],
+    ids=["conjugate", "negative", "transposed", "backwards", "field"],
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_views_are_saved_as_what_they_show(value: Any, expected: Any, asynchronous: bool, tmp_path: Path) -> None:
+    held = Holder({"x": value})
+    with rd.CheckpointManager(rd.Checkpoint(held=held), tmp_path, 1, asynchronous=asynchronous) as manager:
+        manager.save()
+        manager.sync()
+        manager.restore_or_initialize()
+    assert type(held.state["x"]) is type(expected)
+    assert np.array_equal(np.asarray(held.state["x"]), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: nn.LazyLinear(2), r"'held.weight' has none yet: it is made by its module's first forward"),
+        (lambda: nn.Linear(1, 1, device="meta"), r"'held.weight' has none yet: it is on the device 'meta'"),
+        (lambda: Holder({"x": torch.nested.nested_tensor([torch.ones(2)])}), r"the entry 'held.x' is a torch.Tensor"),
+        (
+            lambda: Holder({"x": np.ma.masked_array([1, 2], mask=[False, True])}),
+            r"the entry 'held.x' is a numpy.ma.MaskedArray",
+        ),
+        (lambda: Holder({"x": 10**5000}), r"the entry 'held.x' is a builtins.int of 16610 bits"),
+    ],
+    ids=["lazy", "meta", "nested", "masked", "number"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Lazy modules are a new feature")
+def test_what_has_no_values_is_named(made: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.Checkpoint(held=made()).save(tmp_path / "x")
+    assert os.listdir(tmp_path) == []
+
+
+class Holder:
+    """Has a state."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_an_object_that_refuses_its_state_leaves_all_as_they_were(tmp_path: Path) -> None:
+    class Picky:
+        refuses = False
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"x": 1}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if self.refuses:
+                raise KeyError("pipeline")
+
+    model, progress, picky = nn.Linear(1, 1), rd.State(a=1), Picky()
+    checkpoint = rd.Checkpoint(progress=progress, model=model, picky=picky)
+    path = checkpoint.save(tmp_path / "x")
+    progress.a = 7
+    before = model.weight.detach().clone().fill_(3)
+    with torch.no_grad():
+        model.weight.fill_(3)
+    picky.refuses = True
+    with pytest.raises(rd.InvalidArgumentError, match="'picky'.*Picky"):
+        checkpoint.restore(path)
+    assert progress.a == 7
+    assert torch.equal(model.weight, before)
+
+
+def test_where_nothing_is(tmp_path: Path) -> None:
+    with pytest.raises(rd.NotFoundError, match="did not come to its end"):
+        rd.Checkpoint(a=rd.State()).restore(tmp_path / "nothing")
+
+
+def test_in_memory(tmp_path: Path) -> None:
+    run = Everything()
+    run.train(1)
+    path = run.checkpoint.save(f"memory://{tmp_path.name}/ckpt-1")
+    run.train(2)
+    run.checkpoint.save(path)
+    again = Everything(seed=2)
+    again.checkpoint.restore(path)
+    assert again.progress.epoch == 3
+    assert torch.equal(again.first.weight, run.first.weight)
+
+
+def test_inside_of_a_step_it_is_an_error(tmp_path: Path) -> None:
+    checkpoint = rd.Checkpoint(a=rd.State())
+    with pytest.raises(rd.FailedPreconditionError, match="inside of strategy.run"):
+        rd.OneDeviceStrategy("cpu").run(lambda: checkpoint.save(tmp_path / "x"))

@@ -1,0 +1,120 @@
+"""Checkpoints in an object store that fails now and then, cuts off, lists late, is full, or asks who is there."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+from raydist.checkpoints.removal import remove_checkpoint
+from raydist.pipelines.stored.directory_files import directory_files
+from tests.object_store.file_system import register
+from tests.object_store.server import Failure, ObjectStore, serve_objects
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydist.pipelines.formats.remote_file._FIRST_WAIT_S", 0.0)
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    register()
+    with serve_objects() as served:
+        yield served
+
+
+def objects(step: int = 0) -> tuple[rd.Checkpoint, nn.Module, rd.State]:
+    model, progress = nn.Linear(4, 4), rd.State(step=step)
+    return rd.Checkpoint(model=model, progress=progress), model, progress
+
+
+def test_it_is_saved_and_restored(store: ObjectStore) -> None:
+    checkpoint, model, _ = objects(3)
+    path = checkpoint.save(store.uri("bucket/run/ckpt-3"))
+    again, other, progress = objects()
+    again.restore(path)
+    assert progress.step == 3
+    assert torch.equal(other.state_dict()["weight"], model.state_dict()["weight"])
+    assert len(store.keys("bucket/run/ckpt-3/")) == 2
+    checkpoint.save(path)
+    assert len(store.keys("bucket/run/ckpt-3/")) == 2  # those of the first are gone
+
+
+@pytest.mark.parametrize("failure", ["drop", "cut", "lost", 503])
+def test_what_fails_for_a_moment(store: ObjectStore, failure: Failure) -> None:
+    for count in range(1, 8):  # at each request of a save, and of a restore
+        store.faults.next.extend([None] * (count - 1) + [failure])
+        path = objects(count)[0].save(store.uri(f"bucket/run/ckpt-{count}"))
+        store.faults.next.clear()
+        store.faults.next.extend([None] * (count - 1) + [failure])
+        again, _, progress = objects()
+        again.restore(path)
+        store.faults.next.clear()
+        assert progress.step == count
+
+
+def test_many_requests_fail(store: ObjectStore) -> None:
+    store.faults.failure_rate = 0.2
+    for step in range(5):
+        path = objects(step)[0].save(store.uri("bucket/run/x"))
+        again, _, progress = objects()
+        again.restore(path)
+        assert progress.step == step
+
+
+@pytest.mark.parametrize("trouble", ["full", "read only", "down"])
+def test_what_cannot_be_saved_leaves_what_was(store: ObjectStore, trouble: str) -> None:
+    path = objects(1)[0].save(store.uri("bucket/run/x"))
+    before = store.keys()
+    if trouble == "full":
+        store.faults.capacity = sum(map(len, filter(None, map(store.get, before)))) + 10
+    store.faults.read_only = trouble == "read only"
+    store.faults.down = trouble == "down"
+    with pytest.raises((OSError, rd.RaydistError)):
+        objects(2)[0].save(path)
+    store.faults.down = store.faults.read_only = False
+    assert store.keys() == before
+    again, _, progress = objects()
+    again.restore(path)
+    assert progress.step == 1
+
+
+def test_what_is_listed_late(store: ObjectStore) -> None:
+    root = directory_files(store.uri("bucket/run"))
+    objects(1)[0].save(store.uri("bucket/run/ckpt-1"))
+    store.faults.listing_delay_s = 30.0
+    objects(2)[0].save(store.uri("bucket/run/ckpt-2"))
+    remove_checkpoint(root.inside("ckpt-1"))
+    assert store.keys("bucket/run/ckpt-1/") == []  # although nothing was listed
+    again, _, progress = objects()
+    again.restore(store.uri("bucket/run/ckpt-2"))
+    assert progress.step == 2
+
+
+def test_nobody_is_shown_who_came_in() -> None:
+    register()
+    with serve_objects(login="someone:hidden") as store:
+        uri = store.uri("bucket/run/x")
+        assert "someone:hidden@" in uri
+        checkpoint, _, _ = objects()
+        checkpoint.save(uri)
+        keys = list(store.keys())
+        assert all(b"hidden" not in (store.get(key) or b"") for key in keys)
+        for key in keys:
+            if key.endswith(".safetensors"):
+                store.put(key, None)
+        shown = []
+        for wrong in (uri, f"{uri}-none"):
+            with pytest.raises(rd.RaydistError) as raised:
+                checkpoint.restore(wrong)
+            shown += ["".join(traceback.format_exception_only(raised.value)), repr(raised.value.__cause__)]
+        store.faults.down = True
+        with pytest.raises(rd.RaydistError) as raised:
+            checkpoint.save(uri)
+        shown += ["".join(traceback.format_exception_only(raised.value)), repr(raised.value.__cause__)]
+        assert all("hidden" not in text for text in shown)

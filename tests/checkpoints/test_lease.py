@@ -1,0 +1,135 @@
+"""One process may write into a directory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from raydist.checkpoints.lease import LEASE_FILE, Holder, Lease, judge_holder, read_holder, this_process
+from raydist.errors import FailedPreconditionError
+from raydist.pipelines.stored.directory_files import LocalFiles, directory_files
+
+ELSEWHERE = Holder("other", "another-host", 7, "2026-11-22 10:00:00 +0000", machine="another", started="1")
+
+
+def test_a_second_writer_is_refused_and_told_by_whom_and_since_when(tmp_path: Path) -> None:
+    first, second = Lease(LocalFiles(str(tmp_path))), Lease(LocalFiles(str(tmp_path)))
+    first.take()
+    first.take()
+    first.require()
+    with pytest.raises(FailedPreconditionError, match=rf"belongs to process {os.getpid()} on .*, since \d{{4}}-"):
+        second.take()
+    first.give_back()
+    first.give_back()
+    second.take()
+    second.give_back()
+    assert not (tmp_path / LEASE_FILE).exists()
+
+
+def test_a_holder_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from raydist.checkpoints.lease import Lease;"
+        "from raydist.pipelines.stored.directory_files import LocalFiles;"
+        "lease = Lease(LocalFiles(sys.argv[1])); lease.take(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
+    assert (tmp_path / LEASE_FILE).exists()
+    lease = Lease(LocalFiles(str(tmp_path)))
+    lease.take()
+    lease.give_back()
+
+
+def test_a_file_that_could_not_be_removed_holds_this_process_not_up(tmp_path: Path) -> None:
+    first, second = Lease(LocalFiles(str(tmp_path))), Lease(LocalFiles(str(tmp_path)))
+    first.take()
+    with mock.patch.object(LocalFiles, "remove", side_effect=OSError("the store is down")):
+        first.give_back()
+    assert (tmp_path / LEASE_FILE).exists()
+    second.take()
+    with pytest.raises(FailedPreconditionError, match="belongs to process"):
+        first.take()
+    second.give_back()
+
+
+def test_a_lease_that_is_dropped_is_given_back(tmp_path: Path) -> None:
+    lease = Lease(LocalFiles(str(tmp_path)))
+    lease.take()
+    del lease
+    gc.collect()
+    assert not (tmp_path / LEASE_FILE).exists()
+
+
+def test_elsewhere_a_count_that_stands_still_is_free(tmp_path: Path) -> None:
+    files = directory_files(f"memory://{tmp_path}")
+    files.make()
+    files.replace(LEASE_FILE, ELSEWHERE.to_bytes())
+    lease = Lease(files, beat_s=0.02, lapse_s=0.1)
+    lease.take()
+    lease.give_back()
+
+
+def test_elsewhere_a_count_that_goes_on_is_held(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    files.replace(LEASE_FILE, ELSEWHERE.to_bytes())
+    looks = iter([ELSEWHERE, replace(ELSEWHERE, beat=1)])
+    lease = Lease(_Counting(files, looks), beat_s=0.01, lapse_s=10)  # type: ignore[arg-type]  # a double of the files
+    with pytest.raises(FailedPreconditionError, match="process 7 on another-host"):
+        lease.take()
+
+
+class _Counting:
+    """Files whose lease counts up with each look."""
+
+    def __init__(self, files: LocalFiles, looks: object) -> None:
+        self._files, self._looks = files, looks
+        self.shown = files.shown
+
+    def make(self) -> bool:
+        return self._files.make()
+
+    def open(self, name: str) -> object:
+        self._files.replace(LEASE_FILE, next(self._looks).to_bytes())  # type: ignore[call-overload]  # an iterator
+        return self._files.open(name)
+
+
+def test_who_was_taken_for_dead_writes_no_more(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    lease = Lease(files)
+    lease.take()
+    files.replace(LEASE_FILE, ELSEWHERE.to_bytes())
+    with pytest.raises(FailedPreconditionError, match="another-host"):
+        lease.require()
+    lease.give_back()
+    assert read_holder(files) == ELSEWHERE
+
+
+def test_a_lease_counts_up_while_it_is_held(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    lease = Lease(files, beat_s=0.01)
+    lease.take()
+    first = read_holder(files)
+    while (now := read_holder(files)) == first:
+        pass
+    lease.give_back()
+    assert first is not None
+    assert now is not None
+    assert now.beat > first.beat
+
+
+def test_a_process_of_the_same_number_is_another_one() -> None:
+    me = this_process()
+    assert judge_holder(replace(me, token="x"), me) == "held"
+    assert judge_holder(replace(me, token="x", started="1"), me) == "free"
+    assert judge_holder(replace(me, token="x", machine="another"), me) == "unknown"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"token": 1}', b"[" * 100_000])
+def test_what_is_no_lease_is_nobodys(content: bytes) -> None:
+    assert Holder.of_bytes(content) is None

@@ -1,0 +1,336 @@
+"""`rd.CheckpointManager`: when it saves, what it keeps, what it restores, who may write."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.actors.save_metrics import SaveMetrics
+from raydist.checkpoints.new_files import MANIFEST_NAME
+from raydist.failpoints import installed
+from raydist.strategies.one_device import OneDeviceStrategy
+
+
+@pytest.fixture
+def progress() -> rd.State:
+    return rd.State(step=0)
+
+
+@pytest.fixture
+def open_managers() -> Iterator[list[rd.CheckpointManager]]:
+    managers: list[rd.CheckpointManager] = []
+    yield managers
+    for each in managers:
+        each.close()
+
+
+@pytest.fixture
+def manager(progress: rd.State, tmp_path: Path, open_managers: list[rd.CheckpointManager]) -> Any:
+    def make(max_to_keep: int | None = None, directory: Any = tmp_path, **options: Any) -> rd.CheckpointManager:
+        made = rd.CheckpointManager(rd.Checkpoint(progress=progress), directory, max_to_keep, **options)
+        open_managers.append(made)
+        return made
+
+    return make
+
+
+def names(paths: list[str]) -> list[str]:
+    return [os.path.basename(path) for path in paths]
+
+
+def saved_step(path: str | None) -> int:
+    progress = rd.State(step=-1)
+    rd.Checkpoint(progress=progress).restore(path or "")
+    return int(progress.step)
+
+
+def test_every_nth_call_saves_and_the_count_goes_on_after_a_restore(manager: Any, progress: rd.State) -> None:
+    first = manager(checkpoint_interval=3)
+    assert first.restore_or_initialize() is None
+    handles = []
+    for progress.step in range(1, 8):
+        handles.append(first.save())
+    assert [handle is not None for handle in handles] == [False, False, True, False, False, True, False]
+    first.close()
+    assert names(first.checkpoints) == ["ckpt-3", "ckpt-6"]
+    again = manager(checkpoint_interval=3)
+    progress.step = 0
+    assert again.restore_or_initialize() == first.latest_checkpoint
+    assert progress.step == 6
+    handles = [again.save() for _ in range(3)]
+    assert [handle is not None for handle in handles] == [False, False, True]
+    again.sync()
+    assert names(again.checkpoints)[-1] == "ckpt-9"
+
+
+def test_a_save_that_does_not_ask_for_the_interval_starts_it_again(manager: Any) -> None:
+    one = manager(checkpoint_interval=2)
+    saves = [one.save(check_interval=n != 1) is not None for n in range(4)]
+    assert saves == [False, True, False, True]
+
+
+def test_a_step_counter_names_checkpoints_and_says_when_they_are_due(manager: Any) -> None:
+    counter = torch.tensor(10)
+    one = manager(step_counter=counter, checkpoint_interval=5)
+    one.restore_or_initialize()
+    assert one.save() is None
+    counter += 5
+    one.save().wait()
+    assert names(one.checkpoints) == ["ckpt-15"]
+    assert one.checkpoint_interval == 5
+    other = manager(step_counter=lambda: 7, directory=f"memory://{os.urandom(4).hex()}")
+    other.save().wait()
+    assert names(other.checkpoints) == ["ckpt-7"]
+
+
+def test_seconds_between_saves(manager: Any) -> None:
+    one = manager(interval_s=0.05)
+    assert one.save() is None
+    time.sleep(0.05)
+    assert one.save() is not None
+    assert one.save() is None
+
+
+def test_the_newest_and_the_best_stay(manager: Any, progress: rd.State) -> None:
+    one = manager(2, best=("loss", "min"))
+    for progress.step, loss in enumerate([3.0, 1.0, 2.0, 2.5]):
+        one.save(metrics={"loss": torch.tensor(loss)})
+    one.close()
+    assert names(one.checkpoints) == ["ckpt-3", "ckpt-4"]
+    assert os.path.basename(one.best_checkpoint) == "ckpt-2"
+    assert saved_step(one.best_checkpoint) == 1
+    assert sorted(name for name in os.listdir(one.directory)) == ["ckpt-2", "ckpt-3", "ckpt-4"]
+    again = manager(2, best=("loss", "min"))
+    again.restore_or_initialize()
+    again.save(metrics={"loss": 0.5})
+    again.sync()
+    assert sorted(os.listdir(again.directory)) == ["ckpt-4", "ckpt-5", "lease.json"]
+
+
+def test_metrics_must_have_the_one_that_tells_the_best(manager: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="metrics must have 'loss', which `best` names, got accuracy"):
+        manager(1, best=("loss", "min")).save(metrics={"accuracy": 1.0})
+    with pytest.raises(rd.InvalidArgumentError, match="names and numbers"):
+        manager(1, directory="memory://metrics").save(metrics={"loss": "low"})
+
+
+def test_step_numbers_that_begin_again_do_not_make_old_checkpoints_the_newest(manager: Any, progress: rd.State) -> None:
+    first = manager(2)
+    first.save(checkpoint_number=900).wait()
+    first.close()
+    progress.step = 5
+    second = manager(2)
+    second.save().wait()
+    assert names(second.checkpoints) == ["ckpt-900", "ckpt-1"]
+    second.close()
+    assert saved_step(rd.latest_checkpoint(second.directory)) == 5
+    assert manager(2).restore_or_initialize() == second.latest_checkpoint
+
+
+def test_a_number_that_is_there_already_is_replaced(manager: Any, progress: rd.State) -> None:
+    one = manager(2)
+    one.save(checkpoint_number=1).wait()
+    progress.step = 8
+    one.save(checkpoint_number=1).wait()
+    assert names(one.checkpoints) == ["ckpt-1"]
+    assert saved_step(one.latest_checkpoint) == 8
+
+
+def test_init_fn_runs_where_there_is_nothing(manager: Any) -> None:
+    called: list[int] = []
+    one = manager(1, init_fn=lambda: called.append(1))
+    assert one.restore_or_initialize() is None
+    one.save()
+    one.sync()
+    assert one.restore_or_initialize() is not None
+    assert called == [1]
+
+
+def damage(path: str) -> None:
+    manifest = Path(path) / MANIFEST_NAME
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+
+
+def test_a_damaged_one_is_an_error_and_with_fallback_the_one_before_is_restored(
+    manager: Any, progress: rd.State
+) -> None:
+    one = manager()
+    for progress.step in range(3):
+        one.save()
+    one.close()
+    damage(one.latest_checkpoint)
+    with pytest.raises(rd.DataLossError, match="ckpt-3"):
+        manager().restore_or_initialize()
+    again = manager()
+    with pytest.raises(rd.FailedPreconditionError, match="belongs to process"):
+        again.restore_or_initialize()
+
+
+def test_fallback_says_what_it_passes_over(manager: Any, progress: rd.State) -> None:
+    one = manager()
+    for progress.step in range(3):
+        one.save()
+    one.close()
+    damage(one.latest_checkpoint)
+    again = manager()
+    with pytest.warns(RuntimeWarning, match="ckpt-3.* The checkpoint before it is tried"):
+        assert os.path.basename(again.restore_or_initialize(fallback=True)) == "ckpt-2"
+    assert progress.step == 1
+    again.save().wait()
+    assert names(again.checkpoints)[-1] == "ckpt-3"
+
+
+def test_what_killed_saves_left_is_passed_over_and_cleaned_up(manager: Any, tmp_path: Path) -> None:
+    (tmp_path / "ckpt-7").mkdir()
+    (tmp_path / "ckpt-7" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "notes-1").mkdir()
+    one = manager()
+    assert one.restore_or_initialize() is None
+    assert sorted(os.listdir(tmp_path)) == ["lease.json", "notes-1"]
+
+
+def test_the_state_is_that_of_the_call_though_it_is_written_later(manager: Any, progress: rd.State) -> None:
+    weights = torch.zeros(3)
+    thing = torch.nn.ParameterDict({"w": torch.nn.Parameter(weights, requires_grad=False)})
+    directory = manager().directory
+    one = rd.CheckpointManager(rd.Checkpoint(thing=thing), directory, 1)
+    handle = one.save()
+    weights += 1
+    assert handle is not None
+    handle.wait()
+    one.close()
+    from safetensors.torch import load_file
+
+    assert load_file(os.path.join(handle.path, "thing.safetensors"))["w"].tolist() == [0, 0, 0]
+
+
+def test_a_failed_write_warns_with_the_next_call_and_the_third_is_raised(manager: Any) -> None:
+    def full(name: str) -> None:
+        if name == "checkpoint.before_manifest":
+            raise OSError(28, "No space left on device")
+
+    one = manager()
+    one.save().wait()
+    with installed(full):
+        one.save()
+        one._saves.writer._thread.join()
+        with pytest.warns(RuntimeWarning, match=r"ckpt-2.*No space left"):
+            one.save()
+        one._saves.writer._thread.join()
+        with pytest.warns(RuntimeWarning, match="ckpt-3"):
+            one.save()
+        one._saves.writer._thread.join()
+        with pytest.raises(OSError, match="No space left"):
+            one.save()
+    one.save().wait()
+    assert names(one.checkpoints)[0] == "ckpt-1"
+    assert sorted(os.listdir(one.directory))[0] == "ckpt-1"
+    assert "ckpt-3" not in os.listdir(one.directory)
+
+
+def test_a_second_writer_is_refused_until_the_first_closes(manager: Any) -> None:
+    first, second = manager(), manager()
+    first.restore_or_initialize()
+    with pytest.raises(rd.FailedPreconditionError, match=rf"process {os.getpid()}"):
+        second.save()
+    first.close()
+    second.save().wait()
+
+
+def test_a_closed_manager_saves_no_more(manager: Any) -> None:
+    one = manager()
+    one.close()
+    one.close()
+    with pytest.raises(rd.FailedPreconditionError, match="is closed"):
+        one.save()
+
+
+def test_with_closes_it(manager: Any) -> None:
+    with manager(directory="memory://closed") as one:
+        one.save()
+    assert names(one.checkpoints) == ["ckpt-1"]
+    with pytest.raises(ValueError, match="mine"), manager() as one:
+        raise_after(one.save)
+    assert os.listdir(one.directory) == ["ckpt-1"]
+
+
+def raise_after(save: Callable[[], object]) -> None:
+    save()
+    raise ValueError("mine")
+
+
+def test_a_step_and_another_process_are_no_places_for_a_manager(manager: Any) -> None:
+    one = manager()
+    with pytest.raises(rd.FailedPreconditionError, match=r"inside of strategy\.run"):
+        OneDeviceStrategy("cpu").run(one.save)
+    with pytest.raises(rd.FailedPreconditionError, match="pickled"):
+        pickle.dumps(one)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_to_keep": 0}, "max_to_keep must be"),
+        ({"checkpoint_name": "../x"}, "checkpoint_name must consist"),
+        ({"checkpoint_name": "x" * 181}, "at most 180 of them"),
+        ({"checkpoint_interval": 0}, "checkpoint_interval must be"),
+        ({"interval_s": 0}, "interval_s must be"),
+        ({"best": "loss"}, "best must be"),
+        ({"keep_checkpoint_every_n_hours": -1}, "keep_checkpoint_every_n_hours must be a number of hours > 0.* got -1"),
+        ({"keep_checkpoint_every_n_hours": "1"}, "keep_checkpoint_every_n_hours must be .* got '1'"),
+        ({"exit_code": 256}, "exit_code must be a number from 0 to 255, got 256"),
+        ({"init_fn": 3}, "init_fn must be a function without arguments, or None, got 3"),
+    ],
+)
+def test_arguments_out_of_range_start_nothing(
+    manager: Any, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        manager(**options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_relative_directory_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    progress = rd.State(epoch=3)
+    with rd.CheckpointManager(rd.Checkpoint(progress=progress), "run", 1) as manager:
+        (tmp_path / "other").mkdir()
+        os.chdir("other")
+        manager.save()
+        manager.sync()
+        progress.epoch = 0
+        assert manager.restore_or_initialize() == "run/ckpt-1"
+    assert progress.epoch == 3
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_only_checkpoints_are_managed(tmp_path: Path) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"must be an rd\.Checkpoint, got State"):
+        rd.CheckpointManager(rd.State(), tmp_path, 1)  # type: ignore[arg-type]  # the point of this test
+
+
+def test_a_directory_that_is_a_file_is_refused(manager: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(rd.FailedPreconditionError, match="it is a file"):
+        manager(directory=tmp_path / "file").save()
+
+
+def test_an_unknown_scheme_is_refused(manager: Any) -> None:
+    with pytest.raises((rd.InvalidArgumentError, rd.FailedPreconditionError), match="nowhere"):
+        manager(directory="nowhere://bucket/run").save()
+
+
+def test_what_saves_cost_is_counted(manager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(SaveMetrics, "note_save", lambda self, seconds: pauses.append(seconds))
+    manager().save().wait()
+    (pause,) = pauses
+    assert 0 < pause < 5

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from raydist.checkpoints import manifest
+from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
+from raydist.checkpoints.tensor_file import FilePlace, TensorFile
+from raydist.errors import DataLossError, InvalidArgumentError
+
+FILE = TensorFile("model.safetensors", 40, 7, 16, 9, {"a": FilePlace("F32", (2, 3), 16, 40, 5)})
+SLICES = tuple(
+    TensorFile(f"table-{i}.safetensors", end, 1, 8, 2, {"t": FilePlace("F32", (5,), 8, end, 3, rows)})
+    for i, (end, rows) in enumerate([(16, (0, 2)), (20, (2, 5))])
+)
+MANIFEST = CheckpointManifest(
+    {
+        "model": SavedObject("module", None, {"a": {"$tensor": "a"}}, (FILE.name,)),
+        "again": SavedObject("module", same_as="model"),
+        "table": SavedObject("optimizer", "Adam", {"t": {"$tensor": "t"}}, tuple(file.name for file in SLICES)),
+        "progress": SavedObject("other", "State", {"epoch": 3}),
+    },
+    (FILE, *SLICES),
+    random={"python": 1},
+    details={"number": 500},
+)
+
+
+def sealed(content: Any) -> bytes:
+    """With the checksum that it would have."""
+    saved = json.dumps(content).encode()
+    return b'{"crc32c": %d, "saved": %b}' % (google_crc32c.value(saved), saved)
+
+
+def changed(change: Callable[[Any], None]) -> bytes:
+    content = json.loads(MANIFEST.to_bytes())["saved"]
+    change(content)
+    return sealed(content)
+
+
+def setting(*path: Any, to: Any) -> Callable[[Any], None]:
+    def change(content: Any) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = copy.deepcopy(to)
+
+    return change
+
+
+def test_it_comes_back() -> None:
+    data = MANIFEST.to_bytes()
+    assert CheckpointManifest.of_bytes(data, "x") == MANIFEST
+    assert json.loads(data)["saved"]["details"] == {"number": 500}
+    assert CheckpointManifest.of_bytes(changed(lambda content: None), "x") == MANIFEST
+
+
+def test_files_of_an_object() -> None:
+    assert MANIFEST.tensor_files("table") == SLICES
+
+
+def test_every_changed_byte_is_noticed() -> None:
+    data = MANIFEST.to_bytes()
+    for at in range(len(data)):
+        with pytest.raises(DataLossError, match="'x/manifest.json'"):
+            CheckpointManifest.of_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "x/manifest.json")
+        with pytest.raises(DataLossError):
+            CheckpointManifest.of_bytes(data[:at], "x")
+
+
+def test_a_newer_version_is_told() -> None:
+    with pytest.raises(InvalidArgumentError, match="version 2, this raydist reads version 1"):
+        CheckpointManifest.of_bytes(sealed({"version": 2, "new": "things"}), "x")
+
+
+HOSTILE_NAMES = (
+    "../../etc/passwd", "..", ".", "", "/etc/passwd", "a/b", "a\\b", "C:\\x", "a\0b", "~/x", "x\n", "\u2024\u2024/x",
+    "\u202e", "a" * 300, "./x", ".hidden", "-rf", "x;y", "$(id)", "`id`", "file:///etc/passwd", "s3://b/x", "con:",
+    "é", "a b", "%2e%2e%2f", "..%2f", "*", "?", "|id", ">x", "<x", "'x", '"x', "\t", "\r", "\x7f", "\ud800", "x/",
+    "//x", "x/../y", "..\\..\\x", "/proc/self/environ", "/dev/zero", "\\\\host\\x", "..;/", "....//",
+    "../" * 2000 + "etc/passwd", "x" * 201, " ", " x", "x ", "#x", "@x", "^x", "&x", "x=y", "{x}", "[x]", "x,y",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*HOSTILE_NAMES, None, 3, ["a"], {"a": 1}], ids=range(len(HOSTILE_NAMES) + 4))
+def test_names_that_are_paths(name: Any) -> None:
+    assert len(HOSTILE_NAMES) >= 60
+    with pytest.raises(DataLossError):
+        CheckpointManifest.of_bytes(changed(setting("files", 0, "name", to=name)), "x")
+
+
+WRONG = {
+    "no version": lambda content: content.pop("version"),
+    "no files": lambda content: content.pop("files"),
+    "a file that is not there": setting("objects", "model", "files", to=["other.safetensors"]),
+    "a file twice": lambda content: content["files"].append(content["files"][0]),
+    "an object's file twice": setting("objects", "model", "files", to=[FILE.name, FILE.name]),
+    "files that are text": setting("objects", "model", "files", to=FILE.name),
+    "the same as nobody": setting("objects", "again", "same_as", to="nobody"),
+    "the same as itself": setting("objects", "again", "same_as", to="again"),
+    "a class that is none": setting("objects", "model", "class", to=["os", "system"]),
+    "a size below 0": setting("files", 0, "num_bytes", to=-1),
+    "a size that is text": setting("files", 0, "num_bytes", to="40"),
+    "a size that is true": setting("files", 0, "crc32c", to=True),
+    "a gap": setting("files", 0, "tensors", "a", 2, to=17),
+    "an overlap": setting("files", 0, "tensors", "a", 2, to=12),
+    "past the end": setting("files", 0, "tensors", "a", 3, to=44),
+    "too few bytes": setting("files", 0, "tensors", "a", 1, to=[3, 3]),
+    "a large shape": setting("files", 0, "tensors", "a", 1, to=[1 << 40, 1 << 40, 0]),
+    "many dimensions": setting("files", 0, "tensors", "a", 1, to=[1] * 70),
+    "a length below 0": setting("files", 0, "tensors", "a", 1, to=[-2, -3]),
+    "a length with a point": setting("files", 0, "tensors", "a", 1, to=[2.0, 3]),
+    "an unknown type": setting("files", 0, "tensors", "a", 0, to="F33"),
+    "too little said": setting("files", 0, "tensors", "a", to=["F32"]),
+    "rows behind the last": setting("files", 2, "tensors", "t", 5, to=[3, 6]),
+    "rows turned round": setting("files", 2, "tensors", "t", 5, to=[5, 2]),
+    "rows twice": setting("files", 2, "tensors", "t", 5, to=[1, 4]),
+    "rows that are missing": setting("objects", "table", "files", to=["table-0.safetensors"]),
+    "slices of two shapes": setting("files", 1, "tensors", "t", 1, to=[4]),
+    "objects that are a list": setting("objects", to=[]),
+    "details that are a number": setting("details", to=3),
+    "an infinite size": setting("files", 0, "num_bytes", to=1e400),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_is_an_error(what: str) -> None:
+    with pytest.raises(DataLossError, match="must be intact"):
+        CheckpointManifest.of_bytes(changed(WRONG[what]), "x")
+
+
+@pytest.mark.parametrize("saved", [b"[" * 100_000, b"1" * 10_000, b"\xff", b"{", b"3", b"null", b'"version"'])
+def test_what_is_no_json_or_too_much_of_it(saved: bytes) -> None:
+    data = b'{"crc32c": %d, "saved": %b}' % (google_crc32c.value(saved), saved)
+    with pytest.raises(DataLossError):
+        CheckpointManifest.of_bytes(data, "x")
+
+
+def test_what_is_too_large_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "_MOST_BYTES", 1000)
+    large = SavedObject("other", None, {"$bytes": "A" * 1000})
+    with pytest.raises(InvalidArgumentError, match="tensors or arrays"):
+        CheckpointManifest({"x": large}).to_bytes()

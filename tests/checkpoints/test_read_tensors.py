@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from raydist.checkpoints.new_files import NewFiles
+from raydist.checkpoints.read_tensors import read_tensors
+from raydist.checkpoints.tensor_file import TensorFile, write_tensors
+from raydist.errors import DataLossError
+from raydist.pipelines.stored.directory_files import directory_files
+
+TENSORS = {"a": torch.arange(100.0), "b": torch.arange(50, dtype=torch.int32)}
+
+
+def flip(at: int) -> Callable[[bytes], bytes]:
+    def damage(content: bytes) -> bytes:
+        changed = bytearray(content)
+        changed[at] ^= 4
+        return bytes(changed)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (flip(0), "its header differs"),
+        (flip(30), "its header differs"),
+        (flip(-1), "tensor 'b' differs"),
+        (flip(-201), "tensor 'a' differs"),
+        (lambda content: content[:-1], "must have"),
+        (lambda content: content + b"\0", "must have"),
+        (lambda content: b"", "must have"),
+    ],
+)
+def test_damage_names_file_and_tensor(damage: Callable[[bytes], bytes], told: str, tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    files = write_tensors(new, "model", TENSORS)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataLossError, match=told) as raised:
+        read_tensors(new.files, files)
+    assert raised.value.path == str(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    files = write_tensors(new, "model", TENSORS)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(DataLossError, match="model.safetensors' is missing"):
+        read_tensors(new.files, files)
+
+
+def test_files_of_two_steps_that_were_swapped(tmp_path: Path) -> None:
+    files: list[tuple[TensorFile, ...]] = []
+    for step in (1, 2):
+        new = NewFiles(directory_files(str(tmp_path / str(step))))
+        new.files.make()
+        files.append(write_tensors(new, "model", {"a": torch.full((4,), float(step))}))
+    with pytest.raises(DataLossError, match="tensor 'a' differs"):
+        read_tensors(directory_files(str(tmp_path / "1")), files[1])
+
+
+def test_what_is_not_there_gets_no_memory(tmp_path: Path) -> None:
+    """A manifest may say that a tensor of a petabyte has most of its rows in a file that is missing."""
+    new = NewFiles(directory_files(str(tmp_path)))
+    (file,) = write_tensors(new, "model", {"a": torch.zeros(2)})
+    place = file.tensors["a"]
+    shape = (1 << 50,)
+    here = dataclasses.replace(place, shape=shape, rows=(0, 2))
+    there = dataclasses.replace(place, shape=shape, rows=(2, 1 << 50))
+    claims = [dataclasses.replace(file, tensors={"a": here}), TensorFile("other", 1 << 52, 0, 0, 0, {"a": there})]
+    with pytest.raises(DataLossError, match="is missing"):
+        read_tensors(new.files, claims)
+
+
+def test_tensors_are_ones_own(tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    files = write_tensors(new, "model", TENSORS)
+    read_tensors(new.files, files)["a"].fill_(7)
+    assert torch.equal(read_tensors(new.files, files)["a"], TENSORS["a"])

@@ -1,0 +1,82 @@
+"""Large reductions: through staging memory and in place, on hosts of all shapes, against plain sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.hierarchical import reduction
+from raydist.values import ReduceOp
+from tests.collectives.hierarchical.ranks import SHAPES, run_hosted
+
+BLOCK = 64 << 10
+# Less than a window, many windows and a rest, exactly four windows of two lanes.
+NUMELS = (5_000, 345_679, 4 * 2 * BLOCK // 4)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of which tensors have several that are quick to add up."""
+    monkeypatch.setattr(reduction, "_MOST_BLOCK", BLOCK)
+
+
+def brought(rank: int, numel: int) -> torch.Tensor:
+    return (torch.arange(numel) % 11).float() + rank
+
+
+def reduce_all(communicator: Communicator) -> list[tuple[bool, bool, bool]]:
+    rank, size = communicator.rank, communicator.world_size
+    results = []
+    for numel in NUMELS:
+        expected = sum((brought(other, numel) for other in range(size)), torch.zeros(numel))
+        plain, at_root = brought(rank, numel), brought(rank, numel)
+        (shared,) = communicator.allocate([(numel, torch.float32)])
+        shared.copy_(plain)
+        works = [
+            communicator.all_reduce(plain, ReduceOp.SUM),
+            communicator.all_reduce(shared, ReduceOp.MEAN),
+            communicator.reduce(at_root, size - 1, ReduceOp.SUM),
+        ]
+        for work in works:
+            work.wait()
+        results.append(
+            (
+                torch.equal(plain, expected),
+                torch.equal(shared, expected / size),
+                rank != size - 1 or torch.equal(at_root, expected),
+            )
+        )
+    return results
+
+
+@pytest.mark.parametrize("hosts", SHAPES)
+def test_sums_are_those_of_all_ranks(hosts: str) -> None:
+    assert run_hosted(hosts, reduce_all) == [[(True, True, True)] * len(NUMELS)] * len(hosts)
+
+
+def one_host_shares(communicator: Communicator) -> bool:
+    """Where rank 0's host has its tensors in shared memory, and the others have not."""
+    (shared,) = communicator.allocate([(600_001, torch.float64)])
+    tensor = shared if communicator.membership.hosts[communicator.rank] == "a" else torch.empty(600_001).double()
+    tensor.fill_(communicator.rank)
+    communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+    return bool((tensor == sum(range(communicator.world_size))).all())
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aabbcc", "abb"])
+def test_hosts_need_not_do_alike(hosts: str) -> None:
+    assert run_hosted(hosts, one_host_shares) == [True] * len(hosts)
+
+
+def same_bits(communicator: Communicator) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(communicator.rank)
+    tensor = torch.randn(300_000, generator=generator)
+    communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+    return tensor
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abcc"])
+def test_all_ranks_get_the_same_bits_every_time(hosts: str) -> None:
+    first, *others = run_hosted(hosts, same_bits) + run_hosted(hosts, same_bits)
+    assert all(torch.equal(first, other) for other in others)

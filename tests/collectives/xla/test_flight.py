@@ -1,0 +1,151 @@
+"""What becomes of collectives that are under way; that they do what they should is in the contract of communicators."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from raydist.collectives.xla.flight import XlaFlight, XlaQueue
+from raydist.errors import CollectiveMismatchError, FailedPreconditionError
+
+
+class Ranks:
+    """The others, as a meeting shows them."""
+
+    def __init__(self, *, here: bool = True, gone: bool = False, decision: bool | None = None) -> None:
+        self.here, self.gone, self.decision = here, gone, decision
+        self.said: list[str] = []
+
+    def announce(self, call: str) -> None:
+        self.said.append(call)
+
+    def all_agree(self, deadline: float) -> bool:
+        if self.gone:
+            raise ConnectionError("connection closed by rank 1.")
+        if self.said[-1] == "odd":
+            raise CollectiveMismatchError("All replicas must call the same, got odd.")
+        return self.here
+
+    def decide(self, *, go: bool) -> bool:
+        self.decision = go if self.decision is None else self.decision
+        return self.decision
+
+
+class NoChip:
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.free = threading.Event()
+        self.free.set()
+
+    def launch(self) -> None:
+        self.did.append("launch")
+
+    def wait(self) -> None:
+        self.free.wait(10)
+        self.did.append("wait")
+
+
+def queue_of(ranks: Ranks) -> tuple[XlaQueue, NoChip]:
+    chip: Any = NoChip()
+    meeting: Any = ranks
+    return XlaQueue(meeting, chip), chip
+
+
+def noted(into: list[str], name: str) -> Callable[[], torch.Tensor]:
+    """A program that notes that it was launched."""
+
+    def program() -> torch.Tensor:
+        into.append(name)
+        return torch.ones(1)
+
+    return program
+
+
+def test_those_before_it_go_first() -> None:
+    queue, _ = queue_of(ranks := Ranks())
+    order: list[str] = []
+    flights = [queue.add(name, noted(order, name)) for name in ("a", "b", "c")]
+    assert flights[1].wait_slice(1.0)
+    assert order == ["a", "b"]
+    assert [flight.landed() for flight in flights] == [True, True, False]
+    assert ranks.said == ["a", "b"]
+    with pytest.raises(FailedPreconditionError, match="c must land before its result"):
+        _ = flights[2].result
+
+
+def test_what_was_noted_runs_before_the_first_collective_only() -> None:
+    queue, chip = queue_of(Ranks())
+    flights = [queue.add(name, None) for name in ("a", "b")]
+    for flight in flights:
+        flight.settle()
+        assert flight.wait_slice(1.0)
+    assert chip.did == ["launch", "wait"]
+
+
+def test_what_was_noted_since_is_no_part_of_a_collective() -> None:
+    queue, chip = queue_of(Ranks())
+    flights = [queue.add(name, noted(chip.did, name)) for name in ("a", "b")]
+    for flight in flights:
+        flight.settle()
+        assert flight.wait_slice(1.0)
+    assert [did for did in chip.did if did != "wait"] == ["launch", "launch", "a", "launch", "b"]
+
+
+def test_a_mismatch_is_for_who_waits_and_the_rest_goes_on() -> None:
+    queue, _ = queue_of(Ranks())
+    odd, after = queue.add("odd", None), queue.add("even", None)
+    assert after.wait_slice(1.0)
+    with pytest.raises(CollectiveMismatchError, match="got odd"):
+        odd.wait_slice(1.0)
+
+
+@pytest.mark.parametrize(("others", "launched"), [(True, True), (False, False), (None, False)])
+def test_who_gives_up_what_others_have_begun_does_it_for_them(others: bool | None, *, launched: bool) -> None:
+    queue, _ = queue_of(ranks := Ranks(here=False, decision=others))
+    began: list[str] = []
+    flight = queue.add("sum", noted(began, "sum"))
+    queue.give_up()
+    assert not began  # nothing was announced
+    assert not flight.wait_slice(0.0)
+    flight.give_up()
+    flight.give_up()
+    assert bool(began) is launched
+    assert ranks.decision is launched
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_rank_that_is_gone_is_an_error_unless_all_have_begun(*, others: bool) -> None:
+    queue, _ = queue_of(Ranks(gone=True, decision=others))
+    flight: XlaFlight = queue.add("sum", lambda: torch.ones(1))
+    if others:
+        assert flight.wait_slice(1.0)
+    else:
+        with pytest.raises(RuntimeError, match="connection closed by rank 1"):
+            flight.wait_slice(1.0)
+
+
+def test_an_error_of_the_program_is_for_who_waits() -> None:
+    def program() -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    queue, _ = queue_of(Ranks())
+    flight = queue.add("sum", program)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        flight.wait_slice(1.0)
+    assert flight.landed()
+
+
+def test_a_program_that_does_not_end_is_waited_for_no_longer_than_asked() -> None:
+    queue, chip = queue_of(Ranks())
+    chip.free.clear()
+    flight = queue.add("sum", lambda: torch.ones(1))
+    assert not queue.stuck
+    assert not flight.wait_slice(0.01)
+    assert queue.stuck
+    chip.free.set()
+    assert flight.wait_slice(5.0)
+    assert not queue.stuck

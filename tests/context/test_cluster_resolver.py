@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import raydist as rd
+from raydist.errors import InvalidArgumentError
+
+CLUSTER = '"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}'
+
+
+def resolver(monkeypatch: pytest.MonkeyPatch, text: str, **task: Any) -> rd.TFConfigClusterResolver:
+    monkeypatch.setenv("TF_CONFIG", text)
+    return rd.TFConfigClusterResolver(**task)
+
+
+def test_tf_config_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resolver(monkeypatch, f'{{{CLUSTER}, "task": {{"type": "worker", "index": 1}}}}')
+    assert found.cluster_spec().as_dict() == {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+    assert (found.task_type, found.task_id, found.master()) == ("worker", 1, "a:1")
+    assert found.num_accelerators() == {}
+    named = resolver(
+        monkeypatch, f'{{{CLUSTER}, "task": {{"type": "worker", "index": "1"}}}}', task_type="chief", task_id=0
+    )
+    assert (named.task_type, named.task_id) == ("chief", 0)
+
+
+def test_without_tf_config_all_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for found in (rd.TFConfigClusterResolver(), resolver(monkeypatch, ""), resolver(monkeypatch, "{}")):
+        assert not found.cluster_spec()
+        assert (found.task_type, found.task_id, found.master()) == (None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "must be JSON, got '{'"),
+        ("[" * 100_000, "must be JSON"),
+        ("[]", r"must be a JSON object, got '\[\]'"),
+        ('{"cluster": ["a:1"]}', r"is a dict of lists of addresses.*got \['a:1'\]"),
+        (f'{{{CLUSTER}, "task": "worker"}}', "must be as .* got 'worker'"),
+        (f'{{{CLUSTER}, "task": {{"type": "worker", "index": -1}}}}', "must be as .*-1"),
+        (f'{{{CLUSTER}, "task": {{"type": "worker", "index": true}}}}', "must be as .*True"),
+        (f'{{{CLUSTER}, "task": {{"type": 3}}}}', "must be as .*3"),
+        (f'{{{CLUSTER}, "task": {{"type": "worker", "index": "{"9" * 5000}"}}}}', "must be as"),
+    ],
+)
+def test_a_tf_config_that_is_none_is_shown(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        resolver(monkeypatch, text)
+
+
+def test_a_resolver_of_plain_values() -> None:
+    spec = rd.ClusterSpec({"worker": ["a:1", "b:1"]})
+    found = rd.SimpleClusterResolver(spec, "worker", 0, num_accelerators={"GPU": 2})
+    assert (found.cluster_spec(), found.task_type, found.task_id) == (spec, "worker", 0)
+    assert (found.master(), found.num_accelerators()) == ("a:1", {"GPU": 2})
+    with pytest.raises(InvalidArgumentError, match=r"takes an rd\.ClusterSpec, got \{'worker'"):
+        rd.SimpleClusterResolver({"worker": ["a:1"]})  # type: ignore[arg-type]  # the point of this test

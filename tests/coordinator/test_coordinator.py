@@ -1,0 +1,204 @@
+"""A coordinator whose workers are threads: order, errors, deaths, waiting."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+import raydist as rd
+from raydist.coordinator.closures import Closure
+from raydist.coordinator.coordinator import Coordinator
+from raydist.mirroring.shipment import Shipment
+from raydist.replicas.step import StepHeader
+from tests.coordinator.in_process import TIMEOUTS, coordinated
+
+
+def scheduled(coordinator: Coordinator, fn: Callable[..., Any], *args: Any) -> Closure:
+    shipment = Shipment(function=cloudpickle.dumps(fn), arguments=cloudpickle.dumps((args, {})))
+
+    def make_header(number: int) -> bytes:
+        return pickle.dumps(StepHeader(number, 0, shipment.of_step(), stand_in=False))
+
+    return coordinator.schedule(shipment, make_header)
+
+
+def test_closures_run_on_all_workers_and_their_values_come_back() -> None:
+    with coordinated() as (coordinator, _, side):
+        closures = [scheduled(coordinator, lambda x: {"square": torch.tensor(x * x)}, n) for n in range(50)]
+        assert [coordinator.value_of(each)["square"].item() for each in closures] == [n * n for n in range(50)]
+        coordinator.join()
+        assert coordinator.done()
+        assert {worker for _, worker in side.shared.begun} == {0, 1}
+        assert [number for number, _ in sorted(side.shared.begun)] == list(range(50))
+        assert side.shared.num_finished == 1
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_the_first_error_is_raised_once_the_rest_is_cancelled_and_then_all_works() -> None:
+    gate = threading.Event()
+    with coordinated(1) as (coordinator, _, side):
+        before = scheduled(coordinator, pickled_wait(gate))
+        failing = scheduled(coordinator, fail, "first")
+        behind = [scheduled(coordinator, lambda: 1) for _ in range(20)]
+        gate.set()
+        with pytest.raises(ValueError, match="first") as caught:
+            coordinator.join()
+        assert any("In closure 1 on worker 0" in note for note in caught.value.__notes__)
+        assert coordinator.value_of(before) == "waited"
+        for each in behind:
+            with pytest.raises(rd.CancelledError, match=r"cancelled before it began.*Please reschedule"):
+                coordinator.value_of(each)
+        with pytest.raises(ValueError, match="first"):
+            coordinator.value_of(failing)
+        assert {number for number, _ in side.shared.begun} == {0, 1}
+        coordinator.join()
+        assert coordinator.value_of(scheduled(coordinator, lambda: "again")) == "again"
+
+
+_GATES: dict[int, threading.Event] = {}
+
+
+def pickled_wait(gate: threading.Event) -> Callable[[], str]:
+    """A function that waits for `gate`, by value."""
+    _GATES[id(gate)] = gate
+    number = id(gate)
+
+    def wait() -> str:
+        from tests.coordinator.test_coordinator import _GATES
+
+        assert _GATES[number].wait(20)
+        return "waited"
+
+    return wait
+
+
+@pytest.mark.parametrize("ask", ["schedule", "done"])
+def test_an_error_comes_out_of_the_next_call_whatever_that_is(ask: str) -> None:
+    with coordinated() as (coordinator, _, _):
+        scheduled(coordinator, fail, "bad")
+        while coordinator._queue.error is None:
+            time.sleep(0.01)
+        with pytest.raises(ValueError, match="bad"):
+            coordinator.done() if ask == "done" else scheduled(coordinator, lambda: None)
+        coordinator.join()
+
+
+def test_join_has_a_limit_and_says_who_is_at_work() -> None:
+    gate = threading.Event()
+    with coordinated(1) as (coordinator, _, _):
+        closure = scheduled(coordinator, pickled_wait(gate))
+        with pytest.raises(rd.DeadlineExceededError, match=r"0\.2 s \(timeout\).*worker 0 \(closure 0\).*Nothing was"):
+            coordinator.join(0.2)
+        gate.set()
+        coordinator.join(10)
+        assert coordinator.value_of(closure) == "waited"
+
+
+def test_the_closures_of_a_worker_that_dies_are_done_by_others_and_it_comes_back() -> None:
+    gate = threading.Event()
+    with coordinated() as (coordinator, port, side):
+        slow = [scheduled(coordinator, pickled_wait(gate)) for _ in range(2)]
+        fast = [scheduled(coordinator, lambda n: n, n) for n in range(20)]
+        while len(side.shared.begun) < 2:
+            time.sleep(0.01)
+        port.kill(1)
+        gate.set()
+        assert [coordinator.value_of(each) for each in slow] == ["waited"] * 2
+        assert [coordinator.value_of(each) for each in fast] == list(range(20))
+        coordinator.join()
+        assert port.num_replaced == 1
+        assert (1, 0) in side.shared.fenced
+
+
+def test_a_closure_that_kills_every_worker_it_is_given_to_is_an_error() -> None:
+    with coordinated() as (coordinator, port, side):
+        gate = threading.Event()
+        closure = scheduled(coordinator, pickled_wait(gate))
+        seen = 0
+        while not closure.ended:
+            coordinator.done() if not closure.ended else None
+            if len(side.shared.begun) > seen:
+                seen += 1
+                port.kill(side.shared.begun[-1][1])
+            time.sleep(0.01)
+            if coordinator._queue.error is not None:
+                break
+        gate.set()
+        with pytest.raises(rd.UnavailableError, match=r"5 workers died while they had it"):
+            coordinator.value_of(closure)
+
+
+def test_no_worker_left_is_an_error_of_everything() -> None:
+    gate = threading.Event()
+    with coordinated(1) as (coordinator, port, side):
+        closure = scheduled(coordinator, pickled_wait(gate))
+        while not side.shared.begun:
+            time.sleep(0.01)
+        port.refuse_to_start.add(0)
+        port.kill(0)
+        with pytest.raises(rd.UnavailableError, match=r"No worker is left.*worker 0 has no place"):
+            coordinator.value_of(closure)
+        gate.set()
+        with pytest.raises(rd.UnavailableError, match=r"No worker is left"):
+            coordinator.read("ping")
+
+
+def test_after_close_nothing_is_scheduled_and_what_waits_is_cancelled() -> None:
+    gate = threading.Event()
+    with coordinated(1) as (coordinator, _, _):
+        closures = [scheduled(coordinator, pickled_wait(gate)) for _ in range(5)]
+        coordinator.close()
+        gate.set()
+        with pytest.raises(rd.CancelledError, match=r"closed before this closure was done"):
+            coordinator.value_of(closures[-1])
+        with pytest.raises(rd.FailedPreconditionError, match="it was closed"):
+            scheduled(coordinator, lambda: None)
+
+
+def test_two_hundred_closures_are_done_once_whichever_workers_die() -> None:
+    random.seed(0)
+    with coordinated(2, TIMEOUTS) as (coordinator, port, _):
+        closures = [scheduled(coordinator, lambda n: n, n) for n in range(100)]
+        for number in range(6):
+            port.kill(number % 2)
+            closures += [scheduled(coordinator, lambda n: n, n) for n in range(len(closures), len(closures) + 16)]
+            time.sleep(random.random() / 50)
+        coordinator.join()
+        assert [coordinator.value_of(each) for each in closures] == list(range(len(closures)))
+
+
+def test_who_is_to_end_waits_only_for_what_has_begun(tmp_path: Path) -> None:
+    gate = threading.Event()
+    manager = rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1)
+    with coordinated(1) as (coordinator, _, side):
+        manager.watch()
+        begun = scheduled(coordinator, pickled_wait(gate))
+        behind = [scheduled(coordinator, lambda: 1) for _ in range(50)]
+        os.kill(os.getpid(), signal.SIGTERM)
+        coordinator.wait_or_leave()
+        assert not begun.ended, "it does not wait for the rest"
+        given_up = coordinator.give_up_from(0)
+        assert given_up is not None
+        assert coordinator.give_up_from(0) is None
+        gate.set()
+        coordinator.join()
+        assert coordinator.value_of(begun) == "waited"
+        assert len(side.shared.begun) == 51 - given_up.count
+        with pytest.raises(rd.CancelledError, match="had not begun when the process was to end"):
+            coordinator.value_of(behind[-1])
+    with pytest.raises(rd.Preempted):
+        manager.close()

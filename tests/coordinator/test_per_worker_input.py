@@ -1,0 +1,74 @@
+"""What each worker gets of a dataset, without pipelines: those are in `tests/strategies/test_parameter_server.py`."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import raydist as rd
+from raydist.coordinator.per_worker import PerWorkerIterator, PerWorkerValue
+from raydist.coordinator.per_worker_input import PerWorkerInput, _datasets_of, _job, _seeds_of, _Skipping
+
+
+def rows(dataset: rd.Dataset, seed: int = 3) -> list[list[int]]:
+    options = rd.Options(seed=seed)
+    return [batch.tolist() for batch in dataset.with_options(options)]
+
+
+def test_everybody_gets_all_or_its_part() -> None:
+    dataset = rd.Dataset.range(8).batch(2)
+    assert [rows(each) for each in _datasets_of(dataset, None, 2)] == [rows(dataset)] * 2
+    assert [rows(each) for each in _datasets_of(dataset, "static", 2)] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+def test_a_function_is_told_which_part_it_is_for_if_it_asks() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def make(context: rd.InputContext) -> rd.Dataset:
+        seen.append((context.num_input_pipelines, context.input_pipeline_id))
+        return rd.Dataset.range(2)
+
+    _datasets_of(make, None, 2)
+    _datasets_of(make, "static", 2)
+    assert seen == [(1, 0), (1, 0), (2, 0), (2, 1)]
+    assert len(_datasets_of(lambda: rd.Dataset.range(2), "static", 3)) == 3
+
+
+def test_parts_of_one_dataset_are_shuffled_alike_and_copies_each_in_its_way() -> None:
+    datasets = [rd.Dataset.range(4)] * 3
+    assert len(set(_seeds_of(datasets, same=True))) == 1
+    assert len(set(_seeds_of(datasets, same=False))) == 3
+    assert _seeds_of([rd.Dataset.range(4).with_options(rd.Options(seed=7))] * 2, same=False) == [7, 7]
+
+
+def test_a_worker_that_starts_again_leaves_out_what_was_used_in_the_same_order() -> None:
+    dataset = rd.Dataset.range(20).shuffle(20).batch(2)
+    job = _job(dataset, "job", 3, 0, rd.InputOptions(), rd.Timeouts())
+    (op,) = pickle.loads(_Skipping((dataset._op,))(job, 0, 4).ops)
+    assert rows(rd.Dataset(op)) == rows(dataset)[4:]
+
+
+@pytest.mark.parametrize(
+    ("given", "sharding", "error", "message"),
+    [
+        (rd.Dataset.range(2), "odd", rd.InvalidArgumentError, r'sharding must be None, "static" or "dynamic", got'),
+        (3, None, rd.SpecError, r"of a function that gives one, got int"),
+        (lambda: 3, None, rd.SpecError, r"The function must return an rd\.Dataset, got int"),
+    ],
+)
+def test_what_is_no_dataset(given: Any, sharding: Any, error: Any, message: str) -> None:
+    unused: Any = None
+    made = PerWorkerInput(lambda: 2, unused, unused, rd.Timeouts())
+    with pytest.raises(error, match=message):
+        made.dataset(given, sharding, rd.InputOptions())
+
+
+def test_an_iterator_is_for_schedule_only() -> None:
+    iterator = PerWorkerIterator("it")
+    for use in (next, iter):
+        with pytest.raises(rd.FailedPreconditionError, match=r"give it to coordinator\.schedule in args"):
+            use(iterator)
+    with pytest.raises(rd.InvalidArgumentError, match=r"It was to be pickled"):
+        pickle.dumps(PerWorkerValue("v"))

@@ -1,0 +1,323 @@
+"""Servers write what they have: what they write together is the checkpoint that one process writes."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import raydist as rd
+from raydist.checkpoints.checkpoint import contents_of
+from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
+from raydist.checkpoints.sharing import slice_writer, started_save
+from raydist.checkpoints.sharing.staging import StagedStates
+from raydist.checkpoints.sharing.started_save import StartedSave, start_save
+from raydist.parameter_servers.partitioners import FixedShardsPartitioner
+from raydist.pipelines.stored.directory_files import directory_files
+from tests.coordinator.served_here import Served, served
+
+GATE = threading.Event()
+
+
+class Scaled(nn.Module):
+    """Something whose state is more than its variables."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+        return x * self.factor
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"doubled": self.factor.detach() * 2, "plain": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["plain"] == 3
+
+
+def model_of() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), Scaled(), nn.Linear(8, 3))
+
+
+def batch(number: int) -> torch.Tensor:
+    return torch.sin(torch.arange(32.0) + number).reshape(8, 4)
+
+
+class Run:
+    """A model that is trained, with whoever does it."""
+
+    def __init__(self) -> None:
+        self.model = model_of()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+        self.checkpoint = rd.Checkpoint(model=self.model, optimizer=self.optimizer)
+
+    def train(self, numbers: range, here: Served | None = None) -> None:
+        model, optimizer = self.model, self.optimizer
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        for number in numbers:
+            if here is None:
+                step(batch(number))
+            else:
+                here.schedule(step, batch(number))
+
+
+def begun(run: Run, path: Path) -> StartedSave:
+    return start_save(contents_of(run.checkpoint), directory_files(str(path)), {}, staging=StagedStates())
+
+
+def opened(path: Path) -> SavedCheckpoint:
+    return open_checkpoint(directory_files(str(path)))
+
+
+@pytest.fixture
+def divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(started_save, "UNDIVIDED_BYTES", 0)
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    ours, theirs = opened(found), opened(expected)
+    for name in ("model", "optimizer"):
+        mine, other = dict(ours.state(name)), dict(theirs.state(name))
+        assert mine.pop("param_groups", None) == other.pop("param_groups", None)
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("num_servers", "parts"), [(1, 1), (2, 1), (3, 3)])
+def test_it_is_the_checkpoint_of_one_process_of_that_step(
+    num_servers: int, parts: int, divided: None, tmp_path: Path
+) -> None:
+    alone = Run()
+    alone.train(range(3))
+    alone.checkpoint.save(tmp_path / "alone")
+    with served(2 if parts == 1 else 1, num_servers, partitioner=FixedShardsPartitioner(parts)) as here:
+        with here.mirror.scope():
+            run = Run()
+        run.train(range(1), here)
+        here.coordinator.join()
+        run.train(range(1, 2), here)
+        here.coordinator.join()
+        run.train(range(2, 3), here)
+        save = begun(run, tmp_path / "served")
+        run.train(range(3, 6), here)  # behind it: waits for it, and does not count
+        save.write()
+    assert_same(tmp_path / "served", tmp_path / "alone")
+    manifest = opened(tmp_path / "served").manifest
+    rows = [place.rows for file in manifest.tensor_files("model") for place in file.tensors.values()]
+    assert any(rows) == (parts > 1)
+    assert len([file for file in manifest.objects["optimizer"].files if "index" not in file]) == num_servers
+    count = len([file for file in manifest.objects["model"].files if "index" not in file])
+    assert count == num_servers + 1  # what the module computes for its state is on no server
+    restored = Run()
+    restored.checkpoint.restore(tmp_path / "served")
+    restored.checkpoint.save(tmp_path / "again")
+    assert_same(tmp_path / "again", tmp_path / "alone")
+
+
+def test_what_is_small_is_one_file_that_torch_loads(tmp_path: Path) -> None:
+    with served(1, 2, partitioner=FixedShardsPartitioner(2)) as here:
+        with here.mirror.scope():
+            run = Run()
+        run.train(range(3), here)
+        begun(run, tmp_path / "served").write()
+        here.schedule(len, [])
+    alone = Run()
+    alone.train(range(3))
+    alone.checkpoint.save(tmp_path / "alone")
+    assert_same(tmp_path / "served", tmp_path / "alone")
+    assert sorted(each.name for each in (tmp_path / "served").iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+    ]
+    found = load_file(tmp_path / "served" / "model.safetensors")
+    assert torch.equal(found["0.weight"], opened(tmp_path / "served").state("model")["0.weight"])
+
+
+def test_a_save_behind_a_step_that_fails_raises_its_error_and_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        _wait()
+        raise ArithmeticError("no good")
+
+    with served(2) as here:
+        with here.mirror.scope():
+            run = Run()
+        run.train(range(2), here)
+        here.coordinator.join()
+        GATE.clear()
+        here.schedule(fail)
+        save = begun(run, tmp_path / "served")
+        GATE.set()
+        with pytest.raises(ArithmeticError, match="no good"):
+            save.write()
+        with pytest.raises(ArithmeticError, match="no good"):
+            here.coordinator.join()
+    assert not (tmp_path / "served").exists()
+
+
+def test_a_save_does_not_wait_for_steps_and_they_wait_for_each_other(divided: None, tmp_path: Path) -> None:
+    """Neither is anything of a step behind it in a save, nor is one before it missing; with two workers."""
+    with served(2, 2) as here:
+        with here.mirror.scope():
+            run = Run()
+        run.train(range(2), here)
+        here.coordinator.join()
+        GATE.clear()
+        here.schedule(_wait)
+        save = begun(run, tmp_path / "served")  # returns while a step stands still
+        later = here.schedule(_wait)
+        assert not later._closure.ended
+        GATE.set()
+        save.write()
+        here.coordinator.join()
+    assert opened(tmp_path / "served").manifest.objects["model"].files
+
+
+def _wait() -> None:
+    # found, not captured: workers are threads of this process, and an event is not for others
+    assert importlib.import_module("tests.coordinator.test_saving").GATE.wait(20)
+
+
+def test_another_worker_asks_again_where_one_dies(divided: None, tmp_path: Path) -> None:
+    with served(2, 2) as here:
+        with here.mirror.scope():
+            run = Run()
+        run.train(range(2), here)
+        here.coordinator.join()
+        GATE.clear()
+        values = [here.schedule(_wait) for _ in range(2)]
+        save = begun(run, tmp_path / "served")
+        here.port.kill(0)
+        GATE.set()
+        save.write()
+        for value in values:
+            value.get()
+    assert opened(tmp_path / "served").state("model")
+
+
+def test_a_write_that_fails_is_the_error_of_its_save(
+    divided: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with served(1, 2) as here:
+        with here.mirror.scope():
+            run = Run()
+        run.train(range(1), here)
+        with monkeypatch.context() as patched:
+            patched.setattr(slice_writer, "write_tensor_file", full)
+            save = begun(run, tmp_path / "first")
+            with pytest.raises(OSError, match="No space left"):
+                save.write()
+        begun(run, tmp_path / "second").write()
+    assert [each.name for each in tmp_path.iterdir()] == ["second"]
+
+
+class Bag(nn.Module):
+    """An embedding whose rows exist once they are touched, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = rd.ShardedEmbedding(1000, 3, seed=5)
+        self.out = nn.Linear(3, 1)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.words(words))
+        return found
+
+
+def train_bag(numbers: range, here: Served | None, bag: Bag, optimizer: torch.optim.Optimizer) -> None:
+    def step(words: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        bag(words).square().mean().backward()
+        optimizer.step()
+
+    for number in numbers:
+        words = torch.arange(number, 90, 7)
+        if here is None:
+            step(words)
+        else:
+            here.schedule(step, words)
+
+
+def made_bag() -> tuple[Bag, torch.optim.Optimizer, rd.Checkpoint]:
+    torch.manual_seed(3)
+    bag = Bag()
+    optimizer = torch.optim.Adam(bag.parameters(), lr=0.05)
+    return bag, optimizer, rd.Checkpoint(bag=bag, optimizer=optimizer)
+
+
+def rows_of(bag: Bag, words: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = bag.words(words).detach()
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 2), (2, 3), (3, None)])
+def test_rows_of_embeddings_are_saved_by_who_has_them_and_go_to_any_number_of_servers(
+    before: int | None, after: int | None, tmp_path: Path
+) -> None:
+    bare, optimizer, checkpoint = made_bag()
+    train_bag(range(3), None, bare, optimizer)
+    train_bag(range(3, 6), None, bare, optimizer)
+    everything = torch.arange(90)
+    expected = rows_of(bare, everything)
+
+    def run(num_servers: int | None, numbers: range, restore: bool) -> torch.Tensor:
+        if num_servers is None:
+            bag, optimizer, checkpoint = made_bag()
+            if restore:
+                checkpoint.restore(tmp_path / "c")
+            train_bag(numbers, None, bag, optimizer)
+            checkpoint.save(tmp_path / "c")
+            return rows_of(bag, everything)
+        with served(1, num_servers) as here:
+            with here.mirror.scope():
+                bag, optimizer, checkpoint = made_bag()
+            if restore:
+                checkpoint.restore(tmp_path / "c")
+            train_bag(numbers, here, bag, optimizer)
+            save = start_save(contents_of(checkpoint), directory_files(str(tmp_path / "c")), {}, staging=StagedStates())
+            assert save.shares is not None
+            assert list(save.capture.objects) == []  # nothing of it was brought here
+            save.write()
+            files = opened(tmp_path / "c").manifest.objects["bag.embedding_rows"].files
+            assert len([file for file in files if "index" not in file]) == num_servers
+            return rows_of(bag, everything)
+
+    run(before, range(3), restore=False)
+    found = run(after, range(3, 6), restore=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("consistency", [rd.BoundedStaleness(1), rd.SyncWithBackups(1)])
+def test_whatever_workers_wait_for_a_save_has_whole_steps(consistency: Any, divided: None, tmp_path: Path) -> None:
+    with served(2, 2, consistency) as here:
+        with here.mirror.scope():
+            run = Run()
+        run.train(range(5), here)
+        save = begun(run, tmp_path / "served")
+        run.train(range(5, 8), here)
+        save.write()
+        here.coordinator.join()
+    steps = {
+        float(entry["step"]) for name, entry in opened(tmp_path / "served").state("optimizer").items() if "." in name
+    }
+    assert len(steps) == 1  # all parameters have taken the same steps

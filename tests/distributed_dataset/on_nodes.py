@@ -1,0 +1,226 @@
+"""What a program sees of distributed input on two nodes with two replicas each. Run in the driver process of a cluster:
+see `tests/strategies/test_multi_worker.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import raydist as rd
+from raydist.actors.passes.input_host import InputHost
+from raydist.distributed_dataset import InputSide, LocalDistributedDataset, distribute
+from tests.several_nodes import LIMITS, shared_strategy
+
+ROWS = (6, 6, 3, 0, 1, 9, 2)
+OPTIONS = rd.InputOptions(num_input_workers=0)
+
+
+def strategy_on_nodes() -> rd.MultiWorkerMirroredStrategy:
+    return shared_strategy(2, 2)
+
+
+def write_files(folder: str) -> list[str]:
+    """Files whose rows are numbered through."""
+    for number, size in enumerate(ROWS):
+        first = sum(ROWS[:number])
+        (Path(folder) / f"{number}.txt").write_text("".join(f"{first + row}\n" for row in range(size)))
+    return [f"{folder}/{number}.txt" for number in range(len(ROWS))]
+
+
+def node_id_here() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def reading(paths: list[str], policy: rd.AutoShardPolicy) -> rd.Dataset:
+    """Global batches of numbers, each with the node that read it."""
+
+    def where(line: bytes) -> tuple[int, str]:
+        return int(line), node_id_here()
+
+    lines = rd.TextLineDataset(paths).map(where, output_spec=(rd.TensorSpec((), int), rd.TensorSpec((), str)))
+    return lines.batch(4).with_options(rd.Options(auto_shard_policy=policy))
+
+
+def pieces(dataset: Any) -> list[list[list[int]]]:
+    return [[part.tolist() for part in numbers.values] for numbers, _ in dataset]
+
+
+def files_are_read_once_where_their_rows_go(folder: str) -> None:
+    """C8, FILE: every row once an epoch, made on the node of the replicas that get it."""
+    strategy = strategy_on_nodes()
+    dataset = strategy.distribute_dataset(reading(write_files(folder), rd.AutoShardPolicy.FILE), OPTIONS)
+    for _ in range(2):
+        batches = list(dataset)
+        seen = Counter(row for step in pieces(batches) for piece in step for row in piece)
+        assert seen == dict.fromkeys(range(sum(ROWS)), 1)
+        hosts = strategy._launch().hosts
+        assert len(set(hosts)) == 2
+        for _, nodes in batches:
+            for host, names in zip(hosts, nodes.values, strict=True):
+                assert set(names.tolist()) <= {host}
+
+
+def data_gives_the_batches_of_one_device(folder: str) -> None:
+    """C8, DATA: the same batches as on one device, each file opened once in all."""
+    marks = Path(folder) / "opened"
+    marks.mkdir()
+
+    def open_noted(name: str) -> rd.Dataset:
+        (marks / f"{os.path.basename(name)}-{os.getpid()}-{os.urandom(4).hex()}").touch()
+        return rd.TextLineDataset(name)
+
+    lines = rd.Dataset.from_tensor_slices(write_files(folder)).flat_map(open_noted).map(lambda line: int(line))
+    batches = lines.batch(4)
+    alone = [rows.tolist() for rows in LocalDistributedDataset(batches)]
+    for mark in marks.iterdir():
+        mark.unlink()
+    dataset = strategy_on_nodes().distribute_dataset(batches, OPTIONS)
+    assert [[row for part in batch.values for row in part.tolist()] for batch in dataset] == alone
+    assert sorted(mark.name[:5] for mark in marks.iterdir()) == [f"{number}.txt" for number in range(len(ROWS))]
+
+
+def gradients_are_means_over_the_rows_of_all_workers(folder: str) -> None:
+    """Also where one worker's data has ended, in a step from outside and in a loop inside."""
+    strategy = strategy_on_nodes()
+    lines = rd.TextLineDataset(write_files(folder)).map(lambda line: int(line)).batch(4)
+    lines = lines.with_options(rd.Options(auto_shard_policy=rd.AutoShardPolicy.FILE))
+    dataset = strategy.distribute_dataset(lines, OPTIONS)
+    with strategy.scope():
+        weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def gradient(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        weight.grad = None
+        (weight * rows.double()).mean().backward()
+        assert weight.grad is not None
+        return weight.grad.clone(), rd.get_replica_context().global_num_rows
+
+    def epoch(batches: Any) -> list[float]:
+        found = []
+        while (batch := batches.get_next_as_optional()).has_value():
+            found.append(float(gradient(batch.get_value())[0]))
+        return found
+
+    means = []
+    for batch in dataset:
+        rows = [row for part in batch.values for row in part.tolist()]
+        means.append(sum(rows) / len(rows))
+        found, counts = strategy.run(gradient, args=(batch,))
+        assert {round(float(each), 9) for each in strategy.local_results(found)} == {round(means[-1], 9)}
+        assert set(strategy.local_results(counts)) == {len(rows)}
+    for each in strategy.local_results(strategy.run(epoch, args=(iter(dataset),))):
+        assert [round(mean, 9) for mean in each] == [round(mean, 9) for mean in means]
+
+
+def a_state_goes_on_anywhere() -> None:
+    """C7: the epoch begun on 2 nodes x 2 replicas, on 1, 3 and 4 replicas of one node and on one device."""
+    dataset = rd.Dataset.range(23).shuffle(9, seed=3).batch(4).with_options(rd.Options(seed=5))
+    whole = [rows.tolist() for rows in LocalDistributedDataset(dataset)]
+
+    def flat(batches: Any) -> list[list[int]]:
+        return [[row for part in batch.values for row in part.tolist()] for batch in batches]
+
+    iterator = iter(strategy_on_nodes().distribute_dataset(dataset, OPTIONS))
+    head = flat(next(iterator) for _ in range(2))
+    state = json.loads(json.dumps(iterator.state_dict()))
+    for replicas in (1, 3, 4):
+        host = InputHost("later", num_replicas=replicas, timeouts=LIMITS)
+        try:
+            side = InputSide(host, replicas, LIMITS, drain=lambda: None)
+            resumed = iter(distribute(dataset, side, OPTIONS))
+            resumed.load_state_dict(state)
+            assert head + flat(resumed) == whole
+        finally:
+            host.close()
+    alone = iter(LocalDistributedDataset(dataset))
+    alone.load_state_dict(state)
+    assert head + [rows.tolist() for rows in alone] == whole
+
+
+def a_missing_file_is_named_with_its_node(folder: str) -> None:
+    strategy = strategy_on_nodes()
+    paths = [write_files(folder)[0], f"{folder}/not here.txt"]
+    lines = rd.TextLineDataset(paths).batch(2)
+    for policy in (rd.AutoShardPolicy.FILE, rd.AutoShardPolicy.DATA):
+        dataset = strategy.distribute_dataset(lines.with_options(rd.Options(auto_shard_policy=policy)), OPTIONS)
+        errors = []
+        iterator = iter(dataset)
+        while True:
+            try:
+                next(iterator)
+            except StopIteration:
+                break
+            except rd.NotFoundError as error:
+                errors.append(error)
+        (missing,) = errors
+        assert "not here.txt" in str(missing)
+        nodes = strategy._launch().hosts if policy is rd.AutoShardPolicy.FILE else [strategy._plan().node_id]
+        assert f"({nodes[-1][:8]})" in "".join(missing.__notes__), missing.__notes__
+
+
+def a_function_is_called_once_a_worker_or_once_a_replica() -> None:
+    strategy = strategy_on_nodes()
+    seen: list[rd.InputContext] = []
+
+    def make(context: rd.InputContext) -> rd.Dataset:
+        seen.append(context)
+        first = 10 * context.input_pipeline_id
+        return rd.Dataset.range(first, first + 1 + context.input_pipeline_id).batch(1)
+
+    def flat(dataset: Any) -> list[list[list[int]]]:
+        return [[part.tolist() for part in batch.values] for batch in dataset]
+
+    dataset = strategy.distribute_datasets_from_function(make, OPTIONS)
+    assert [(one.num_input_pipelines, one.input_pipeline_id, one.num_replicas_in_sync) for one in seen] == [
+        (2, 0, 4),
+        (2, 1, 4),
+    ]
+    assert flat(dataset) == [[[0], [], [10], [11]]]
+    seen.clear()
+    each = rd.InputOptions(per_replica=True, num_input_workers=0)
+    dataset = strategy.distribute_datasets_from_function(make, each)
+    assert [(one.num_input_pipelines, one.input_pipeline_id) for one in seen] == [(4, number) for number in range(4)]
+    assert flat(dataset) == [
+        [[0], [10], [20], [30]],
+        [[], [11], [21], [31]],
+        [[], [], [22], [32]],
+        [[], [], [], [33]],
+    ]
+    state = iter(dataset).state_dict()
+    assert len(state["inputs"]) == 4
+
+
+def input_workers_are_on_the_nodes_of_the_replicas() -> None:
+    """And on no other: the head, which the driver is on, makes no element."""
+    strategy = strategy_on_nodes()
+
+    def where(number: int) -> tuple[int, str]:
+        time.sleep(0.02)
+        return number, node_id_here()
+
+    made = rd.Dataset.range(32).map(where, output_spec=(rd.TensorSpec((), int), rd.TensorSpec((), str))).batch(4)
+    dataset = strategy.distribute_dataset(made, rd.InputOptions(num_input_workers=2))
+    batches = list(dataset)
+    assert [row for step in pieces(batches) for piece in step for row in piece] == list(range(32))
+    assert {name for _, nodes in batches for names in nodes.values for name in names} == set(strategy._launch().hosts)
+
+
+IN_A_FOLDER = (
+    files_are_read_once_where_their_rows_go,
+    data_gives_the_batches_of_one_device,
+    gradients_are_means_over_the_rows_of_all_workers,
+    a_missing_file_is_named_with_its_node,
+)
+ELSEWHERE = (
+    a_state_goes_on_anywhere,
+    a_function_is_called_once_a_worker_or_once_a_replica,
+    input_workers_are_on_the_nodes_of_the_replicas,
+)

@@ -1,0 +1,326 @@
+"""Distributed datasets over an input pipeline in this process: splitting, epochs, state, errors, function datasets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydist.dataset import Dataset
+from raydist.distributed_dataset import LocalDistributedDataset, distribute, distribute_from_function
+from raydist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
+from raydist.options import AutoShardPolicy, InputOptions, Options
+from raydist.pipelines.elements.spec import TensorSpec
+from raydist.values import InputContext, PerReplica
+from tests.actors.readers.fakes import fake_side
+
+OPTIONS = InputOptions(num_input_workers=0)
+
+
+def lists(batch: PerReplica) -> list[Any]:
+    return [value.tolist() for value in batch.values]
+
+
+def steps(dataset: Dataset, num_replicas: int, options: InputOptions = OPTIONS) -> list[list[Any]]:
+    with fake_side(num_replicas) as side:
+        return [lists(batch) for batch in distribute(dataset, side, options)]
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "replicas", "expected"),
+    [
+        (6, 4, 2, [[[0, 1], [2, 3]], [[4], [5]]]),
+        (4, 4, 5, [[[0], [1], [2], [3], []]]),
+        (8, 4, 3, [[[0, 1], [2, 3], []], [[4, 5], [6, 7], []]]),
+        (9, 4, 2, [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]),
+        (0, 4, 2, []),
+    ],
+)
+def test_the_contracts_table(size: int, batch: int, replicas: int, expected: list[Any]) -> None:
+    assert steps(Dataset.range(size).batch(batch), replicas) == expected
+
+
+def test_balanced_takes_turns_over_the_steps() -> None:
+    got = steps(Dataset.range(8).batch(4), 3, InputOptions(split="balanced", num_input_workers=0))
+    assert got == [[[0, 1], [2], [3]], [[4], [5, 6], [7]]]
+
+
+@settings(max_examples=20)
+@given(
+    size=st.integers(0, 25),
+    batch=st.integers(1, 9),
+    replicas=st.integers(1, 4),
+    later=st.integers(1, 4),
+    data=st.data(),
+)
+def test_any_step_resumes_on_any_number_of_replicas(
+    size: int, batch: int, replicas: int, later: int, data: st.DataObject
+) -> None:
+    def flat(batches: Any) -> list[int]:
+        return [row for one in batches for part in lists(one) for row in part]
+
+    dataset = Dataset.range(size).shuffle(5, seed=3).map(lambda x, *, rng: x * 100 + rng.integers(100))
+    dataset = dataset.batch(batch).with_options(Options(seed=7))
+    whole = [int(x) for rows in dataset for x in rows]
+    stop = data.draw(st.integers(0, -(-size // batch)))
+    with fake_side(replicas) as side, fake_side(later) as other_side:
+        iterator = iter(distribute(dataset, side, OPTIONS))
+        head = flat(next(iterator) for _ in range(stop))
+        state = json.loads(json.dumps(iterator.state_dict()))
+        resumed = iter(distribute(dataset, other_side, OPTIONS))
+        resumed.load_state_dict(state)
+        assert head + flat(resumed) == whole
+        plain = iter(LocalDistributedDataset(dataset))
+        plain.load_state_dict(state)
+        assert head + [int(x) for rows in plain for x in rows] == whole
+
+
+def test_the_state_of_a_local_iterator_resumes_on_replicas() -> None:
+    dataset = Dataset.range(10).batch(3)
+    local = iter(LocalDistributedDataset(dataset))
+    next(local)
+    with fake_side(2) as side:
+        iterator = iter(distribute(dataset, side, OPTIONS))
+        iterator.load_state_dict(local.state_dict())
+        assert [lists(batch) for batch in iterator] == [[[3, 4], [5]], [[6, 7], [8]], [[9], []]]
+
+
+def test_a_state_is_small_and_belongs_to_what_was_handed_out() -> None:
+    with fake_side(2) as side:
+        iterator = iter(distribute(Dataset.range(1000).shuffle(1000, seed=1).batch(10), side, OPTIONS))
+        first = [lists(next(iterator)) for _ in range(3)][2]
+        state = iterator.state_dict()
+        later = lists(next(iterator))
+        iterator.load_state_dict(state)
+        assert lists(next(iterator)) == later != first
+        assert len(json.dumps(state)) < 10_000
+
+
+def test_state_at_the_end_and_at_the_start() -> None:
+    with fake_side(2) as side:
+        dataset = distribute(Dataset.range(4).batch(2), side, OPTIONS)
+        iterator = iter(dataset)
+        start = iterator.state_dict()
+        assert len(list(iterator)) == 2
+        end = iterator.state_dict()
+        again = iter(dataset)
+        again.load_state_dict(end)
+        assert list(again) == []
+        again.load_state_dict(start)
+        assert len(list(again)) == 2
+
+
+def test_empty_pieces_have_dtype_and_shape() -> None:
+    images = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    dataset = Dataset.from_tensor_slices({"image": images, "name": [b"a", b"b", b"c"]}).batch(3)
+    with fake_side(4) as side:
+        (batch,) = distribute(dataset, side, OPTIONS)
+        last = batch["image"].values[3]
+        assert (last.dtype, tuple(last.shape)) == (torch.uint8, (0, 2, 2))
+        assert batch["image"].rows == (1, 1, 1, 0)
+        assert batch["name"].values[1].tolist() == [b"b"]
+        assert batch["name"].values[3].shape == (0,)
+
+
+def test_a_replica_without_rows_has_a_stand_in() -> None:
+    with fake_side(3) as side:
+        (batch,) = distribute(Dataset.range(2).batch(2), side, OPTIONS)
+        part = batch.part_on(2, stand_in=True)
+        assert part.ref.leaf(part.leaf_index, part.place).tolist() == [0, 1]
+        assert batch.part_on(2).ref.leaf(0).tolist() == []
+        assert batch.part_on(0, stand_in=True).ref.leaf(0).tolist() == [0]
+
+
+def test_leaves_are_private_and_writable() -> None:
+    with fake_side(2) as side:
+        (batch,) = distribute(Dataset.range(4).batch(4), side, OPTIONS)
+        batch.values[0][0] = 99
+        assert batch.part_on(0).ref.leaf(0).tolist() == [0, 1]
+
+
+def divide(x: Any) -> Any:
+    if x == 3:
+        raise ZeroDivisionError("three")
+    return x
+
+
+def test_an_error_stands_in_its_place_and_iteration_goes_on() -> None:
+    with fake_side(2) as side:
+        iterator = iter(distribute(Dataset.range(6).map(divide).batch(2), side, OPTIONS))
+        assert lists(next(iterator)) == [[0], [1]]
+        with pytest.raises(ZeroDivisionError, match="three") as caught:
+            next(iterator)
+        notes = " ".join(caught.value.__notes__)
+        assert "map-1" in notes
+        assert "element 3" in notes
+        state = iterator.state_dict()
+        assert lists(next(iterator)) == [[4], [5]]
+        iterator.load_state_dict(state)
+        assert lists(next(iterator)) == [[4], [5]]
+
+
+def test_an_unbatched_dataset_says_to_call_batch() -> None:
+    with fake_side(2) as side, pytest.raises(InvalidArgumentError, match="Call the `batch` method"):
+        next(iter(distribute(Dataset.range(3), side, OPTIONS)))
+
+
+def test_specs_and_cardinality() -> None:
+    with fake_side(2) as side:
+        dynamic = distribute(Dataset.range(10).batch(4), side, OPTIONS)
+        static = distribute(Dataset.range(10).batch(4, drop_remainder=True), side, OPTIONS)
+        odd = distribute(Dataset.range(10).batch(5, drop_remainder=True), side, OPTIONS)
+        assert dynamic.element_spec == TensorSpec((None,), np.int64)
+        assert static.element_spec == TensorSpec((2,), np.int64)
+        assert odd.element_spec == iter(odd).element_spec == TensorSpec((None,), np.int64)
+        assert (dynamic.cardinality(), static.cardinality()) == (3, 2)
+        assert dynamic.options is OPTIONS
+        assert not hasattr(dynamic, "map")
+
+
+def test_the_ends_of_an_iterator() -> None:
+    with fake_side(2) as side:
+        iterator = iter(distribute(Dataset.range(2).batch(2), side, OPTIONS))
+        assert lists(iterator.get_next_as_optional().get_value()) == [[0], [1]]
+        assert not iterator.get_next_as_optional().has_value()
+        with pytest.raises(OutOfRangeError):
+            iterator.get_next()
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+def test_a_closed_iterator_says_so() -> None:
+    with fake_side(2) as side:
+        iterator = iter(distribute(Dataset.range(4).batch(2), side, OPTIONS))
+        next(iterator)
+        iterator.close()
+        iterator.close()
+        with pytest.raises(FailedPreconditionError, match="closed"):
+            next(iterator)
+
+
+def from_function(num_replicas: int, dataset: Dataset, options: InputOptions = OPTIONS) -> list[list[Any]]:
+    with fake_side(num_replicas) as side:
+        return [lists(batch) for batch in distribute_from_function(lambda context: dataset, side, options)]
+
+
+def test_elements_of_a_function_are_dealt_in_turn() -> None:
+    assert from_function(2, Dataset.range(6).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], []]]
+
+
+def test_scalars_are_dealt_too_and_none_is_dropped() -> None:
+    assert from_function(2, Dataset.range(3)) == [[0, 1], [2, []]]
+
+
+def test_a_function_is_told_for_whom_it_builds() -> None:
+    seen: list[InputContext] = []
+
+    def make(context: InputContext) -> Dataset:
+        seen.append(context)
+        return Dataset.range(2).batch(context.get_per_replica_batch_size(2))
+
+    with fake_side(2) as side:
+        distribute_from_function(make, side, OPTIONS)
+        distribute_from_function(make, side, InputOptions(per_replica=True, num_input_workers=0))
+    assert seen == [InputContext(1, 0, 2), InputContext(2, 0, 2), InputContext(2, 1, 2)]
+
+
+def test_one_pipeline_per_replica_goes_on_until_none_has_rows() -> None:
+    options = InputOptions(per_replica=True, num_input_workers=0)
+    with fake_side(2) as side:
+        dataset = distribute_from_function(
+            lambda context: Dataset.range(100 * context.input_pipeline_id, 101 * context.input_pipeline_id + 2),
+            side,
+            options,
+        )
+        iterator = iter(dataset)
+        assert [lists(next(iterator)) for _ in range(2)] == [[0, 100], [1, 101]]
+        state = iterator.state_dict()
+        assert [lists(batch) for batch in iterator] == [[[], 102]]
+        iterator.load_state_dict(state)
+        assert [lists(batch) for batch in iterator] == [[[], 102]]
+
+
+def test_an_error_takes_the_place_of_the_whole_dealt_step() -> None:
+    with fake_side(2) as side:
+        iterator = iter(distribute_from_function(lambda context: Dataset.range(6).map(divide), side, OPTIONS))
+        assert lists(next(iterator)) == [0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(iterator)
+        assert lists(next(iterator)) == [4, 5]
+
+
+def test_what_may_end_earlier_on_some_replicas_has_no_fixed_length() -> None:
+    pairs = Dataset.range(8).batch(2, drop_remainder=True)
+    files_off = pairs.with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
+    with fake_side(2) as side, fake_side(2, num_workers=2) as nodes, fake_side(1) as alone:
+        assert distribute_from_function(lambda context: pairs, side, OPTIONS).element_spec.shape == (None,)
+        assert distribute_from_function(lambda context: pairs, alone, OPTIONS).element_spec.shape == (2,)
+        assert distribute(files_off, nodes, OPTIONS).element_spec.shape == (None,)
+        assert distribute(files_off, side, OPTIONS).element_spec.shape == (1,)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_without_an_end(workers: int) -> None:
+    with fake_side(4, num_workers=workers) as side:
+        forever = Dataset.range(6).repeat().batch(4).with_options(Options(auto_shard_policy=AutoShardPolicy.OFF))
+        iterator = iter(distribute(forever, side, OPTIONS))
+        rows = [[row for part in lists(next(iterator)) for row in part] for _ in range(30)]
+        first = rows[0][:2] if workers == 2 else rows[0]
+        assert first == [0, 1, 2, 3][: 4 // workers]
+        assert all(len(step) == 4 for step in rows)
+        iterator.close()
+
+
+def test_one_function_call_a_worker_and_elements_in_turn() -> None:
+    seen: list[InputContext] = []
+
+    def make(context: InputContext) -> Dataset:
+        seen.append(context)
+        first = 10 * context.input_pipeline_id
+        return Dataset.range(first, first + 2 + context.input_pipeline_id).batch(1)
+
+    with fake_side(4, num_workers=2) as side:
+        dataset = distribute_from_function(make, side, OPTIONS)
+        assert seen == [InputContext(2, 0, 4), InputContext(2, 1, 4)]
+        assert [lists(batch) for batch in dataset] == [[[0], [1], [10], [11]], [[], [], [12], []]]
+
+
+def test_states_of_function_datasets_belong_to_their_number_of_pipelines() -> None:
+    def make(context: InputContext) -> Dataset:
+        return Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 6)
+
+    each = InputOptions(per_replica=True, num_input_workers=0)
+    with fake_side(4, num_workers=2) as two, fake_side(4) as one, fake_side(2) as fewer:
+        iterator = iter(distribute_from_function(make, two, each))
+        next(iterator)
+        state = json.loads(json.dumps(iterator.state_dict()))
+        moved = iter(distribute_from_function(make, one, each))  # as many pipelines, on one node
+        moved.load_state_dict(state)
+        assert [lists(batch) for batch in moved] == [lists(batch) for batch in iterator]
+        other = iter(distribute_from_function(make, fewer, each))
+        other.load_state_dict(state)
+        with pytest.raises(InvalidArgumentError, match="it is of 4, and there are 2 now"):
+            next(other)
+
+
+def test_an_error_of_one_worker_loses_nothing_of_the_others() -> None:
+    def make(context: InputContext) -> Dataset:
+        first = 10 * context.input_pipeline_id
+        return Dataset.range(first, first + 5).map(divide)
+
+    with fake_side(2, num_workers=2) as side:
+        iterator = iter(distribute_from_function(make, side, OPTIONS))
+        assert [lists(next(iterator)) for _ in range(3)] == [[0, 10], [1, 11], [2, 12]]
+        with pytest.raises(ZeroDivisionError, match="three") as caught:
+            next(iterator)
+        assert "worker 0 of 2, step 3" in " ".join(caught.value.__notes__)
+        state = iterator.state_dict()
+        rest = [[4, 13], [[], 14]]
+        assert [lists(batch) for batch in iterator] == rest
+        iterator.load_state_dict(state)
+        assert [lists(batch) for batch in iterator] == rest

@@ -1,0 +1,20 @@
+"""Processes that find torch and the package imported: by themselves they take 2 s of a core for that, each."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+__all__ = ["fork_server"]
+
+
+def fork_server() -> ForkServerContext:
+    """How such processes are started: as forks of a process that did nothing else, so that they hold nothing of a test.
+
+    That process is started for the first of them and ends with this one.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch.distributed", "raydist.collectives.opening", "raydist.parameter_servers.desk"]
+    )
+    return context

@@ -1,0 +1,91 @@
+"""What a step may register in modules, and what optimizers note for the schedulers."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.on_replica.replica_hooks import note_steps
+from tests.mirroring.in_process import Mirror, linear
+
+
+def test_new_parameter_in_a_mirrored_module() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+
+    def step() -> None:
+        layer.bias = nn.Parameter(torch.zeros(1))
+
+    with pytest.raises(FailedPreconditionError, match="a step registered 'bias' in Linear"):
+        mirror.run(step)
+
+
+def test_new_submodule_in_a_mirrored_module() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with pytest.raises(FailedPreconditionError, match="a step registered 'head' in Linear"):
+        mirror.run(lambda: layer.add_module("head", nn.Linear(1, 1)))
+
+
+def test_what_is_allowed() -> None:
+    mirror = Mirror()
+    layer: Any = linear(mirror)
+    other = linear(mirror)
+
+    def step() -> int:
+        own = nn.Sequential(nn.Linear(1, 1))
+        layer.activation = nn.ReLU()
+        layer.weight = other.weight
+        layer.bias = None
+        return len(list(own.parameters()))
+
+    assert mirror.run(step) == [2, 2]
+    assert layer.weight is other.weight
+
+
+def test_nothing_is_watched_after_the_step() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with pytest.raises(ZeroDivisionError):
+        mirror.run(lambda: layer.in_features / 0)
+    assert nn.Linear(1, 1).bias is not None
+
+
+def test_a_scheduler_made_elsewhere_does_not_warn() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    steps: list[int] = []
+    note_steps(optimizer, lambda: steps.append(1))
+    note_steps(optimizer, lambda: steps.append(2))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    parameter.grad = torch.ones(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        scheduler.step()
+    assert parameter.item() == 0.0
+    assert optimizer._opt_called is True  # type: ignore[attr-defined]
+    assert steps == [1]
+
+
+def test_optimizer_is_not_kept_alive() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    note_steps(optimizer, lambda: None)
+    ghost = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert ghost() is None
+
+
+def test_still_pickles() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+    note_steps(optimizer, lambda: None)
+    assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["lr"] == 0.5

@@ -1,0 +1,196 @@
+"""A strategy that ships nothing finds what was not made under its scope all the same."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.checked_steps import CheckedSteps
+from tests.mirroring.in_process import Mirror, linear
+
+
+@pytest.fixture
+def steps() -> CheckedSteps:
+    return CheckedSteps("this TestStrategy")
+
+
+def made(steps: CheckedSteps, make: Callable[[], Any] = lambda: nn.Linear(1, 1)) -> Any:
+    with steps.scope.enter():
+        return make()
+
+
+class Trainer:
+    """Holds a model as programs do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.nested = {"models": [model]}
+
+    def step(self) -> bool:
+        return self.model.training
+
+
+OUTSIDE: dict[str, Callable[[nn.Module], Any]] = {
+    "closure": lambda model: lambda: model(torch.ones(1)),
+    "default": lambda model: lambda own=model: own(torch.ones(1)),
+    "method": lambda model: Trainer(model).step,
+    "module": lambda model: model,
+    "partial": lambda model: functools.partial(lambda own: own.training, model),
+    "list": lambda model: lambda held=[{"x": (model,)}]: held,  # a default that holds it
+    "function": lambda model: (lambda inner: lambda: inner())(lambda: model.training),
+    "optimizer": lambda model: functools.partial(id, torch.optim.SGD(model.parameters(), lr=1.0)),
+    "scheduler": lambda model: functools.partial(
+        id, torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1)
+    ),
+    "compiled function": lambda model: torch.compile(lambda: model(torch.ones(1)), backend="eager"),
+    "wrapped": lambda model: functools.wraps(len)(lambda: model(torch.ones(1))),
+    "property": lambda model: type("Owner", (), {"step": property(lambda self: model), "__module__": __name__})(),
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("way", sorted(OUTSIDE))
+def test_whatever_way_it_is_reached(way: str, steps: CheckedSteps) -> None:
+    inside, outside = made(steps), nn.Linear(1, 1)
+    steps.check(OUTSIDE[way](inside), ())
+    with pytest.raises(
+        FailedPreconditionError, match="the scope of this TestStrategy; .*(Linear|SGD|Optimized).* was not"
+    ):
+        steps.check(OUTSIDE[way](outside), ())
+
+
+def test_what_a_library_makes_for_a_program_is_the_programs(steps: CheckedSteps) -> None:
+    outside = nn.Linear(1, 1)
+
+    def step() -> bool:
+        return outside.training
+
+    step.__module__ = "torch.nn.modules"
+    with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module Linear was not"):
+        steps.check(step, ())
+
+
+def test_among_the_arguments(steps: CheckedSteps) -> None:
+    steps.check(len, (1, made(steps), torch.ones(1)))
+    with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module Linear was not"):
+        steps.check(len, (nn.Linear(1, 1),))
+
+
+def test_the_outermost_module_names_it(steps: CheckedSteps) -> None:
+    model = made(steps, lambda: nn.Sequential(nn.Sequential(nn.ReLU())))
+    model[0].append(nn.Linear(1, 1))
+    with pytest.raises(FailedPreconditionError, match=r"parameter '0.1.weight' of module Sequential was not"):
+        steps.check(lambda: model.training, ())
+
+
+def run(steps: CheckedSteps, fn: Any, times: int) -> None:
+    for _ in range(times):
+        steps.check(fn, ())
+
+
+def test_another_object_in_its_place_is_noticed_at_once(steps: CheckedSteps) -> None:
+    model = made(steps)
+    trainer = Trainer(model)
+
+    def step() -> bool:
+        return bool(model.training)
+
+    for fn in (step, trainer.step):
+        run(steps, fn, 5)
+    model = trainer.model = nn.Linear(1, 1)
+    for fn in (step, trainer.step):
+        with pytest.raises(FailedPreconditionError, match="'weight' of module Linear"):
+            steps.check(fn, ())
+    model = made(steps)
+    run(steps, step, 5)
+
+
+def test_a_child_or_a_parameter_in_its_place_is_noticed_at_once(steps: CheckedSteps) -> None:
+    model = made(steps, lambda: nn.Sequential(nn.Linear(1, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step: Callable[[], Any] = lambda: (model.training, optimizer.param_groups)  # noqa: E731
+    run(steps, step, 5)
+    model[0] = nn.Linear(1, 1)
+    with pytest.raises(FailedPreconditionError, match="'0.weight' of module Sequential"):
+        steps.check(step, ())
+    model[0] = made(steps)
+    run(steps, step, 5)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(FailedPreconditionError, match=r"param_groups\[1\] of optimizer SGD"):
+        steps.check(step, ())
+
+
+def test_deep_in_a_module_it_is_noticed_in_the_end(steps: CheckedSteps) -> None:
+    model = made(steps, lambda: nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
+    step: Callable[[], Any] = lambda: model.training  # noqa: E731
+    run(steps, step, 5)
+    model[0][0] = nn.Linear(1, 1)
+    with pytest.raises(FailedPreconditionError, match="'0.0.weight' of module Sequential"):
+        run(steps, step, 3)
+
+
+def test_variables_of_another_strategy(steps: CheckedSteps) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    with pytest.raises(FailedPreconditionError, match="Linear belongs to another one than this TestStrategy"):
+        steps.check(lambda: layer.training, ())
+    weight = layer.weight
+    with pytest.raises(FailedPreconditionError, match="parameter of shape .* belongs to another one"):
+        steps.check(lambda: weight, ())
+
+
+def test_lazy_parameters_must_be_initialised(steps: CheckedSteps) -> None:
+    layer = made(steps, lambda: nn.LazyLinear(1))
+    with pytest.raises(FailedPreconditionError, match="parameter 'weight' of module LazyLinear is lazy"):
+        steps.check(lambda: layer.training, ())
+    layer(torch.ones(1, 3))
+    steps.check(lambda: layer.training, ())
+
+
+def test_what_the_code_does_not_name_does_not_matter(steps: CheckedSteps) -> None:
+    model, weight = made(steps), nn.Linear(1, 1)
+    steps.check(lambda: model.weight, ())
+    assert weight.training
+
+
+def test_nothing_is_kept_alive(steps: CheckedSteps) -> None:
+    trainers = [Trainer(made(steps))]
+    trainers[0].model.owner = trainers[0].step  # type: ignore[assignment]  # a circle
+    steps.check(trainers[0].step, ())
+    steps.check(lambda: trainers, ())
+    assert len(steps._checked) == 1
+    trainers.clear()
+    gc.collect()
+    assert steps._checked == {}
+
+
+def test_objects_without_weak_references_are_walked_in_each_run(steps: CheckedSteps) -> None:
+    class Step:
+        __slots__ = ("model",)
+        model: nn.Module
+
+        def __call__(self) -> bool:
+            return self.model.training
+
+    step = Step()
+    step.model = made(steps)
+    run(steps, step, 3)
+    assert steps._checked == {}
+
+
+def test_a_module_that_was_moved_is_named(steps: CheckedSteps) -> None:
+    model = made(steps)
+    steps.check(lambda: model.training, ())
+    model.to("meta")
+    with pytest.raises(
+        FailedPreconditionError, match=r"\(cpu\); parameter 'weight' of module Linear was moved to meta"
+    ):
+        steps.check(lambda: model.training, ())

@@ -1,0 +1,184 @@
+"""Parameters that come, go, are tied, cast or frozen between two steps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from raydist.errors import FailedPreconditionError
+from tests.mirroring.in_process import Mirror
+
+
+class Trained:
+    """A model that every replica trains on the same rows, and its twin that no strategy knows."""
+
+    def __init__(self, *, momentum: float = 0.9) -> None:
+        self.mirror = Mirror()
+        torch.manual_seed(0)
+        with self.mirror.scope():
+            model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        self.twin, self.model = copy.deepcopy(model), model
+        with self.mirror.scope():
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=momentum)
+        self.twins = torch.optim.SGD(self.twin.parameters(), lr=0.1, momentum=momentum)
+
+    def both(self) -> list[tuple[Any, Any]]:
+        return [(self.model, self.optimizer), (self.twin, self.twins)]
+
+    def train(self) -> None:
+        """One step on both, and they are equal."""
+        dtype = next(self.twin.parameters()).dtype
+        x = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=dtype)
+
+        def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        mine, optimizer = self.model, self.optimizer
+        alone = step(self.twin, self.twins)
+        assert self.mirror.run(lambda: step(mine, optimizer)) == [pytest.approx(alone, rel=1e-6)] * 2
+        expected = self.twin.state_dict()
+        found = self.model.state_dict()
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, msg=f"{name} differs")
+
+
+@pytest.fixture
+def trained() -> Trained:
+    found = Trained()
+    found.train()
+    return found
+
+
+def test_a_layer_put_in_the_place_of_another(trained: Trained) -> None:
+    with trained.mirror.scope():
+        layer = nn.Linear(2, 3)
+    for (model, optimizer), new in zip(trained.both(), (layer, copy.deepcopy(layer)), strict=True):
+        model[1] = new
+        optimizer.add_param_group({"params": list(new.parameters()), "lr": 0.05})
+    trained.train()
+    trained.train()
+
+
+def test_a_parameter_registered_and_one_deleted(trained: Trained) -> None:
+    for model, optimizer in trained.both():
+        with trained.mirror.scope():
+            model[0].register_parameter("bias", nn.Parameter(torch.tensor([0.5, -0.5])))
+        optimizer.add_param_group({"params": [model[0].bias]})
+        del model[1]
+    trained.train()
+    trained.train()
+    assert "1.weight" not in trained.model.state_dict()
+
+
+def test_a_buffer_registered(trained: Trained) -> None:
+    mine: Any = trained.model
+    with trained.mirror.scope():
+        trained.model[0].register_buffer("seen", torch.tensor(0.0))
+    trained.mirror.run(lambda: mine[0].seen.add_(2.0).item())
+    assert trained.model.state_dict()["0.seen"].item() == 2.0
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_weights_tied_later_by_what_is_there(trained: Trained, inside: bool) -> None:
+    mine: Any = trained.model
+    if inside:
+        with trained.mirror.scope():
+            trained.model[1].weight = trained.model[0].weight
+    else:
+        trained.model[1].weight = trained.model[0].weight
+    trained.twin[1].weight = trained.twin[0].weight
+    trained.train()
+    trained.train()
+    assert trained.model[1].weight is trained.model[0].weight
+    assert trained.mirror.run(lambda: mine[1].weight is mine[0].weight) == [True, True]
+
+
+def test_weights_tied_before_and_parted_later() -> None:
+    trained = Trained()
+    mine: Any = trained.model
+    for model, _ in trained.both():
+        model[1].weight = model[0].weight
+    trained.train()
+    for model, optimizer in trained.both():
+        with trained.mirror.scope():
+            model[1].weight = nn.Parameter(model[0].weight.detach().clone())
+        optimizer.add_param_group({"params": [model[1].weight]})
+    trained.train()
+    assert trained.mirror.run(lambda: mine[1].weight is mine[0].weight) == [False, False]
+
+
+def test_a_parametrization_registered_and_removed() -> None:
+    trained = Trained(momentum=0.0)
+    trained.train()
+    for model, optimizer in trained.both():
+        with trained.mirror.scope():
+            parametrizations.weight_norm(model[0])
+        originals = [model[0].parametrizations.weight.original0, model[0].parametrizations.weight.original1]
+        optimizer.add_param_group({"params": originals})
+    trained.train()
+    trained.train()
+    for model, optimizer in trained.both():
+        with trained.mirror.scope():
+            parametrize.remove_parametrizations(model[0], "weight")
+        optimizer.param_groups.clear()
+        optimizer.add_param_group({"params": list(model.parameters())})
+    trained.train()
+
+
+def test_a_lazy_layer_added_later(trained: Trained) -> None:
+    mine: Any = trained.model
+    with trained.mirror.scope():
+        lazy = nn.LazyLinear(1)
+        trained.model.append(lazy)
+    with pytest.raises(FailedPreconditionError, match="lazy. Call the module once"):
+        trained.train()
+    trained.model.zero_grad()
+    with trained.mirror.scope():
+        trained.model(torch.ones(1, 2))
+    assert trained.mirror.run(lambda: tuple(mine[2].weight.shape)) == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_cast_between_two_steps(trained: Trained, dtype: torch.dtype) -> None:
+    mine: Any = trained.model
+    for model, optimizer in trained.both():
+        model.to(dtype)
+        for state in optimizer.state.values():
+            state["momentum_buffer"] = state["momentum_buffer"].to(dtype)
+    trained.train()
+    assert trained.model[0].weight.dtype is dtype
+    assert trained.mirror.run(lambda: mine[0].weight.dtype == dtype) == [True, True]
+
+
+def test_frozen_and_thawed(trained: Trained) -> None:
+    mine: Any = trained.model
+    for model, _ in trained.both():
+        model[0].requires_grad_(False)
+    trained.train()
+    assert trained.mirror.run(lambda: mine[0].weight.requires_grad) == [False, False]
+    for model, _ in trained.both():
+        model[0].requires_grad_(True)
+        model[1].bias.requires_grad = False
+    trained.train()
+    assert trained.model[0].weight.requires_grad
+    assert not trained.model[1].bias.requires_grad
+
+
+def test_made_outside_it_is_named_where_it_is(trained: Trained) -> None:
+    mine: Any = trained.model
+    trained.model[1].weight = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(FailedPreconditionError, match="parameter '1.weight' of module Sequential was not"):
+        trained.mirror.run(lambda: mine.training)
+    with trained.mirror.scope():
+        trained.model[1].weight = nn.Parameter(torch.ones(2, 2))
+    assert trained.mirror.run(lambda: mine[1].weight.sum().item()) == [4.0, 4.0]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import cloudpickle
+import pytest
+import torch
+
+import raydist as rd
+from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup, OptimizerState, SetOptimizerState
+from raydist.parameter_servers.requests import Push, PushKey, Sender
+from raydist.parameter_servers.row_requests import CreateTable, PullRows, RowState, SetRowState
+from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
+from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, ask, servers
+
+TABLE = 50
+SPEC = EmbeddingTableSpec(1000, 4, dtype=torch.float64, initializer="zeros")
+
+
+def test_an_optimizer_keeps_what_it_remembers_when_its_groups_change() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))]
+    optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+    with servers() as [server]:
+        worker = BareWorker([server], parameters, optimizer)
+        parameters[0].grad = torch.ones(2, dtype=torch.float64)
+        worker.step()
+        worker.create(0)  # told again
+        states = answer(server, OptimizerState(OPTIMIZER)).value
+        assert states[0]["momentum_buffer"].tolist() == [1, 1]
+        answer(server, SetOptimizerState(OPTIMIZER, {0: {"momentum_buffer": torch.full((2,), 4.0).double()}}))
+        parameters[0].grad = torch.ones(2, dtype=torch.float64)
+        worker.step()
+        assert answer(server, OptimizerState(OPTIMIZER)).value[0]["momentum_buffer"].tolist() == [3, 3]
+
+
+def test_tables_are_pulled_pushed_saved_and_loaded() -> None:
+    rows = torch.tensor([7, 700])
+    with servers() as [server]:
+        answer(server, CreateTable(TABLE, SPEC))
+        answer(server, CreateTable(TABLE, SPEC))  # told again
+        options = torch.optim.SGD([torch.zeros(1)], lr=0.5).defaults
+        added = AddOptimizer(OPTIMIZER, cloudpickle.dumps(torch.optim.SGD), (OptimizerGroup(options, tables=(TABLE,)),))
+        answer(server, added)
+        push = Push(Sender(0, 0), PushKey(0, 0), OPTIMIZER, (), (), tables=(TABLE,))
+        for verdict in ("applied", "known"):
+            told = answer(server, push, rows, torch.ones(2, 4, dtype=torch.float64))
+            assert told.verdict == verdict
+        assert ask(server, PullRows(TABLE), rows)[1][0].tolist() == [[-0.5] * 4] * 2
+        saved = answer(server, RowState(TABLE)).value
+        again = Push(Sender(0, 0), PushKey(1, 0), OPTIMIZER, (), (), tables=(TABLE,))
+        answer(server, again, rows, torch.ones(2, 4).double())
+        answer(server, SetRowState(TABLE, [saved]))
+        assert ask(server, PullRows(TABLE), rows)[1][0].tolist() == [[-0.5] * 4] * 2
+        assert server.stats.bytes_held > 2 * 4 * 8
+
+
+def test_what_is_not_there() -> None:
+    with servers() as [server]:
+        with pytest.raises(rd.InvalidArgumentError, match=r"Optimizers must be added .* has \[\] and not 3"):
+            server.handle(OptimizerState(3))
+        with pytest.raises(rd.InvalidArgumentError, match=r"Embedding tables must be created .* has \[\] and not 3"):
+            server.handle(RowState(3))
+        with pytest.raises(rd.InvalidArgumentError, match=r"one int64 tensor of their numbers, got \[torch.float32\]"):
+            server.handle(PullRows(3), [torch.ones(2)])
+        with pytest.raises(rd.InvalidArgumentError, match=r"optimizer that the server has, got handle 4 of \[\]"):
+            server.handle(Push(Sender(0, 0), PushKey(0, 0), 4, (), ()))
+
+
+def test_room_for_what_an_optimizer_remembers() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1000, dtype=torch.float64))]
+    with servers(memory=20_000) as [server]:
+        BareWorker([server], parameters, torch.optim.SGD(parameters, lr=1.0))
+    message = r"server 0 is to hold 16,000 bytes for a Adam and has 7,\d+ free: 8,\d+ too few"
+    with servers(memory=20_000) as [server], pytest.raises(rd.InvalidArgumentError, match=message):
+        BareWorker([server], parameters, torch.optim.Adam(parameters))

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.parameter_servers.optimizer_requests import OptimizerGroup
+from raydist.parameter_servers.serving.gradients import PushedRows, ServerGradients
+from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
+from raydist.parameter_servers.serving.served_slices import ServedSlices
+from tests.parameter_servers.served import served, slice_of
+
+SLICES = slice_of(0, 2), slice_of(1, 3), slice_of(2, 2)
+
+
+def options_of(kind: Any, **options: Any) -> dict[str, Any]:
+    return {**kind([torch.nn.Parameter(torch.ones(1))], **options).defaults}
+
+
+def adam(values: ServedSlices) -> ServedOptimizer:
+    options = options_of(torch.optim.Adam, lr=0.1)
+    groups = OptimizerGroup(options, (0,)), OptimizerGroup(options | {"lr": 0.2}, (1,))
+    return ServedOptimizer(torch.optim.Adam, groups, values, {})
+
+
+def step(optimizer: ServedOptimizer, values: ServedSlices, **gradients: Any) -> None:
+    tensors = {int(number.strip("s")): torch.tensor(each, dtype=torch.float64) for number, each in gradients.items()}
+    with values.changing():
+        optimizer.step(ServerGradients(tensors, {}))
+
+
+def test_slices_without_a_gradient_stay_as_they_are() -> None:
+    with served(*SLICES) as values:
+        optimizer = adam(values)
+        step(optimizer, values, s0=[1.0, 2.0])
+        assert values.value(0).tolist() == pytest.approx([-0.1, -0.1])
+        assert values.value(1).tolist() == [0, 0, 0]
+        assert list(optimizer.state()) == [0]
+        assert values.value(0).grad is None
+
+
+def test_groups_may_get_slices_and_other_options_and_nothing_is_forgotten() -> None:
+    with served(*SLICES) as values:
+        optimizer = adam(values)
+        step(optimizer, values, s0=[1.0, 1.0], s1=[1.0, 1.0, 1.0])
+        options = options_of(torch.optim.Adam, lr=0.1)
+        optimizer.change_groups([OptimizerGroup(options, (0, 2)), OptimizerGroup(options, (1,))])
+        step(optimizer, values, s0=[1.0, 1.0], s2=[1.0, 1.0])
+        assert {number: state["step"].item() for number, state in optimizer.state().items()} == {0: 2, 1: 1, 2: 1}
+        optimizer.change_options([{"lr": 0.0}, {"lr": 0.0}])
+        before = values.value(0).clone()
+        step(optimizer, values, s0=[1.0, 1.0])
+        assert torch.equal(values.value(0), before)
+        optimizer.change_groups([OptimizerGroup(options, (0,)), OptimizerGroup(options)])
+        assert list(optimizer.state()) == [0]
+
+
+def test_what_is_remembered_goes_and_comes() -> None:
+    with served(*SLICES) as values, served(*SLICES) as others:
+        one, other = adam(values), adam(others)
+        step(one, values, s0=[1.0, 2.0])
+        states = one.state()
+        step(one, values, s0=[1.0, 2.0])
+        assert states[0]["step"] == 1  # a copy
+        other.set_state(states)
+        step(other, others, s0=[1.0, 2.0])
+        torch.testing.assert_close(other.state()[0]["exp_avg_sq"], one.state()[0]["exp_avg_sq"], rtol=0, atol=0)
+        assert other.num_bytes == 2 * 16 + 4
+        other.set_state({})
+        assert other.state() == {}
+        with pytest.raises(rd.InvalidArgumentError, match=r"of the 2 slices that it has here, got slices \[2\]"):
+            other.set_state({2: {}})
+
+
+def test_gradients_that_an_optimizer_keeps_are_copied() -> None:
+    class Remembering(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    parameter.sub_(state.get("before", torch.zeros_like(parameter)))
+                    state["before"] = parameter.grad
+
+    with served(*SLICES) as values:
+        group = OptimizerGroup(options_of(torch.optim.SGD, lr=1.0), (0,))
+        optimizer = ServedOptimizer(Remembering, [group], values, {})
+        gradient = torch.ones(2, dtype=torch.float64)
+        for _ in range(2):
+            with values.changing():
+                optimizer.step(ServerGradients({0: gradient}, {}))
+            gradient.fill_(torch.nan)
+        assert values.value(0).tolist() == [-1, -1]
+
+
+def test_what_does_not_belong_to_it_is_refused() -> None:
+    with served(*SLICES) as values:
+        optimizer = adam(values)
+        with pytest.raises(rd.InvalidArgumentError, match=r"groups of the Adam that applies them, got \[2\]"):
+            optimizer.require_known(ServerGradients({0: torch.ones(2), 2: torch.ones(2)}, {}))
+        with pytest.raises(rd.InvalidArgumentError, match=r"each of the 2 groups of a Adam, got 1"):
+            optimizer.change_options([{}])
+
+
+def test_an_optimizer_that_takes_no_rows_says_so() -> None:
+    with served(*SLICES) as values:
+        rows = PushedRows(torch.tensor([1]), torch.ones(1, dtype=torch.float64))
+        with pytest.raises(RuntimeError, match="Adam does not support sparse gradients"), values.changing():
+            adam(values).step(ServerGradients({0: rows}, {}))
+        assert values.value(0).grad is None
+
+
+def test_rows_and_whole_gradients_by_one_optimizer() -> None:
+    """Torch passes over memory once for those, and cannot for these."""
+    with served(*SLICES) as values:
+        options = options_of(torch.optim.Adagrad, lr=1.0)
+        optimizer = ServedOptimizer(torch.optim.Adagrad, [OptimizerGroup(options, (0,))], values, {})
+        some = PushedRows(torch.tensor([1]), torch.full((1,), 2.0, dtype=torch.float64))
+        for gradient in (torch.ones(2, dtype=torch.float64), some, torch.ones(2, dtype=torch.float64)):
+            with values.changing():
+                optimizer.step(ServerGradients({0: gradient}, {}))
+        bare = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        constructed = torch.optim.Adagrad([bare], lr=1.0)
+        for each in ([1.0, 1.0], [0.0, 2.0], [1.0, 1.0]):
+            bare.grad = torch.tensor(each, dtype=torch.float64)
+            constructed.step()
+        torch.testing.assert_close(values.value(0), bare.detach(), rtol=1e-9, atol=0)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.parameter_servers.closure_requests import Arrive, Finish
+from raydist.parameter_servers.desk import ServerDesk
+from raydist.parameter_servers.local_link import LocalDoor, LocalLink
+from raydist.parameter_servers.requests import CreateSlices, Pull, PushKey, Sender, Statistics
+from raydist.parameter_servers.worker.client import Ask, ServerClient
+from tests.parameter_servers.plain_server import PlainServer
+from tests.parameter_servers.served import slice_of
+
+ME = Sender(0, 0)
+
+
+@contextmanager
+def client(count: int = 2, timeout_s: float = 20.0) -> Iterator[tuple[ServerClient, list[PlainServer]]]:
+    servers = [PlainServer(number) for number in range(count)]
+    doors = [LocalDoor(LocalLink(ServerDesk(server), threading.Lock())) for server in servers]
+    made = ServerClient(doors, ME, timeout_s=timeout_s)
+    for number in range(count):
+        values = [torch.full((2,), float(number)).double()]
+        made.exchange({number: Ask(CreateSlices((slice_of(number, 2),)), values)})
+    yield made, servers
+    made.close()
+    made.close()
+    for server in servers:
+        server.close()
+
+
+def targets(count: int = 2) -> dict[int, dict[int, torch.Tensor]]:
+    return {number: {number: torch.full((2,), -1.0).double()} for number in range(count)}
+
+
+def test_all_are_asked_and_what_is_there_already_is_not_read() -> None:
+    with client() as (made, _):
+        into = targets()
+        answers = made.read(into, unless={0: 1})
+        assert {server: answer.version for server, answer in answers.items()} == {0: 1, 1: 1}
+        assert (into[0][0].tolist(), into[1][1].tolist()) == ([-1, -1], [1, 1])
+        assert made.read({0: {}}) == {}
+        assert [answer.value["CreateSlices"] for answer in made.ask_all(Statistics())] == [1, 1]
+
+
+def test_an_error_of_one_comes_when_all_have_answered() -> None:
+    with client() as (made, servers):
+        with pytest.raises(rd.InvalidArgumentError, match="plain things"):
+            made.exchange({0: Ask(Arrive(ME, PushKey(0, 0), 0)), 1: Ask(Finish())})
+        assert servers[1].step == 1
+
+
+def test_who_may_read_is_the_first_servers_word() -> None:
+    with client() as (made, servers):
+        into = targets()
+        answers = made.read_bounded(into)
+        assert {server: answer.version for server, answer in answers.items()} == {0: 1, 1: 1}
+        assert [into[number][number].tolist() for number in range(2)] == [[0, 0], [1, 1]]
+        before = servers[0].counts["Pull"]
+        made.read_bounded({1: targets()[1]})
+        assert servers[0].counts["Pull"] == before + 1, "also where nothing is read of it"
+
+
+def test_a_step_is_read_from_all() -> None:
+    with client() as (made, servers):
+        for _ in range(2):
+            made.ask(0, Finish())
+        into = targets()
+        late = threading.Timer(0.1, lambda: [made._links()[1].ask(Finish()).answer(10) for _ in range(2)])
+        late.start()
+        answers = made.read_step(into, at_least=1)
+        assert {answer.step for answer in answers.values()} == {2}
+        assert into[1][1].tolist() == [1, 1]
+        late.join(10)
+        assert servers[1].step == 2
+
+
+def test_a_step_that_does_not_come_is_an_error() -> None:
+    with client(timeout_s=0.1) as (made, _), pytest.raises(rd.DeadlineExceededError):
+        made.read_step(targets(), at_least=1)
+    with client() as (made, _):
+        assert made.ask(0, Pull(())).version == 1

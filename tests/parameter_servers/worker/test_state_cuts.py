@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import torch
+
+from raydist.parameter_servers.slices import ServedSlice
+from raydist.parameter_servers.worker.state_cuts import cut_state, joined_state
+
+
+def part(number: int, begin: int, *shape: int) -> ServedSlice:
+    return ServedSlice(number, 1, "v", number, begin, shape, torch.float32)
+
+
+def test_what_was_cut_is_joined_again() -> None:
+    slices = part(4, 0, 3, 2), part(5, 3, 1, 2)
+    state = {"step": torch.tensor(3.0), "momentum": torch.arange(8.0).view(4, 2), "list": [1], "none": None}
+    cut = cut_state(state, (4, 2), slices)
+    assert cut[5]["momentum"].tolist() == [[6, 7]]
+    assert cut[4]["momentum"].data_ptr() != state["momentum"].data_ptr()  # type: ignore[attr-defined]
+    joined = joined_state(cut, (4, 2), slices)
+    assert torch.equal(joined["momentum"], state["momentum"])  # type: ignore[arg-type]
+    assert (joined["step"].item(), joined["list"], joined["none"]) == (3, [1], None)
+
+
+def test_scalars_and_nothing() -> None:
+    only = (part(1, 0),)
+    state = {"step": torch.tensor(2.0), "square": torch.tensor(4.0)}
+    assert joined_state(cut_state(state, (), only), (), only) == state
+    assert joined_state({}, (), only) == {}
+    assert joined_state({1: {}}, (), only) == {}

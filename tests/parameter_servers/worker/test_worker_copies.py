@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.parameter_servers.worker.worker_copies import WorkerCopies
+
+
+class CopiesAtOnce:
+    """A device that is none: what is copied is there."""
+
+    def __init__(self) -> None:
+        self.copied = 0
+
+    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        with torch.no_grad():
+            for target, source in pairs:
+                target.copy_(source)
+        self.copied += len(pairs)
+
+    def wait(self) -> None: ...
+
+    def fetch(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.copy(pairs)
+
+    def pinned(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like)
+
+
+def variables() -> list[tuple[int, torch.Tensor]]:
+    odd = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    return [
+        (1, torch.nn.Parameter(torch.ones(3, 2))),
+        (2, torch.nn.Parameter(odd)),
+        (3, torch.zeros((), dtype=torch.int64)),
+        (4, torch.nn.Parameter(torch.empty(0, 4))),
+        (5, torch.nn.Parameter(torch.tensor(2.5, dtype=torch.bfloat16))),
+        (6, torch.tensor([True, False])),
+    ]
+
+
+@pytest.fixture(params=["mapped", "device"])
+def side(request: pytest.FixtureRequest) -> CopiesAtOnce | None:
+    return CopiesAtOnce() if request.param == "device" else None
+
+
+def test_values_stay_and_pulled_ones_are_seen(side: CopiesAtOnce | None) -> None:
+    made = variables()
+    before = [tensor.detach().clone() for _, tensor in made]
+    strides = [tensor.stride() for _, tensor in made]
+    copies = WorkerCopies(side)
+    copies.add(made)
+    assert all(torch.equal(tensor, value) for (_, tensor), value in zip(made, before, strict=True))
+    assert [tensor.stride() for _, tensor in made] == strides
+    assert copies.written() == []
+    versions = [tensor._version for _, tensor in made]
+    copies.ready()
+    for handle, _ in made:
+        copies.target(handle).fill_(0)
+    copies.show([1, 2, 3, 4, 5])
+    assert all(not tensor.any() for handle, tensor in made if handle != 6)
+    risen = [tensor._version > version for (_, tensor), version in zip(made, versions, strict=True)]
+    assert risen == [True] * 5 + [False]
+    assert copies.written() == []
+    copies.close()
+    copies.close()
+
+
+def test_what_is_written_by_hand_is_found_in_any_way(side: CopiesAtOnce | None) -> None:
+    made = variables()
+    tensors = dict(made)
+    copies = WorkerCopies(side)
+    copies.add(made)
+    tensors[1].data.mul_(2)
+    tensors[3].add_(1)
+    assert (copies.written(), copies.written(parameters_only=True)) == ([1, 3], [1])
+    assert copies.own(1).sum() == 12
+    assert copies.target(1).sum() == 6
+    copies.keep_written(parameters_only=True)
+    assert (copies.target(1).sum().item(), copies.written()) == (12, [3])
+    copies.drop_written()
+    assert (tensors[3].item(), copies.written()) == (0, [])
+    address = tensors[2].data_ptr()
+    tensors[2].data = torch.full((1, 2, 3, 4), 7.0)
+    assert copies.written() == [2]
+    assert tensors[2].data_ptr() == address
+    assert (tensors[2] == 7).all()
+    copies.keep_written()
+    assert (copies.target(2) == 7).all()
+
+
+def test_neighbours_of_what_was_written_are_not(side: CopiesAtOnce | None) -> None:
+    made = [(n, torch.nn.Parameter(torch.zeros(3))) for n in range(20)]
+    copies = WorkerCopies(side)
+    copies.add(made)
+    with torch.no_grad():
+        made[7][1].fill_(1)
+        made[8][1].fill_(0)
+    assert copies.written() == [7]
+
+
+def test_other_shapes_are_refused() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    copies = WorkerCopies()
+    copies.add([(1, parameter)])
+    parameter.data = torch.zeros(4)
+    with pytest.raises(rd.InvalidArgumentError, match=r"must keep their shape and dtype, but one of shape \(3,\)"):
+        copies.written()
+
+
+def test_what_is_forgotten_is_plain(side: CopiesAtOnce | None) -> None:
+    made = variables()
+    copies = WorkerCopies(side)
+    copies.add(made)
+    for handle, tensor in made:
+        copies.forget(handle)
+        copies.forget(handle)
+        assert handle not in copies
+        if tensor.numel():
+            tensor.data.fill_(1)
+    assert copies.written() == []
+    assert copies.written(parameters_only=True) == []

@@ -1,0 +1,180 @@
+"""Whole files for each worker: which rows each of them reads, whatever reads the files, and what cannot be shared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raydist.dataset import Dataset
+from raydist.dataset.readers import FixedLengthRecordDataset, TextLineDataset
+from raydist.errors import InvalidArgumentError, NotFoundError
+from raydist.options import Options
+from raydist.pipelines.optimize.file_shards import obstacle_to_files, shard_files
+
+ROWS = (3, 0, 2, 5, 1)  # of each file; one is empty
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files")
+    for number, size in enumerate(ROWS):
+        names = [f"{number}{row}" for row in range(size)]
+        (root / f"{number}.txt").write_text("".join(f"{name}\n" for name in names))
+        (root / f"{number}.csv").write_text("".join(f"{name}\n" for name in ["name", *names]))
+        (root / f"{number}.bin").write_bytes("".join(names).encode())
+        pq.write_table(pa.table({"name": pa.array(names, pa.string())}), root / f"{number}.parquet")
+    return root
+
+
+def paths(folder: Path, suffix: str) -> list[str]:
+    return [str(folder / f"{number}.{suffix}") for number in range(len(ROWS))]
+
+
+def text(row: Any) -> str:
+    row = row["name"] if isinstance(row, dict) else row
+    return row.decode() if isinstance(row, bytes) else str(row).zfill(2)
+
+
+def rows(dataset: Dataset, num_workers: int, worker: int) -> list[str]:
+    return [text(row) for row in Dataset(shard_files(dataset._op, num_workers, worker)).as_numpy_iterator()]
+
+
+MAKERS: dict[str, Callable[[Path], Dataset]] = {
+    "records": lambda folder: TextLineDataset(paths(folder, "txt")),
+    "records of names": lambda folder: TextLineDataset(Dataset.list_files(str(folder / "*.txt"), shuffle=False)),
+    "fixed": lambda folder: FixedLengthRecordDataset(paths(folder, "bin"), 2),
+    "rows": lambda folder: Dataset.from_csv(paths(folder, "csv"), column_types={"name": str}),
+    "pieces": lambda folder: Dataset.from_parquet(paths(folder, "parquet")),
+    "flat_map": lambda folder: Dataset.from_tensor_slices(paths(folder, "txt")).flat_map(TextLineDataset),
+    "what follows": lambda folder: TextLineDataset(paths(folder, "txt")).map(lambda x: x).batch(2).unbatch(),
+    "counted": lambda folder: TextLineDataset(paths(folder, "txt")).assert_cardinality(sum(ROWS)),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_worker_w_reads_files_w_and_every_so_many(folder: Path, maker: str, num_workers: int) -> None:
+    dataset = MAKERS[maker](folder)
+    for worker in range(num_workers):
+        expected = [f"{n}{row}" for n in range(worker, len(ROWS), num_workers) for row in range(ROWS[n])]
+        assert rows(dataset, num_workers, worker) == expected
+
+
+def test_a_file_that_is_named_twice_is_read_twice(folder: Path) -> None:
+    names = [str(folder / "0.parquet")] * 2
+    assert [rows(Dataset.from_parquet(names), 2, worker) for worker in range(2)] == [["00", "01", "02"]] * 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(num_workers=st.integers(1, 5), epoch_seed=st.integers(0, 99))
+def test_files_are_disjoint_although_their_names_are_shuffled(folder: Path, num_workers: int, epoch_seed: int) -> None:
+    dataset = Dataset.list_files(str(folder / "*.txt")).interleave(TextLineDataset, cycle_length=2)
+    dataset = dataset.with_options(Options(seed=epoch_seed))
+    parts = [rows(dataset, num_workers, worker) for worker in range(num_workers)]
+    whole = sorted(f"{n}{row}" for n in range(len(ROWS)) for row in range(ROWS[n]))
+    assert sorted(row for part in parts for row in part) == whole
+    assert all({row[0] for row in a}.isdisjoint(row[0] for row in b) for a, b in zip(parts, parts[1:], strict=False))
+
+
+def test_names_are_shuffled_behind_the_shard(folder: Path) -> None:
+    names = [f"{n}{row}" for n in (0, 2, 4) for row in range(ROWS[n])]
+    orders = set()
+    for seed in range(12):
+        dataset = Dataset.list_files(str(folder / "*.txt"), seed=seed).flat_map(TextLineDataset)
+        found = rows(dataset, 2, 0)
+        assert sorted(found) == sorted(names)
+        orders.add(tuple(found))
+    assert len(orders) > 1
+
+
+def test_every_input_is_sharded_but_not_the_choices_between_them(folder: Path) -> None:
+    lines = TextLineDataset(paths(folder, "txt"))
+    both = Dataset.choose_from_datasets([lines, lines], Dataset.from_tensor_slices([0, 1]).repeat(), False)
+    assert rows(both, 2, 0) == [row for row in rows(lines, 2, 0) for _ in range(2)]
+    assert rows(lines.concatenate(lines), 2, 1) == rows(lines, 2, 1) * 2
+    pair = Dataset(shard_files(Dataset.zip(lines, lines)._op, 2, 1))
+    assert [text(a) + text(b) for a, b in pair.as_numpy_iterator()] == [row * 2 for row in rows(lines, 2, 1)]
+
+
+def test_what_stands_at_two_places_keeps_one_order(folder: Path) -> None:
+    lines = Dataset.list_files(str(folder / "*.txt")).flat_map(TextLineDataset).shuffle(9)
+    twice = Dataset.zip(lines.map(lambda line: line), lines.map(lambda line: line + b"!")).with_options(Options(seed=3))
+    for worker in range(2):
+        pairs = list(Dataset(shard_files(twice._op, 2, worker)).as_numpy_iterator())
+        assert len(pairs) > 4
+        assert [b for _, b in pairs] == [a + b"!" for a, _ in pairs]
+
+
+def test_two_readers_of_one_dataset_of_names_read_the_same_files(folder: Path) -> None:
+    names = Dataset.list_files(str(folder / "*.txt"))
+    both = Dataset.zip(names.flat_map(TextLineDataset), TextLineDataset(names)).with_options(Options(seed=3))
+    pairs = list(Dataset(shard_files(both._op, 2, 0)).as_numpy_iterator())
+    assert len(pairs) == ROWS[0] + ROWS[2] + ROWS[4]
+    assert all(first == second for first, second in pairs)
+
+
+def test_a_shard_resumes(folder: Path) -> None:
+    dataset = Dataset(shard_files(MAKERS["flat_map"](folder).shuffle(4, 1, False)._op, 2, 0))
+    whole = [text(row) for row in dataset.as_numpy_iterator()]
+    iterator = dataset.as_numpy_iterator()
+    head = [text(next(iterator)) for _ in range(3)]
+    resumed = dataset.as_numpy_iterator()
+    resumed.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+    assert head + [text(row) for row in resumed] == whole
+
+
+@pytest.mark.parametrize("maker", ["records", "rows", "pieces", "flat_map"])
+def test_fewer_files_than_workers(folder: Path, maker: str) -> None:
+    dataset = MAKERS[maker](folder)
+    with pytest.raises(InvalidArgumentError, match=r"one file for each of 6 workers.* 5 in this.*DATA.*more files"):
+        shard_files(dataset._op, 6, 0)
+
+
+def test_an_array_file_is_one_file(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.save(tmp_path / "a.npy", np.arange(3))
+    dataset = Dataset.from_numpy(str(tmp_path / "a.npy"))
+    assert obstacle_to_files(dataset._op) is None
+    with pytest.raises(InvalidArgumentError, match="there are 1 in this dataset"):
+        shard_files(dataset._op, 2, 0)
+
+
+def test_fewer_files_that_only_reading_tells(folder: Path) -> None:
+    names = Dataset.list_files(str(folder / "*.txt"), shuffle=False).filter(lambda name: name.endswith("0.txt"))
+    dataset = TextLineDataset(names)
+    assert rows(dataset, 2, 0) == ["00", "01", "02"]
+    with pytest.raises(InvalidArgumentError, match="one file for each of 2 workers, but there are fewer"):
+        rows(dataset, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda lines: Dataset.range(4).batch(2), "reads no files"),
+        (lambda lines: Dataset.zip(lines, Dataset.range(4)), "reads no files"),
+        (lambda lines: Dataset.range(4).flat_map(Dataset.range), "reads no files"),
+        (lambda lines: Dataset.range(0).flat_map(Dataset.range), "reads no files"),
+        (lambda lines: lines.unique(), "must see the elements of all files"),
+        (lambda lines: lines.cache("somewhere"), "would keep the elements"),
+        (lambda lines: lines.snapshot("somewhere"), "would keep the elements"),
+    ],
+)
+def test_what_cannot_be_shared_out(folder: Path, make: Callable[[Dataset], Dataset], reason: str) -> None:
+    dataset = make(TextLineDataset(paths(folder, "txt")))
+    assert reason in str(obstacle_to_files(dataset._op))
+    with pytest.raises(NotFoundError, match=rf"AutoShardPolicy\.FILE needs.*{reason}.*DATA"):
+        shard_files(dataset._op, 2, 0)
+
+
+def test_a_function_that_looks_for_a_file_reads_files() -> None:
+    dataset = Dataset.from_tensor_slices(["nowhere.csv", "nor here.csv"]).flat_map(Dataset.from_csv)
+    assert obstacle_to_files(dataset._op) is None

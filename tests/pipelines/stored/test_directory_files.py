@@ -1,0 +1,176 @@
+"""The files of a directory: the same on this machine and behind a URI; the two forms differ in what is below."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from raydist.failpoints import installed
+from raydist.pipelines.formats.files import secrets_in, shown_uri
+from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, RemoteFiles, directory_files
+
+
+@pytest.fixture(params=["local", "remote"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> DirectoryFiles:
+    uri = str(tmp_path / "x") if request.param == "local" else f"memory://{uuid.uuid4().hex}/x"
+    found = directory_files(uri)
+    found.make()
+    return found
+
+
+def putting(content: bytes) -> Callable[[BinaryIO], int]:
+    return lambda file: file.write(content)
+
+
+def content_of(directory: DirectoryFiles, name: str) -> bytes:
+    opened = directory.open(name)
+    try:
+        return bytes(opened.file.read(1000) or b"")
+    finally:
+        opened.file.close()
+
+
+def test_what_is_written_is_there(directory: DirectoryFiles) -> None:
+    assert directory.write("a", putting(b"123")) == 3
+    directory.replace("b", b"4")
+    directory.replace("b", b"56")
+    assert directory.names() == ["a", "b"]
+    assert (content_of(directory, "a"), content_of(directory, "b")) == (b"123", b"56")
+    assert (directory.exists("a"), directory.exists("c")) == (True, False)
+
+
+def test_what_is_removed_is_not(directory: DirectoryFiles) -> None:
+    directory.write("a", putting(b"123"))
+    directory.remove("a")
+    directory.remove("a")
+    assert directory.names() == []
+    with pytest.raises(NotFoundError):
+        directory.open("a")
+    directory.remove_directory()
+    directory.remove_directory()
+
+
+def test_a_directory_that_is_missing_is_empty(directory: DirectoryFiles) -> None:
+    assert directory.inside("never").names() == []
+    assert directory.inside("never").folders() == []
+
+
+def test_directories_inside(directory: DirectoryFiles) -> None:
+    inner = directory.inside("ckpt-1")
+    inner.make()
+    inner.write("a", putting(b"1"))
+    assert directory.folders() == ["ckpt-1"]
+    assert directory.names() == []
+
+
+def test_names_are_no_paths(directory: DirectoryFiles) -> None:
+    for name in ("", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "a\0b", "é", "a" * 201, "a\n", " a", "~root"):
+        for action in (directory.open, directory.remove, directory.exists, directory.inside, directory.create):
+            with pytest.raises(InvalidArgumentError, match="letters, digits"):
+                action(name)
+
+
+def test_a_save_that_fails_leaves_no_part(tmp_path: Path) -> None:
+    directory = directory_files(str(tmp_path))
+
+    def full(name: str) -> None:
+        if name == "checkpoint.before_flush":
+            raise OSError(28, "No space left on device")
+
+    with installed(full), pytest.raises(OSError, match="No space"):
+        directory.write("a", putting(b"123"))
+    assert directory.names() == []
+
+
+def test_a_name_that_was_used_is_not_used_again(tmp_path: Path) -> None:
+    directory = directory_files(str(tmp_path))
+    directory.write("a", putting(b"1"))
+    with pytest.raises(FileExistsError):
+        directory.write("a", putting(b"2"))
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "a").symlink_to(tmp_path / "secret")
+    (tmp_path / "x" / "ckpt-1").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "x" / "pipe")
+    directory = directory_files(str(tmp_path / "x"))
+    for name in ("a", "pipe"):
+        with pytest.raises(DataLossError, match="plain file"):
+            directory.open(name)
+    assert (directory.names(), directory.folders()) == ([], [])
+
+
+def test_a_file_where_a_directory_must_be(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    for action in (LocalFiles(str(tmp_path / "x")).make, LocalFiles(str(tmp_path / "x")).names):
+        with pytest.raises(FailedPreconditionError, match="it is a file"):
+            action()
+
+
+def test_an_unknown_scheme() -> None:
+    with pytest.raises(InvalidArgumentError, match="'nosuch://x'"):
+        directory_files("nosuch://x").make()
+
+
+def test_credentials_are_never_shown() -> None:
+    uri = "nosuch://key:hidden@host/x?sig=secret"
+    assert secrets_in(uri) == ("key:hidden", "sig=secret")
+    directory = directory_files(uri).inside("ckpt-1")
+    assert isinstance(directory, RemoteFiles)
+    assert directory.uri == "nosuch://key:hidden@host/x/ckpt-1?sig=secret"
+    with pytest.raises(InvalidArgumentError) as raised:
+        directory.make()
+    for text in (str(raised.value), repr(directory), directory.shown, shown_uri(uri)):
+        assert "hidden" not in text
+        assert "secret" not in text
+
+
+class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Fails whenever it is told to, and shows URIs with all that they hold."""
+
+    protocol = "flaky"
+    store: dict[str, object] = {}
+    pseudo_dirs = [""]
+    failures: list[Exception] = []
+    cachable = False
+
+    def _open(self, path: str, *args: object, **kwargs: object) -> object:
+        if self.failures:
+            raise self.failures.pop()
+        return super()._open(path, *args, **kwargs)
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Exception]]:
+    monkeypatch.setattr("raydist.pipelines.formats.remote_file._FIRST_WAIT_S", 0.0)
+    fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+    yield FlakyFileSystem.failures
+    FlakyFileSystem.failures.clear()
+
+
+def test_what_fails_for_a_moment_is_tried_again(flaky: list[Exception]) -> None:
+    directory = directory_files("flaky://bucket/x")
+    directory.make()
+    flaky += [ConnectionResetError("once"), TimeoutError("twice")]
+    directory.write("a", putting(b"123"))
+    assert content_of(directory, "a") == b"123"
+
+
+def test_what_a_server_says_does_not_show_credentials(flaky: list[Exception]) -> None:
+    directory = directory_files("flaky://key:hidden@bucket/x")
+    directory.make()
+    flaky += [ConnectionResetError("flaky://key:hidden@bucket/x") for _ in range(6)]
+    with pytest.raises(FailedPreconditionError) as raised:
+        directory.write("a", putting(b"123"))
+    assert raised.value.__cause__ is None  # it shows what the server says
+    assert "hidden" not in f"{raised.value} {getattr(raised.value, '__notes__', ())}"

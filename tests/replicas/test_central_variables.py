@@ -1,0 +1,165 @@
+"""Replicas as threads that share one copy; `tests/strategies/test_central_storage.py` has them in processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.replicas.central_variables import CentralVariables
+from raydist.replicas.variables_view import VariablesView
+from tests.replicas.rank_variables import on_ranks
+
+MAPPED = pytest.mark.parametrize("map_parameters", [True, False])
+
+
+def make(cls: type[torch.optim.Optimizer] = torch.optim.Adam, **options: Any) -> Sequence[Any]:
+    """A layer, the same on all ranks, and its optimizer."""
+    layer = torch.nn.Linear(3, 2).double()
+    for parameter in layer.parameters():
+        torch.nn.init.ones_(parameter)
+    return [layer, layer.weight, layer.bias, cls(layer.parameters(), lr=0.25, **options)]  # type: ignore[call-arg]
+
+
+def step(optimizer: torch.optim.Optimizer, count: int, carry_out: Callable[..., Any] | None = None) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.full_like(parameter, float(count))
+    plain = type(optimizer).step
+    carry_out(optimizer, lambda *args: plain(optimizer, *args)) if carry_out else plain(optimizer)
+
+
+def by_hand(layer: torch.nn.Linear) -> None:
+    layer.weight.data.mul_(0.5)
+
+
+def alone(make: Callable[[], Sequence[Any]]) -> list[float]:
+    layer, _, _, optimizer = make()
+    for count in range(1, 5):
+        by_hand(layer)
+        step(optimizer, count)
+        by_hand(layer)
+    found: list[float] = layer.weight.flatten().tolist()
+    return found
+
+
+@MAPPED
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.SGD, torch.optim.Rprop, torch.optim.Adadelta])
+def test_updates_are_applied_once(map_parameters: bool, cls: type[torch.optim.Optimizer]) -> None:
+    stepped: list[int] = []
+
+    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, optimizer: Any) -> tuple[list[float], int]:
+        rules = CentralVariables(map_parameters=map_parameters)
+
+        def carry_out(owner: Any, plain: Callable[..., Any], *args: Any) -> Any:
+            def counted() -> Any:
+                stepped.append(variables.rank)
+                return plain()
+
+            return rules.step_optimizer(variables, owner, counted, *args)
+
+        version = layer.weight._version
+        for count in range(1, 5):
+            by_hand(layer)
+            step(optimizer, count, carry_out)
+            by_hand(layer)
+            rules.after_run(variables)
+        rules.close()
+        return layer.weight.flatten().tolist(), layer.weight._version - version
+
+    results = on_ranks(3, lambda: make(cls), body)
+    assert [values for values, _ in results] == [pytest.approx(alone(lambda: make(cls)), rel=1e-12)] * 3
+    assert stepped == [0] * 4, "only the first steps"
+    assert all(versions > 0 for _, versions in results)
+
+
+class Counting(torch.optim.SGD):
+    """Remembers a number, a list, and gives something back."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+            state["history"] = [*state.get("history", []), torch.tensor(float(state["count"]))]
+        return "given back"
+
+
+def test_what_an_optimizer_remembers_beside_tensors_reaches_all() -> None:
+    def body(variables: VariablesView, _l: Any, weight: Any, _b: Any, optimizer: Any) -> tuple[Any, ...]:
+        rules = CentralVariables()
+        results = []
+
+        def carry_out(owner: Any, plain: Callable[..., Any]) -> None:
+            results.append(rules.step_optimizer(variables, owner, plain))
+
+        for count in range(1, 4):
+            step(optimizer, count, carry_out)
+        state = optimizer.state[weight]
+        return results, state["count"], [each.item() for each in state["history"]]
+
+    expected = (["given back"] * 3, 3, [1.0, 2.0, 3.0])
+    assert on_ranks(2, lambda: make(Counting, momentum=0.5), body) == [expected] * 2
+
+
+def test_one_replica_alone_is_left_alone() -> None:
+    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, optimizer: Any) -> Any:
+        rules, before = CentralVariables(), layer.weight.data_ptr()
+        step(optimizer, 1, lambda owner, plain: rules.step_optimizer(variables, owner, plain))
+        rules.after_run(variables)
+        return layer.weight.data_ptr() == before
+
+    assert on_ranks(1, make, body) == [True]
+
+
+def test_a_new_generation_begins_with_the_values_of_replica_0() -> None:
+    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, _o: Any) -> Any:
+        rules = CentralVariables()
+        for value in (3.0, 4.0):
+            rules.restart()
+            layer.weight.data.fill_(value)
+            rules.after_run(variables)
+        return layer.weight.sum().item()
+
+    assert on_ranks(2, make, body) == [24.0, 24.0]
+
+
+@MAPPED
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_replica_that_writes_alone_is_told(map_parameters: bool, rank: int) -> None:
+    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, _o: Any) -> None:
+        rules = CentralVariables(map_parameters=map_parameters)
+        rules.after_run(variables)
+        if variables.rank == rank:
+            layer.weight.data.add_(1.0)
+        rules.after_run(variables)
+
+    with pytest.raises(rd.CollectiveMismatchError, match=r"all must write the same to it by hand"):
+        on_ranks(2, make, body)
+
+
+def test_last_bits_become_those_of_replica_0() -> None:
+    def body(variables: VariablesView, layer: Any, _w: Any, _b: Any, _o: Any) -> Any:
+        rules = CentralVariables()
+        rules.after_run(variables)
+        layer.weight.data.fill_(1.0 + variables.rank * 1e-9)
+        rules.after_run(variables)
+        return layer.weight.sum().item()
+
+    assert on_ranks(2, make, body) == [6.0, 6.0]
+
+
+def test_replicas_that_step_different_optimizers_are_told() -> None:
+    def two() -> Iterator[Any]:
+        layer, weight, bias, adam = make()
+        yield from (layer, weight, bias, adam, torch.optim.SGD([weight], lr=0.1))
+
+    def body(variables: VariablesView, *objects: Any) -> None:
+        rules = CentralVariables()
+        rules.step_optimizer(variables, objects[3 + variables.rank], lambda: None)
+
+    message = r"came to replica 0: optimizer.step\(\) of Adam 0; replica 1: optimizer.step\(\) of SGD 1"
+    with pytest.raises(rd.CollectiveMismatchError, match=message):
+        on_ranks(2, lambda: list(two()), body)

@@ -1,0 +1,113 @@
+"""Scripts one after the other in one process, on one Ray: each by itself would first take 8 s of a core to start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import final
+
+import pytest
+
+from tests.ray_head import ray_home
+from tests.watched_program import TOO_LONG, WatchedProgram
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+END_S = 30.0
+"""How long the process may take to end when there are no more scripts."""
+
+_PROGRAM = """
+import json, os, runpy, sys, traceback, warnings
+done = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+path = list(sys.path)
+for line in os.fdopen(os.dup(0)):  # `exit()` closes sys.stdin
+    sys.argv = json.loads(line)
+    sys.path[:] = [os.path.dirname(sys.argv[0]), *path]
+    status = 0
+    with warnings.catch_warnings():
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    print(status, file=done)
+"""
+
+
+@final
+class Scripts:
+    """Runs scripts in a process that it starts for the first one; after one that hangs, in a new one."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._program: WatchedProgram | None = None
+        self._done = -1
+
+    def run(self, script: Path | str, *arguments: str, status: int = 0, limit_s: float = 280) -> str:
+        """What a script has printed, which must end with `status`; one of examples/ where only a name is given.
+
+        Where it must not end well, this holds what it and those before it have written to standard error, too.
+        """
+        program = self._program or self._start()
+        assert program.process.stdin is not None
+        begin = program.length()
+        program.process.stdin.write(json.dumps([str(EXAMPLES / script), *arguments]).encode() + b"\n")
+        program.process.stdin.flush()
+        try:
+            if not select.select([self._done], [], [], limit_s)[0]:
+                raise TimeoutError
+        except TOO_LONG:
+            error = program.hangs()
+            self._close()
+            raise error from None
+        found = os.read(self._done, 100).decode().strip()  # nothing where the process has ended
+        if found != str(status):
+            error = AssertionError(f"{script} {' '.join(arguments)} ended with {found!r}:\n{program.printed(begin)}")
+            self._close()
+            raise error
+        return program.printed(begin, err=status != 0)
+
+    def end(self) -> None:
+        """Let the process end, as a program does after its last line."""
+        program = self._program
+        if program is not None:
+            assert program.process.stdin is not None
+            program.process.stdin.close()
+            try:
+                assert program.process.wait(END_S) == 0, program.printed()
+            except TOO_LONG:
+                raise program.hangs() from None
+            finally:
+                self._close()
+
+    def _start(self) -> WatchedProgram:
+        self._done, written = os.pipe()
+        with contextlib.closing(os.fdopen(written)):
+            command = [sys.executable, "-c", _PROGRAM, str(written)]
+            self._program = WatchedProgram.start(
+                command, folder=EXAMPLES, environment=self._environment, pass_fds=[written]
+            )
+        return self._program
+
+    def _close(self) -> None:
+        if self._program is not None:
+            self._program.close()
+            os.close(self._done)
+            self._program = None
+
+
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[Scripts]:
+    """Runs scripts in one process, which has a Ray of its own."""
+    with ray_home() as home:
+        runner = Scripts(home.environment)
+        yield runner
+        runner.end()

@@ -1,0 +1,318 @@
+"""One copy of the variables: what `CentralStorageStrategy` promises beyond the contract, on real replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+OnReplicas = Callable[[int], rd.CentralStorageStrategy]
+
+
+@pytest.fixture
+def two(central: OnReplicas) -> rd.CentralStorageStrategy:
+    return central(2)
+
+
+def place_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Which file a tensor lies in, and where: the same for the same memory in all processes."""
+    address = tensor.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, _, offset, _, inode, *_ = line.split()
+        begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        if begin <= address < end:
+            return int(inode), int(offset, 16) + address - begin
+    raise AssertionError("a tensor lies nowhere")
+
+
+def private_bytes(tensor: torch.Tensor) -> int:
+    """How many bytes of the mapping that a tensor lies in this process has for itself."""
+    address, inside = tensor.data_ptr(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            begin, end = (int(bound, 16) for bound in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "Anonymous:":
+            return 1024 * int(line.split()[1])
+    raise AssertionError("a tensor lies nowhere")
+
+
+def test_replicas_show_the_same_memory(two: rd.CentralStorageStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(300, 300)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    def places() -> Any:
+        moments = optimizer.state[model.weight]
+        tensors = [*model.parameters(), moments["exp_avg"], moments["exp_avg_sq"], moments["step"]]
+        return os.getpid(), [place_of(tensor) for tensor in tensors], private_bytes(model.weight)
+
+    for batch in two.distribute_dataset(rd.Dataset.from_tensor_slices(torch.ones(8, 300)).batch(4)):
+        two.run(step, args=(batch,))
+    (one_pid, one, one_private), (other_pid, other, other_private) = two.local_results(two.run(places))
+    assert one_pid != other_pid
+    assert one == other
+    assert len({inode for inode, _ in one}) == 1
+    assert one_private == other_private == 0
+
+
+def test_a_write_by_hand_is_everybodys_and_leaves_one_copy(two: rd.CentralStorageStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(50, 50)
+        average = nn.Linear(50, 50)
+
+    def update() -> None:
+        for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+            mean.data.lerp_(parameter.data, 0.5)
+
+    def look() -> tuple[Any, int, float]:
+        return place_of(average.weight), private_bytes(average.weight), average.weight.sum().item()
+
+    expected = (average.weight + (model.weight - average.weight) * 0.5).detach().sum().item()
+    two.run(update)
+    one, other = two.local_results(two.run(look))
+    assert one == other
+    assert one[1:] == (0, pytest.approx(expected, rel=1e-5))
+    assert average.weight.sum().item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_the_driver_writes_is_one_copy_again(two: rd.CentralStorageStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(50, 50)
+    two.run(lambda: model.weight.sum())
+    model.load_state_dict({"weight": torch.full((50, 50), 2.0), "bias": torch.zeros(50)})
+    sums = two.local_results(two.run(lambda: model.weight.sum().item()))
+    one, other = two.local_results(two.run(lambda: (place_of(model.weight), private_bytes(model.weight))))
+    assert sums == (5000.0, 5000.0)
+    assert one == other
+    assert one[1] == 0
+
+
+def test_a_closure_steps_on_every_replica(two: rd.CentralStorageStrategy) -> None:
+    def train(strategy: rd.Strategy) -> float:
+        torch.manual_seed(5)
+        with strategy.scope():
+            model = nn.Linear(2, 1).double()
+            optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
+
+        def step(x: torch.Tensor) -> None:
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+                loss.backward()
+                mean: torch.Tensor = rd.get_replica_context().all_reduce("MEAN", loss.detach())
+                return mean  # the same on all replicas
+
+            optimizer.step(closure)
+
+        rows = torch.tensor([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+        for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(4).repeat(3)):
+            strategy.run(step, args=(batch,))
+        return model.weight.sum().item()
+
+    assert train(two) == pytest.approx(train(rd.OneDeviceStrategy("cpu")), rel=1e-9)
+
+
+def train_sparse(strategy: rd.Strategy) -> list[float]:
+    """Gradients of an embedding are sparse."""
+    torch.manual_seed(5)
+    with strategy.scope():
+        model = nn.Embedding(20, 3, sparse=True).double()
+        optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+
+    def step(ids: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(ids).square().sum(1).mean().backward()
+        optimizer.step()
+
+    for batch in strategy.distribute_dataset(rd.Dataset.range(13).batch(5)):
+        strategy.run(step, args=(batch,))
+    found: list[float] = model.weight.flatten().tolist()
+    return found
+
+
+def train_two_optimizers(strategy: rd.Strategy) -> list[float]:
+    """Each has a part of the model; one accumulates, and the driver changes a learning rate."""
+    torch.manual_seed(6)
+    with strategy.scope():
+        model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+        first = torch.optim.Adam(model[0].parameters(), lr=0.1)
+        last = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor, index: int) -> None:
+        model(x.double()[:, None]).square().mean().backward()
+        first.step()
+        first.zero_grad()
+        if index % 2:
+            last.step()
+            last.zero_grad()
+
+    for index, batch in enumerate(strategy.distribute_dataset(rd.Dataset.range(13).batch(3))):
+        strategy.run(step, args=(batch, index))
+        first.param_groups[0]["lr"] *= 0.5
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+def train_with_scaler(strategy: rd.Strategy) -> list[float]:
+    """One row's gradient is infinite: nobody takes that step."""
+    torch.manual_seed(7)
+    with strategy.scope():
+        model = nn.Linear(1, 2).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss = model(x.double()[:, None]).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    values = torch.tensor([1.0, 2.0, 3.0, torch.inf, 5.0, 6.0, 7.0, 8.0, 9.0])
+    for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(values).batch(2)):
+        strategy.run(step, args=(batch,))
+    return [*model.weight.flatten().tolist(), scaler.get_scale()]
+
+
+def train_skipping(strategy: rd.Strategy) -> list[float]:
+    """As before, but it is `on_nonfinite` that lets nobody take that step."""
+    torch.manual_seed(7)
+    with strategy.scope():
+        model = nn.Linear(1, 2).double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x.double()[:, None]).square().mean().backward()
+        optimizer.step()
+
+    values = torch.tensor([1.0, 2.0, 3.0, torch.nan, 5.0, 6.0, 7.0])
+    options = rd.RunOptions(on_nonfinite="skip")
+    for batch in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(values).batch(2)):
+        strategy.run(step, args=(batch,), options=options)
+    found: list[float] = model.weight.flatten().tolist()
+    return found
+
+
+def train_in_a_loop(strategy: rd.Strategy) -> list[float]:
+    """The loop is in the replicas; gradients of two batches are exchanged at once, and weights clipped by hand."""
+    torch.manual_seed(8)
+    with strategy.scope():
+        model = nn.Linear(1, 2).double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def epoch(batches: Any) -> None:
+        context = rd.get_replica_context()
+        for index, x in enumerate(batches):
+            with context.no_sync() if index % 2 == 0 else contextlib.nullcontext():
+                model(x.double()[:, None]).square().mean().backward()
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.no_grad():
+                    model.weight.clamp_(-0.5, 0.5)
+
+    data = strategy.distribute_dataset(rd.Dataset.range(12).batch(3))
+    for _ in range(2):
+        strategy.run(epoch, args=(iter(data),))
+    found: list[float] = model.weight.flatten().tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "train", [train_sparse, train_two_optimizers, train_with_scaler, train_skipping, train_in_a_loop]
+)
+def test_one_copy_trains_what_one_device_trains(
+    train: Callable[[rd.Strategy], list[float]], two: rd.CentralStorageStrategy
+) -> None:
+    alone = train(rd.OneDeviceStrategy("cpu"))
+    assert all(map(math.isfinite, alone))
+    assert train(two) == pytest.approx(alone, rel=1e-9, abs=1e-12)
+
+
+def test_replicas_that_write_different_values_are_told(two: rd.CentralStorageStrategy) -> None:
+    with two.scope():
+        weight = nn.Parameter(torch.zeros(3))
+
+    def differ() -> None:
+        weight.data.fill_(float(rd.get_replica_context().replica_id_in_sync_group))
+
+    two.run(differ)
+    with pytest.raises(rd.CollectiveMismatchError, match=r"shape \(3,\) replica 1 wrote other values"):
+        weight.tolist()
+    two.run(lambda: weight.data.fill_(7.0))
+    assert weight.tolist() == [7.0] * 3
+
+
+def test_an_optimizer_that_only_some_replicas_step_is_told(two: rd.CentralStorageStrategy) -> None:
+    with two.scope():
+        weight = nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step() -> None:
+        weight.sum().backward()
+        if rd.get_replica_context().replica_id_in_sync_group == 0:
+            optimizer.step()
+
+    two.run(step)
+    with pytest.raises(
+        rd.CollectiveMismatchError, match=r"must step the same optimizers.*replica 1: the end of its run"
+    ):
+        weight.tolist()
+
+
+def test_training_goes_on_after_a_failed_step(two: rd.CentralStorageStrategy) -> None:
+    with two.scope():
+        weight = nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.5)
+
+    def step(fails: bool) -> None:
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+        if fails:
+            raise KeyError("mine")
+
+    two.run(step, args=(False,))
+    two.run(step, args=(True,))
+    with pytest.raises(KeyError):
+        weight.tolist()
+    found = weight.detach().clone()
+    two.run(step, args=(False,))
+    places = two.local_results(
+        two.run(lambda: (place_of(weight), place_of(optimizer.state[weight]["momentum_buffer"])))
+    )
+    assert places[0] == places[1]
+    assert (weight < found).all()
+
+
+def test_the_memory_has_no_name(two: rd.CentralStorageStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(5, 5)
+
+    def names() -> list[str]:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        inode, _ = place_of(model.weight)
+        return [line.split(maxsplit=5)[5] for line in maps if line.split()[4] == str(inode)]
+
+    two.run(lambda: model.weight.sum())
+    for found in two.local_results(two.run(names)):
+        assert found
+        assert all(name.endswith("(deleted)") for name in found)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.context.devices import Device
+from raydist.strategies.cross_device_ops import accumulation_of, options_of
+
+DEVICES = [Device("CPU", index) for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("ops", "implementation"),
+    [
+        (rd.NcclAllReduce(), "nccl"),
+        (rd.HierarchicalCopyAllReduce(2), "hierarchical"),
+        (rd.ReductionToOneDevice(), "auto"),
+    ],
+)
+def test_they_become_options(ops: rd.CrossDeviceOps, implementation: str) -> None:
+    merged = options_of(ops, rd.CommunicationOptions(bytes_per_pack=7, timeout_seconds=3.0))
+    assert merged == rd.CommunicationOptions(7, 3.0, implementation)  # type: ignore[arg-type]  # one of its literals
+    assert options_of(ops, None) == ops.communication_options
+
+
+def test_options_alone_stay_what_they_are() -> None:
+    given = rd.CommunicationOptions(implementation="gloo")
+    assert options_of(None, given) is given
+    assert options_of(rd.ReductionToOneDevice(), given) == given
+
+
+def test_two_implementations_contradict() -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="'hierarchical'.* and 'gloo'"):
+        rd.MirroredStrategy(
+            "cpu", rd.HierarchicalCopyAllReduce(), communication_options=rd.CommunicationOptions(implementation="gloo")
+        )
+
+
+@pytest.mark.parametrize("wrong", [object(), "nccl", rd.NcclAllReduce])
+def test_something_else_is_refused(wrong: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=r"rd.NcclAllReduce\(\)"):
+        rd.MirroredStrategy("cpu", wrong)
+
+
+@pytest.mark.parametrize("packs", [-1, 1.5, True])
+def test_packs_are_counted(packs: Any) -> None:
+    for kind in (rd.NcclAllReduce, rd.HierarchicalCopyAllReduce):
+        with pytest.raises(rd.InvalidArgumentError, match="num_packs must be a number of packs >= 0"):
+            kind(packs)
+
+
+def test_the_device_that_reduces_is_one_of_the_strategy() -> None:
+    for device, root in ((None, 0), ("CPU:2", 2), (torch.device("cpu", 1), 1)):
+        accumulation = accumulation_of(rd.ReductionToOneDevice(device), DEVICES)
+        assert accumulation is not None
+        assert accumulation.root == root
+    assert accumulation_of(rd.NcclAllReduce(), DEVICES) is None
+    assert accumulation_of(None, DEVICES) is None
+    with pytest.raises(rd.InvalidArgumentError, match="CPU:0, CPU:1, CPU:2, got CPU:3"):
+        accumulation_of(rd.ReductionToOneDevice("cpu:3"), DEVICES)
+    with pytest.raises(rd.InvalidArgumentError, match="tpu"):
+        rd.ReductionToOneDevice("tpu")
+    with pytest.raises(rd.InvalidArgumentError, match="accumulation_fn"):
+        rd.ReductionToOneDevice(None, 3)  # type: ignore[arg-type]  # the point of this test
+
+
+def add_and_note(path: Path, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    with path.open("a") as file:
+        file.write(f"{rd.get_replica_context().replica_id_in_sync_group} adds up {len(tensors)}\n")
+    return torch.stack(list(tensors)).sum(0)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_one_replica_adds_up_for_all(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    with rd.MirroredStrategy(2, rd.ReductionToOneDevice("CPU:1", partial(add_and_note, noted))) as strategy:
+        with strategy.scope():
+            model = torch.nn.Linear(1, 1, bias=False)
+            torch.nn.init.ones_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def step(batch: torch.Tensor) -> float:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            context = rd.get_replica_context()
+            return float(context.all_reduce(rd.ReduceOp.SUM, batch.sum()))
+
+        batches = strategy.distribute_dataset(rd.Dataset.from_tensor_slices(torch.tensor([[1.0], [2.0]])).batch(2))
+        results = [strategy.local_results(strategy.run(step, args=(batch,))) for batch in batches]
+        assert [[float(result) for result in each] for each in results] == [[3.0, 3.0]]
+        assert model.weight.item() == 1.0 - 1.5
+    assert set(noted.read_text().splitlines()) == {"1 adds up 2"}

@@ -1,0 +1,72 @@
+"""Where the replicas of a strategy on one node run, and what rules of its own they follow."""
+
+from __future__ import annotations
+
+import pytest
+
+import raydist as rd
+from raydist.cluster import Cluster, Node
+from raydist.strategies import one_node
+
+GPUS = Cluster(False, (Node("a", "10.0.0.1", {"CPU": 4.0}), Node("b", "10.0.0.2", {"CPU": 8.0, "GPU": 2.0})))
+
+
+@pytest.fixture
+def gpu_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is connected to a cluster with GPUs. Nothing is started on it."""
+    monkeypatch.setattr(one_node, "connected", lambda: GPUS)
+    monkeypatch.setattr(one_node, "connect", lambda: GPUS)
+    monkeypatch.setattr(one_node, "may_grow", lambda: False)
+
+
+@pytest.mark.usefixtures("gpu_machines")
+@pytest.mark.parametrize("cls", [rd.MirroredStrategy, rd.CentralStorageStrategy])
+def test_by_default_a_replica_on_each_gpu_of_the_best_node(cls: type[rd.OneNodeStrategy]) -> None:
+    strategy = cls()
+    assert strategy.worker_devices == ("GPU:0", "GPU:1")
+    plan = strategy._plan()
+    assert [setup.device for setup in plan.setups] == ["cuda:0", "cuda:0"]
+    assert plan.bundles == ({"GPU": 1.0},) * 2
+    assert plan.placement == "STRICT_PACK"
+    assert plan.node_id == "b"
+    strategy.close()
+
+
+@pytest.mark.usefixtures("gpu_machines")
+@pytest.mark.parametrize("devices", ["GPU:2", 3, ["cuda:1", "cuda:5"]])
+def test_a_gpu_that_is_not_there_is_an_error_when_the_strategy_is_made(devices: object) -> None:
+    with pytest.raises(
+        rd.InvalidArgumentError, match=r"10.0.0.2: 8 CPU, 2 GPU. Leave devices out to take GPU:0, GPU:1"
+    ):
+        rd.MirroredStrategy(devices)
+
+
+@pytest.mark.ray
+def test_gpus_on_a_cluster_without_any_are_an_error_at_once(ray_cluster: None) -> None:
+    with pytest.raises(
+        rd.InvalidArgumentError, match=r"GPU:1 was asked for. There is: node .*: 4 CPU, 0 GPU. Name CPUs"
+    ):
+        rd.MirroredStrategy("cuda:1")
+    with pytest.raises(rd.InvalidArgumentError, match=r"GPU:0, GPU:1 were asked for"):
+        rd.CentralStorageStrategy(["GPU:0", "GPU:1"])
+
+
+class Local(rd.ReplicaRules):
+    """Keeps gradients here."""
+
+    exchanges_gradients = False
+
+
+class LocalStrategy(rd.OneNodeStrategy):
+    """A strategy of one's own."""
+
+    def replica_rules(self) -> rd.ReplicaRules:
+        return Local()
+
+
+@pytest.mark.usefixtures("gpu_machines")
+def test_a_strategy_of_ones_own_gives_its_replicas_rules() -> None:
+    strategy = LocalStrategy(["CPU:0", "CPU:1"])
+    assert [type(setup.rules) for setup in strategy._plan().setups] == [Local, Local]
+    assert rd.MirroredStrategy("cpu").replica_rules().exchanges_gradients
+    strategy.close()

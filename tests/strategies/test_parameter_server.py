@@ -1,0 +1,404 @@
+"""Asynchronous training with workers and servers in actors; what needs none is tested in `tests/coordinator`."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+from tests.conftest import live_actors
+from tests.shared_strategies import few_workers
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def strategy(served: Callable[[int], rd.ParameterServerStrategy]) -> rd.ParameterServerStrategy:
+    return served(2)
+
+
+@pytest.fixture
+def coordinator(strategy: rd.ParameterServerStrategy) -> rd.ClusterCoordinator:
+    return rd.ClusterCoordinator(strategy)
+
+
+def test_batches_train_a_model_and_the_driver_reads_what_came_of_it(strategy: rd.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
+    x = torch.randn(64, 3)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (model(batch[0]) - batch[1]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss}
+
+    dataset = strategy.distribute_dataset(rd.Dataset.from_tensor_slices((x, y)).batch(16))
+    before = strategy.stats()
+    losses = []
+    for _ in range(15):
+        for batch in dataset:
+            losses.append(strategy.run(step, args=(batch,)))
+            schedule.step()
+    first, last = (strategy.reduce("MEAN", value)["loss"].item() for value in (losses[0], losses[-1]))
+    assert last < first / 10
+    assert len(losses) == 60
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+    assert torch.allclose(model.weight, torch.tensor([[1.0, -2.0, 0.5]]), atol=0.3)
+    stats = strategy.stats()
+    assert stats.steps - before.steps == 60
+    assert stats.servers[0].pushes - before.servers[0].pushes == 60
+    assert sum(stats.servers[0].staleness.values()) - sum(before.servers[0].staleness.values()) == 60
+
+
+def test_a_scheduler_steps_while_closures_run(strategy: rd.ParameterServerStrategy, tmp_path: Path) -> None:
+    with strategy.scope():
+        weight = nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    path = tmp_path / "the driver has gone on"
+
+    def step(wait: bool) -> bool:
+        end = time.monotonic() + 20
+        while wait and not path.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        weight.grad = torch.ones(())
+        optimizer.step()
+        return path.exists()
+
+    strategy.run(step, args=(False,)).get()
+    schedule.step()
+    waited = strategy.run(step, args=(True,))
+    schedule.step()
+    path.touch()
+    assert waited.get()
+    strategy.run(step, args=(False,)).get()
+    assert weight.item() == -1.75
+
+
+def test_fit_counts_every_batch_once_and_its_scheduler_follows_them(strategy: rd.ParameterServerStrategy) -> None:
+    x = torch.randn(70, 3)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
+    with strategy.scope():
+        torch.manual_seed(0)
+        model = rd.Model(nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)
+        with pytest.raises(rd.InvalidArgumentError, match=r"accumulate_steps must be 1 where .* Got 2\."):
+            model.compile(optimizer, "mse", accumulate_steps=2)
+        model.compile(optimizer, "mse", scheduler=schedule)
+    dataset = rd.Dataset.from_tensor_slices((x, y)).batch(16)
+    history = model.fit(dataset, epochs=5, validation_data=dataset, verbose=False).history
+    assert history["loss"][-1] < history["loss"][0] / 10
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**2)
+    predicted = model.predict(rd.Dataset.from_tensor_slices(x).batch(16), verbose=False)
+    loss = nn.functional.mse_loss(predicted, y).item()
+    assert history["val_loss"][-1] == pytest.approx(loss, rel=1e-4)
+    assert model.evaluate(dataset, verbose=False)["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_table_larger_than_the_machine_is_trained_by_rows(strategy: rd.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        table = rd.ShardedEmbedding(10**10, 16, "mean", initializer="zeros")
+        optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
+
+    def step(bags: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (table(bags) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    bags = torch.randint(0, 10**10, (32, 4), generator=torch.Generator().manual_seed(0))
+    losses = [strategy.run(step, args=(bags,)) for _ in range(20)]
+    assert losses[-1].get() < 0.6 * losses[0].get()
+    states = table.export_rows()
+    assert sum(len(state["rows"]) for state in states) == len(torch.unique(bags))
+    with torch.no_grad():
+        assert (table(bags) > 0.1).all()
+
+
+def test_a_coordinator_is_one_for_each_strategy(coordinator: rd.ClusterCoordinator) -> None:
+    strategy: Any = coordinator.strategy
+    assert rd.ClusterCoordinator(strategy) is coordinator
+    with pytest.raises(rd.InvalidArgumentError, match=r"needs an rd\.ParameterServerStrategy, got OneDeviceStrategy"):
+        rd.ClusterCoordinator(rd.OneDeviceStrategy("cpu"))  # type: ignore[arg-type]  # the point of this test
+
+
+def test_what_is_scheduled_comes_back_in_nests(coordinator: rd.ClusterCoordinator) -> None:
+    values = [coordinator.schedule(lambda n: (n, {"twice": torch.tensor(2 * n)}), args=(n,)) for n in range(30)]
+    fetched = coordinator.fetch({"all": values})
+    assert [number for number, _ in fetched["all"]] == list(range(30))
+    assert values[3][1]["twice"].get().item() == 6
+    number, rest = values[4]
+    assert (number, rest["twice"].item()) == (4, 8)
+    coordinator.join()
+    assert coordinator.done()
+    assert values[0].done
+
+
+def test_large_results_and_arguments_travel_as_well(coordinator: rd.ClusterCoordinator) -> None:
+    big = torch.arange(100_000.0)
+    values = [coordinator.schedule(lambda x, n: x + n, args=(big, n)) for n in range(6)]
+    for number, value in enumerate(values):
+        assert torch.equal(value.get(), big + number)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ((3, ()), r"schedule needs a function, got 3"),
+        ((len, 3), r"args must be a tuple"),
+        ((print, ("remote",)), r"got a RemoteValue, which may not be computed yet\. Fetch it first"),
+    ],
+)
+def test_what_cannot_be_scheduled(coordinator: rd.ClusterCoordinator, bad: tuple[Any, Any], message: str) -> None:
+    fn, args = bad
+    if args == ("remote",):
+        args = ({"nested": [coordinator.schedule(lambda: 1)]},)
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        coordinator.schedule(fn, args)
+    coordinator.join()
+
+
+def fail() -> None:
+    raise KeyError("first")
+
+
+def test_the_first_error_is_told_by_join_and_all_goes_on(coordinator: rd.ClusterCoordinator) -> None:
+    coordinator.schedule(fail)
+    with pytest.raises(KeyError, match="first"):
+        coordinator.join()
+    assert coordinator.schedule(lambda: "after").get() == "after"
+
+
+def test_join_has_a_limit(coordinator: rd.ClusterCoordinator) -> None:
+    value = coordinator.schedule(time.sleep, args=(1.0,))
+    with pytest.raises(rd.DeadlineExceededError, match=r"0\.2 s \(timeout\).*worker \d of parameter-server.*closure"):
+        coordinator.join(timeout=0.2)
+    coordinator.join(timeout=20)
+    assert value.get() is None
+
+
+def drawn(coordinator: rd.ClusterCoordinator, iterator: Any, kill_at: int = -1) -> list[tuple[int, list[int]]]:
+    """What closures draw until an iterator ends: by process."""
+
+    def draw(batches: Any) -> tuple[int, list[int]]:
+        return os.getpid(), next(batches).tolist()
+
+    values, ended = [], False
+    while not ended:
+        try:
+            values.append(coordinator.schedule(draw, args=(iterator,)))
+            pid, _ = coordinator.fetch(values[-1])
+            if len(values) == kill_at:
+                os.kill(pid, signal.SIGKILL)
+        except rd.OutOfRangeError:
+            ended = True
+    return [value.get() for value in values if value.done and not value._closure.error]
+
+
+def test_every_worker_has_the_whole_dataset(coordinator: rd.ClusterCoordinator) -> None:
+    dataset = coordinator.create_per_worker_dataset(rd.Dataset.range(6).batch(2))
+    found = drawn(coordinator, iter(dataset))
+    by_worker: dict[int, list[list[int]]] = {}
+    for pid, batch in found:
+        by_worker.setdefault(pid, []).append(batch)
+    whole = [[0, 1], [2, 3], [4, 5]]
+    assert all(batches == whole[: len(batches)] for batches in by_worker.values())
+    assert whole in by_worker.values()
+    with pytest.raises(rd.FailedPreconditionError, match=r"give it to coordinator\.schedule"):
+        next(iter(dataset))
+
+
+def test_static_parts_are_each_workers_own(coordinator: rd.ClusterCoordinator) -> None:
+    def make(context: rd.InputContext) -> rd.Dataset:
+        return rd.Dataset.range(8).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
+
+    for given in (make, rd.Dataset.range(16).batch(2)):
+        found = drawn(coordinator, iter(coordinator.create_per_worker_dataset(given, sharding="static")))
+        numbers = [number for _, batch in found for number in batch]
+        assert len(numbers) == len(set(numbers))
+    with pytest.raises(rd.InvalidArgumentError, match="sharding must be None"):
+        coordinator.create_per_worker_dataset(make, sharding="odd")  # type: ignore[arg-type]  # the point of this test
+    with pytest.raises(rd.SpecError, match="of a function that gives one, got int"):
+        coordinator.create_per_worker_dataset(3)  # type: ignore[arg-type]  # the point of this test
+
+
+@pytest.mark.usefixtures("replaced")
+def test_dynamic_splits_are_given_to_whoever_asks_each_batch_once(coordinator: rd.ClusterCoordinator) -> None:
+    dataset = coordinator.create_per_worker_dataset(rd.Dataset.range(120).batch(2), sharding="dynamic")
+    for _ in range(2):
+        found = drawn(coordinator, iter(dataset), kill_at=20)
+        assert sorted(number for _, batch in found for number in batch) == list(range(120))
+
+
+def test_each_worker_makes_its_own_values(coordinator: rd.ClusterCoordinator) -> None:
+    values = coordinator.create_per_worker_values(lambda context: (context.input_pipeline_id, os.getpid()))
+    seen = coordinator.fetch([coordinator.schedule(lambda v: (*v, os.getpid()), args=(values,)) for _ in range(20)])
+    assert all(made_in == used_in for _, made_in, used_in in seen)
+    assert {worker for worker, _, _ in seen} <= {0, 1}
+
+
+def kill_one(coordinator: rd.ClusterCoordinator) -> None:
+    """Kill the process of whichever worker answers first."""
+    os.kill(coordinator.schedule(os.getpid).get(), signal.SIGKILL)
+
+
+@pytest.fixture
+def replaced(strategy: rd.ParameterServerStrategy, shared_actors: set[str]) -> Iterator[None]:
+    """For tests that kill workers: those that take their place are the strategy's from then on."""
+    assert strategy._launched is not None
+    roster = strategy._launched.coordinator._roster
+    before = [roster.generation_of(worker) for worker in range(2)]
+    yield
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
+        if [roster.generation_of(worker) for worker in range(2)] != before and len(roster.ready()) == 2:
+            break
+        time.sleep(0.05)
+    shared_actors.update(live_actors())
+
+
+def counted_steps(
+    strategy: rd.ParameterServerStrategy, coordinator: rd.ClusterCoordinator, count: int, kill_at: set[int]
+) -> tuple[list[float], float]:
+    """Closures that each add their number to a variable, with workers killed meanwhile: values, and the sum."""
+    with strategy.scope():
+        weight = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step(amount: float) -> float:
+        weight.grad = torch.full_like(weight, -amount)
+        optimizer.step()
+        return amount
+
+    values = []
+    for number in range(count):
+        values.append(coordinator.schedule(step, args=(float(number),)))
+        if number in kill_at:
+            kill_one(coordinator)
+    found = coordinator.fetch(values)
+    return found, weight[0].item()
+
+
+@pytest.mark.usefixtures("replaced")
+def test_what_a_worker_that_is_killed_had_to_do_is_done_once(
+    strategy: rd.ParameterServerStrategy, coordinator: rd.ClusterCoordinator
+) -> None:
+    found, total = counted_steps(strategy, coordinator, 60, {20})
+    assert found == [float(number) for number in range(60)]
+    assert total == sum(range(60))
+
+
+def any_value(value: Any) -> Any:
+    """What a type checker would not let pass."""
+    return value
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: rd.ParameterServerStrategy(num_workers=0), r"num_workers must be >= 1.*at least one worker"),
+        (lambda: rd.ParameterServerStrategy(num_ps=0), r"num_ps must be >= 1.*at least one parameter server"),
+        (
+            lambda: rd.ParameterServerStrategy(variable_partitioner=any_value(3)),
+            r"variable_partitioner must be a function",
+        ),
+        (lambda: rd.ParameterServerStrategy(consistency=any_value("eventual")), r"consistency must be"),
+    ],
+)
+def test_what_cannot_be_asked_for(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        make()
+
+
+def server_pids() -> set[int]:
+    from ray._private.state import state
+
+    actors = state.actor_table(None).values()
+    return {each["Pid"] for each in actors if each["ActorClassName"] == "ServerHost" and each["State"] == "ALIVE"}
+
+
+def momentum_step() -> tuple[nn.Linear, torch.optim.Optimizer, Callable[[], None]]:
+    torch.manual_seed(0)
+    layer = nn.Linear(2, 1).double()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        layer(torch.ones(3, 2, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+
+    return layer, optimizer, step
+
+
+def test_a_killed_server_is_an_error_soon_and_training_begins_again_from_what_was_saved(ray_cluster: None) -> None:
+    """Momentum included: ten steps, five of them after the servers' death, are ten steps of a bare loop."""
+    others = server_pids()
+    with few_workers(1) as made:
+        with made.scope():
+            layer, optimizer, step = momentum_step()
+        for _ in range(5):
+            made.run(step).get()
+        saved = copy.deepcopy((dict(layer.state_dict()), optimizer.state_dict()))
+        (pid,) = server_pids() - others
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(rd.UnavailableError, match=r"parameter server 0(?s:.)*checkpoint"):
+            made.run(step).get()
+        assert time.monotonic() - began < 10
+    with few_workers(1) as made:
+        with made.scope():
+            layer, optimizer, step = momentum_step()
+        layer.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        for _ in range(5):
+            made.run(step).get()
+        trained = copy.deepcopy((dict(layer.state_dict()), optimizer.state_dict()))
+    layer, optimizer, step = momentum_step()
+    for _ in range(10):
+        step()
+    torch.testing.assert_close(trained[0], dict(layer.state_dict()), rtol=1e-9, atol=0)
+    torch.testing.assert_close(trained[1]["state"], optimizer.state_dict()["state"], rtol=1e-9, atol=0)
+
+
+def test_after_close_nothing_is_scheduled_and_variables_are_plain(ray_cluster: None) -> None:
+    made = few_workers(1)
+    with made:
+        with made.scope():
+            layer = nn.Linear(1, 1, bias=False)
+
+        def grow() -> None:
+            with torch.no_grad():
+                layer.weight.fill_(3.0)
+
+        coordinator = rd.ClusterCoordinator(made)
+        coordinator.schedule(grow)
+    assert layer.weight.item() == 3.0
+    with pytest.raises(rd.FailedPreconditionError, match="is closed"):
+        coordinator.schedule(grow)
+    with pytest.raises(rd.FailedPreconditionError, match="is closed"):
+        coordinator.join()
+
+
+def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:
+    made = few_workers(1)
+    coordinator = rd.ClusterCoordinator(made)
+    iterator = iter(coordinator.create_per_worker_dataset(rd.Dataset.range(4).batch(2), sharding="dynamic"))
+    assert coordinator.schedule(lambda batches: next(batches).tolist(), args=(iterator,)).get() == [0, 1]
+    del made, coordinator, iterator  # what is left behind, the fixture of all tests finds

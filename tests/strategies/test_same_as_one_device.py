@@ -1,0 +1,161 @@
+"""N replicas are one device: whatever a program does with its gradients, under every strategy and on every backend.
+
+A new strategy is one line in `MAKERS`, a new backend one in `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import raydist as rd
+from raydist.collectives.base import Communicator
+from raydist.collectives.gradients import GradientReducer
+from raydist.collectives.opening import open_communicator
+from raydist.collectives.rendezvous import RendezvousStore
+from tests.collectives.threads import T, begin_threads, run_ranks
+from tests.contracts.exchange_program import (
+    ALL_AT_ONCE,
+    ExchangeProgram,
+    OnRanks,
+    assert_same,
+    check_exchanges,
+    exchange_programs,
+    train_bare,
+    train_on_ranks,
+    train_under,
+)
+
+ON_RAY = (pytest.mark.ray, pytest.mark.timeout(240))
+
+
+def replicas(count: int, fixture: str = "mirrored") -> Callable[[pytest.FixtureRequest], rd.Strategy]:
+    def make(request: pytest.FixtureRequest) -> rd.Strategy:
+        on_replicas: Callable[[int], rd.Strategy] = request.getfixturevalue(fixture)
+        return on_replicas(count)
+
+    return make
+
+
+MAKERS = {
+    "OneDevice": pytest.param(lambda request: rd.OneDeviceStrategy("cpu")),
+    "Mirrored-2": pytest.param(replicas(2), marks=ON_RAY),
+    "Mirrored-3": pytest.param(replicas(3), marks=ON_RAY),
+    "CentralStorage-2": pytest.param(replicas(2, "central"), marks=ON_RAY),
+    "MultiWorker-2": pytest.param(lambda request: request.getfixturevalue("two_workers"), marks=ON_RAY),
+}
+
+
+def on_backend(name: str, hosts: str = "") -> OnRanks:
+    """Ranks that are threads, with the communicators that replicas have; `hosts` says by rank where they are."""
+
+    def run(world_size: int, body: Callable[[Communicator], T]) -> list[T]:
+        with RendezvousStore() as store:
+
+            def main(rank: int) -> T:
+                here = tuple(hosts[:world_size])
+                place = store.membership("same", generation=0, rank=rank, world_size=world_size, hosts=here)
+                group = open_communicator(place, device=torch.device("cpu"), timeout_s=30.0, backend=name)
+                try:
+                    return body(group)
+                except BaseException:
+                    group.abort()
+                    raise
+                finally:
+                    group.close()
+
+            found = begin_threads({rank: functools.partial(main, rank) for rank in range(world_size)})()
+        for rank in range(world_size):
+            if isinstance(found[rank], BaseException):
+                raise found[rank]
+        return [found[rank] for rank in range(world_size)]
+
+    return run
+
+
+BACKENDS: dict[str, OnRanks] = {
+    "threads": run_ranks,
+    "shm": on_backend("shm"),
+    "gloo": on_backend("gloo"),
+    "hierarchical": on_backend("hierarchical", "aba"),
+}
+
+
+@pytest.fixture(scope="module", params=list(MAKERS.values()), ids=list(MAKERS))
+def strategy(request: pytest.FixtureRequest) -> rd.Strategy:
+    """Of the module, so that Ray is up before a test begins."""
+    made: rd.Strategy = request.param(request)
+    return made
+
+
+def test_under_a_strategy(strategy: rd.Strategy) -> None:
+    check_exchanges(strategy)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_compiled_model_under_a_strategy(strategy: rd.Strategy, optimizer: str) -> None:
+    program = ExchangeProgram("compiled", optimizer, num_rows=11, batch_size=4, clip=True, accumulate=2, passes=2)
+    assert_same(train_under(program, strategy), train_bare(program))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_on_a_backend(backend: str, world_size: int) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(exchange_programs(), st.sampled_from([1, 100, 300, 1 << 20]))
+    @example(ALL_AT_ONCE, 100)
+    def each(program: ExchangeProgram, bucket_bytes: int) -> None:
+        expected = train_bare(program)
+        first, *others = train_on_ranks(program, world_size, BACKENDS[backend], bucket_bytes=bucket_bytes)
+        assert_same(first, expected)
+        for other in others:
+            torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+    each()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("compression", "rounding"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])
+def test_compressed_gradients_are_near_and_the_same_bits_everywhere(
+    backend: str, compression: Literal["fp16", "bf16"], rounding: float
+) -> None:
+    """Dense ones and rows, after the first pass, in which both lie in buckets, and after the second."""
+    index = torch.tensor([[1, 2], [2, 5], [5, 7]])
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+    def build() -> nn.ModuleList:
+        torch.manual_seed(1)
+        return nn.ModuleList([nn.Embedding(9, 4, sparse=True), nn.Linear(4, 300)])
+
+    def own(modules: nn.ModuleList, rank: int) -> list[torch.Tensor]:
+        table, layer = modules
+        modules.zero_grad()
+        layer((table(index[rank]) * values[rank]).tanh()).square().mean().backward()
+        return [p.grad.to_dense().clone() for p in modules.parameters() if p.grad is not None]
+
+    built = [build() for _ in range(3)]
+    alone = [own(build(), rank) for rank in range(3)]
+
+    def body(group: Communicator) -> list[list[torch.Tensor]]:
+        reducer = GradientReducer(group, bucket_bytes=2000, first_bucket_bytes=100, compression=compression)
+        reducer.attach(tuple(built[group.rank].parameters()))
+        found = []
+        for _ in range(2):
+            with reducer.step(weight=1 / 3):
+                found.append(own(built[group.rank], group.rank))
+        return found
+
+    results = BACKENDS[backend](3, body)
+    torch.testing.assert_close(results[1:], results[:1] * 2, rtol=0, atol=0)
+    for mine, *parts in [gradients for passes in results[0] for gradients in zip(passes, *alone, strict=True)]:
+        error = (mine - torch.stack(parts).double().sum(0) / 3).abs()
+        # Each share is rounded, and each of at most two additions; float16 has no steps below 2**-24.
+        assert bool((error <= rounding * torch.stack(parts).abs().sum(0) + 5 * 2.0**-25).all())
+        assert bool(error.any())

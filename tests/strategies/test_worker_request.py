@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import raydist as rd
+from raydist.cluster import Node
+from raydist.errors import InvalidArgumentError
+from raydist.strategies.worker_request import WorkerRequest, assign_hosts
+
+NODES = [Node("a", "10.0.0.1", {}), Node("b", "10.0.0.2", {}), Node("c", "10.0.0.2", {})]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a ray.train.ScalingConfig says."""
+
+    num_workers: Any = 2
+    use_gpu: bool = False
+    resources_per_worker: dict[str, float] | None = None
+    placement_strategy: str = "PACK"
+    use_tpu: bool = False
+
+
+def resolver(task: tuple[str, int] | None = None, **jobs: list[str]) -> rd.SimpleClusterResolver:
+    return rd.SimpleClusterResolver(rd.ClusterSpec(jobs), *(task or ()))
+
+
+def test_a_resolver_names_the_workers_chief_first() -> None:
+    found = WorkerRequest().with_resolver(resolver(worker=["b:1", "[fe80::2]:7", "fe80::3"], chief=["a"]))
+    assert found.hosts == ("a", "b", "fe80::2", "fe80::3")
+    assert (found.num_workers, found.placement, found.devices) == (4, "STRICT_SPREAD", None)
+    assert WorkerRequest(devices=3).with_resolver(resolver(worker=["a"])).devices == 3
+
+
+def test_accelerators_of_a_resolver_are_devices() -> None:
+    with_gpus = rd.SimpleClusterResolver(rd.ClusterSpec({"worker": ["a"]}), num_accelerators={"GPU": 2})
+    assert WorkerRequest().with_resolver(with_gpus).devices == ["GPU:0", "GPU:1"]
+    assert WorkerRequest(devices=1).with_resolver(with_gpus).devices == 1
+
+
+def test_a_resolver_of_nothing_changes_nothing() -> None:
+    assert WorkerRequest(num_workers=3).with_resolver(resolver()) == WorkerRequest(num_workers=3)
+
+
+def test_the_first_task_drives() -> None:
+    for task in (("worker", 0), None):
+        assert WorkerRequest().with_resolver(resolver(task, worker=["a", "b"])).num_workers == 2
+    assert WorkerRequest().with_resolver(resolver(("chief", 0), chief=["a"], worker=["b"])).num_workers == 2
+
+
+@pytest.mark.parametrize("task", [("worker", 0), ("worker", 1), ("evaluator", 0)])
+def test_another_task_is_told_that_it_is_not_needed(task: tuple[str, int]) -> None:
+    jobs = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
+    with pytest.raises(InvalidArgumentError, match=rf"as task chief 0 \(a:1\).* is task {task[0]} {task[1]}\. On the"):
+        WorkerRequest().with_resolver(resolver(task, **jobs))
+
+
+def test_jobs_that_are_not_workers_are_errors() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"jobs \"chief\" and \"worker\", got \{'worker': .*'ps'"):
+        WorkerRequest().with_resolver(resolver(worker=["a"], ps=["b"]))
+    with pytest.raises(InvalidArgumentError, match="must have tasks"):
+        WorkerRequest().with_resolver(resolver(evaluator=["a"]))
+
+
+def test_two_numbers_of_workers_are_an_error_that_shows_both() -> None:
+    with pytest.raises(InvalidArgumentError, match="num_workers is 3, but the cluster resolver names 2: a, b. Leave"):
+        WorkerRequest(num_workers=3).with_resolver(resolver(worker=["a", "b"]))
+    with pytest.raises(InvalidArgumentError, match="num_workers is 3, but the ScalingConfig has 2"):
+        WorkerRequest(num_workers=3).with_scaling_config(Config())
+    assert WorkerRequest(num_workers=2).with_scaling_config(Config()).num_workers == 2
+
+
+def test_a_scaling_config_has_a_replica_a_worker() -> None:
+    found = WorkerRequest().with_scaling_config(Config(placement_strategy="SPREAD"))
+    assert found == WorkerRequest(2, ["CPU:0"], None, "SPREAD")
+    found = WorkerRequest().with_scaling_config(Config(use_gpu=True))
+    assert found == WorkerRequest(2, ["GPU:0"], None, "PACK")
+    found = WorkerRequest().with_scaling_config(Config(use_gpu=True, resources_per_worker={"GPU": 2, "CPU": 4}))
+    assert found == WorkerRequest(2, ["GPU:0", "GPU:1"], {"GPU": 1.0, "CPU": 2.0}, "PACK")
+
+
+def test_rays_own_scaling_config_is_one() -> None:
+    from ray.train import ScalingConfig
+
+    given = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 0.5}, placement_strategy="STRICT_SPREAD")
+    assert WorkerRequest().with_scaling_config(given) == WorkerRequest(3, ["CPU:0"], {"CPU": 0.5}, "STRICT_SPREAD")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("grpc://", "must be an rd.ClusterResolver, or .* got 'grpc://'"),
+        (Config(num_workers=(1, 4)), r"its number of workers, got Config\(num_workers=\(1, 4\)"),
+        (Config(num_workers=0), "its number of workers"),
+        (Config(placement_strategy="WIDE"), "placement_strategy of PACK, .*'WIDE'"),
+        (Config(use_tpu=True), "must have no TPUs"),
+    ],
+)
+def test_what_is_no_resolver_is_an_error(given: Any, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        rd.MultiWorkerMirroredStrategy(cluster_resolver=given)
+
+
+def test_a_host_is_the_node_of_its_address() -> None:
+    known = {"one": "10.0.0.1"}
+    assert assign_hosts(["10.0.0.2", "one", "10.0.0.2"], NODES, lambda host: known.get(host, host)) == (
+        "10.0.0.2",
+        "10.0.0.1",
+        "10.0.0.2",
+    )
+    assert assign_hosts([], NODES, str) == ()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "surplus"),
+    [
+        (["10.0.0.1", "elsewhere"], "elsewhere"),
+        (["one", "10.0.0.1"], r"one \(10\.0\.0\.1\), 10\.0\.0\.1"),
+    ],
+)
+def test_hosts_that_are_no_nodes_are_shown_beside_the_nodes(hosts: list[str], surplus: str) -> None:
+    known = {"one": "10.0.0.1"}
+    nodes = r"10\.0\.0\.1, 10\.0\.0\.2, 10\.0\.0\.2"
+    said = rf"names 2 workers on {', '.join(hosts)}, and the nodes are {nodes}: .* {surplus}\."
+    with pytest.raises(InvalidArgumentError, match=said):
+        assign_hosts(hosts, NODES, lambda host: known.get(host, host))

@@ -1,0 +1,58 @@
+"""A real autoscaler whose nodes are raylets of this machine: they come when they are needed, and go when they idle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.autoscaling_head import autoscaling_head
+from tests.ray_head import ray_home
+
+ROOT = Path(__file__).parent.parent
+NODE_TYPES = {
+    "train": {"resources": {"CPU": 1, "train": 1, "object_store_memory": 80 * 2**20}, "most": 2},
+    "input": {"resources": {"CPU": 1, "input": 1, "object_store_memory": 80 * 2**20}, "most": 2},
+}
+
+
+def run_programs(*names: str, limit_s: float) -> tuple[dict[str, Any], str]:
+    """What programs on an autoscaling cluster printed, and their log."""
+    with ray_home() as home, autoscaling_head(home, NODE_TYPES, max_nodes=2) as head:
+        environment = {**home.environment, "RAY_ADDRESS": head.address, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.autoscaling_program", *names]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray's autoscaler writes there, too
+    return json.loads(told), done.stderr
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_what_no_node_type_can_hold_is_an_error_soon() -> None:
+    results, _ = run_programs("ask_for_too_much", limit_s=80)
+    told = results["ask_for_too_much"]
+    assert "The cluster can never hold 1 replicas. Asked: 1 x {'CPU': 16.0}" in told["error"]
+    assert "no node has 16 CPU" in told["error"]
+    assert "no node that its autoscaler may add would change that" in told["error"]
+    assert told["seconds"] < 45  # and not after Timeouts.start_s
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(330)
+@pytest.mark.long
+def test_nodes_come_and_go() -> None:
+    results, log = run_programs("train_on_two_more_nodes", "read_from_a_pool", limit_s=300)
+    trained = results["train_on_two_more_nodes"]
+    assert trained["weights"] == [[pytest.approx(-0.4)] * 2]
+    assert (trained["trained_on"], trained["nodes"], trained["left"]) == (2, 3, 1)
+    assert "Waiting for the cluster to place replicas (2 x {'CPU': 1.0, 'train': 1.0}" in log
+    read = results["read_from_a_pool"]
+    assert (read["read_on"], read["nodes"], read["left"]) == (2, 3, 1)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raydist import placement
+from raydist.cluster import place, release
+from raydist.errors import FailedPreconditionError
+from raydist.placement import Outlook, Request, await_placed, look, require_feasible
+
+TWO = Request(({"CPU": 2.0},) * 2, "STRICT_PACK", "abc", "replicas")
+
+
+class Waits:
+    """What waits for a placement; it is there at the wait of this number, or never."""
+
+    def __init__(self, there_at: int | None = None) -> None:
+        self.there_at = there_at
+        self.waits: list[float] = []
+
+    def __call__(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return len(self.waits) == self.there_at
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The nodes of a cluster, to be changed; nothing is in use on them."""
+    nodes: list[dict[str, Any]] = [
+        {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": {"CPU": 3.0}}
+    ]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    free = lambda: {node["NodeID"]: dict(node["Resources"]) for node in nodes}  # noqa: E731
+    monkeypatch.setattr("ray._private.state.available_resources_per_node", free)
+    return nodes
+
+
+@pytest.fixture
+def outlooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Outlook], None]:
+    """Says what the autoscaler says."""
+    return lambda outlook: monkeypatch.setattr(placement, "look", lambda: outlook)
+
+
+def test_what_fits_is_not_asked_about(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(placement, "look", lambda: pytest.fail("asked"))
+    waits = Waits(there_at=1)
+    assert await_placed(TWO, waits, timeout_s=60)
+    assert waits.waits == [2.0]
+    assert not caplog.records
+
+
+def test_a_limit_shorter_than_a_look_is_kept() -> None:
+    waits = Waits()
+    assert not await_placed(TWO, waits, timeout_s=0.2)
+    assert waits.waits == [0.2]
+
+
+def test_says_once_what_is_waited_for(outlooks: Callable[[Outlook], None], caplog: pytest.LogCaptureFixture) -> None:
+    outlooks(Outlook(grows=True, starting={"gpu-replica": 2}, failed=("It could not add a spot node: none left",)))
+    with caplog.at_level(logging.WARNING, "raydist"):
+        assert await_placed(TWO, Waits(there_at=4), timeout_s=60)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "Waiting for the cluster to place replicas (2 x {'CPU': 2.0} on one node), at most 60 s. "
+        "The autoscaler adds 2 x gpu-replica. It could not add a spot node: none left"
+    )
+
+
+def test_nodes_that_cannot_hold_it_and_do_not_grow_are_an_error(nodes: list[dict[str, Any]]) -> None:
+    with pytest.raises(
+        FailedPreconditionError,
+        match=r"can never hold 2 replicas. Asked: 2 x .*2.0} on one node; but no node has 4 CPU, for 2 together: the "
+        r"most is 3. There is: node 10.0.0.1: 3 CPU. Ask for fewer",
+    ):
+        require_feasible(TWO, Outlook(grows=False))
+    nodes[0]["Resources"]["CPU"] = 4.0
+    require_feasible(TWO, Outlook(grows=False))
+    nodes[0]["Alive"] = False
+    with pytest.raises(FailedPreconditionError, match="the most is 0"):
+        require_feasible(TWO, Outlook(grows=False))
+
+
+@pytest.mark.usefixtures("nodes")
+def test_where_nobody_says_whether_nodes_are_added_it_is_waited_for_a_while(
+    outlooks: Callable[[Outlook], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outlooks(Outlook(grows=None))
+    assert await_placed(TWO, Waits(there_at=5), timeout_s=60)
+    monkeypatch.setattr(placement, "_REPORT_S", 0.0)
+    with pytest.raises(FailedPreconditionError, match="can never hold"):
+        await_placed(TWO, Waits(), timeout_s=60)
+
+
+def test_what_an_autoscaler_refuses_is_an_error_unless_others_may_end(
+    nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_feasible(TWO, Outlook(grows=True, refused=("another",)))
+    with pytest.raises(FailedPreconditionError, match="and no node that its autoscaler may add would change that"):
+        require_feasible(TWO, Outlook(grows=True, refused=("abc",)))
+    worker = Request(({"GPU": 1.0},), "PACK", "", "input workers")
+    require_feasible(worker, Outlook(grows=True, refused_shapes=({"GPU": 2.0},)))
+    with pytest.raises(FailedPreconditionError, match="can never hold 1 input workers.*no node has 1 GPU"):
+        require_feasible(worker, Outlook(grows=True, refused_shapes=({"GPU": 1.0},)))
+    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: {"a": {"CPU": 1.0}})
+    require_feasible(TWO, Outlook(grows=True, refused=("abc",)))
+
+
+def test_the_first_autoscaler_is_told_from_a_monitor_that_only_looks_on() -> None:
+    def report(**summary: Any) -> bytes:
+        return json.dumps({"autoscaler_report": summary}).encode()
+
+    assert placement._outlook_of_report(None).grows is None
+    assert placement._outlook_of_report(report(active_nodes={})).grows is None
+    assert placement._outlook_of_report(report(active_nodes={"node_0f3a": 1, "node_1d": 1})).grows is False
+    growing = placement._outlook_of_report(report(active_nodes={"head": 1}, pending_launches={"cpu-input": 2}))
+    assert growing == Outlook(grows=True, starting={"cpu-input": 2})
+
+
+@pytest.mark.ray
+def test_the_session_s_ray_does_not_grow(ray_cluster: None) -> None:
+    assert look().grows is not True
+    release(place([{"CPU": 1.0}], strategy="PACK", timeout_s=20))
+
+
+@pytest.mark.ray
+def test_a_reservation_that_can_never_be_is_given_up(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(placement, "_REPORT_S", 0.0)
+    before = set(ray.util.placement_group_table())  # strategies of the session have some
+    with pytest.raises(FailedPreconditionError, match=r"no node has 1 TPU: the most is 0. There is: .*0 TPU, 4 CPU"):
+        place([{"TPU": 1.0}], strategy="PACK", timeout_s=60)
+    mine = [entry["state"] for key, entry in ray.util.placement_group_table().items() if key not in before]
+    assert set(mine) <= {"REMOVED"}

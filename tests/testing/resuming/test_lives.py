@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydist.errors import UnavailableError
+from raydist.testing.resuming.lives import ForkedLives, FreshLives, Lives, TrialProgram
+
+SCRIPT = """
+import os, sys, time
+print(sys.argv[1], os.environ["SAID"], __name__, flush=True)
+if sys.argv[1] == "sleep":
+    time.sleep(60)
+elif sys.argv[1] == "raise":
+    raise KeyError("mine")
+elif sys.argv[1] != "end":
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("make", [FreshLives, ForkedLives])
+def test_a_life_prints_and_ends_or_is_killed(make: Callable[[], Lives], tmp_path: Path) -> None:
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(SCRIPT)
+    with make() as lives:
+        for argument, code in (("end", 0), ("42", 42), ("raise", 1)):
+            life = lives.begin(TrialProgram(script, (argument,)), {"SAID": "this"}, log)
+            assert life.exit_code(60.0) == life.exit_code(0.0) == code
+        life = lives.begin(TrialProgram(script, ("sleep",)), {"SAID": "that"}, log)
+        assert life.exit_code(0.05) is None
+        life.kill()
+        assert life.exit_code(60.0) == -9
+    said = log.read_text()
+    assert said.startswith("end this __main__\n42 this __main__\nraise this __main__\nTraceback")
+    assert "KeyError: 'mine'" in said
+    lives.close()
+
+
+def test_lives_end_with_who_started_them(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    forked = ForkedLives()
+    life = forked.begin(TrialProgram(script, ("sleep",)), {"SAID": ""}, tmp_path / "log")
+    zygote = forked._zygote
+    assert zygote is not None
+    zygote._process.kill()
+    with pytest.raises(UnavailableError, match="must live, but it ended with code -9"):
+        life.exit_code(60.0)
+    forked.close()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raydist as rd
+from tests.training.toys import Recorder, compiled, regression, small_net
+
+
+class Interrupted(Exception):
+    """The end of a program."""
+
+
+class Interrupt(rd.Callback):
+    """Ends the program after a number of batches."""
+
+    def __init__(self, batches: int) -> None:
+        self._left = batches
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            raise Interrupted
+
+
+def train(*callbacks: rd.Callback) -> list[float]:
+    model = compiled(small_net())
+    return model.fit(regression(12, 4), epochs=3, callbacks=callbacks, verbose=False).history["loss"]
+
+
+@pytest.mark.parametrize(
+    ("save_freq", "first"), [("epoch", ["epoch_begin 1", "batch_begin 0"]), (2, ["epoch_begin 1", "batch_begin 1"])]
+)
+def test_the_next_batch_is_the_one_after_the_last_saved(save_freq: Any, first: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+    with pytest.raises(Interrupted):
+        train(rd.BackupAndRestore(folder, save_freq), Interrupt(5))
+    assert folder.exists()
+    seen = Recorder()
+    assert train(rd.BackupAndRestore(folder, save_freq), seen) == train()
+    assert seen.calls[1:3] == first
+    assert not folder.exists()
+
+
+def test_two_are_kept_and_the_one_before_is_taken_where_the_last_is_damaged(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"save_freq": 1, "double_checkpoint": True, "delete_checkpoint": False}
+    with pytest.raises(Interrupted):
+        train(rd.BackupAndRestore(tmp_path, **settings), Interrupt(5))
+    kept = sorted(path.name for path in tmp_path.glob("ckpt-*"))
+    assert kept == ["ckpt-3", "ckpt-4"]
+    damaged = next((tmp_path / "ckpt-4").glob("model*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match="The checkpoint before it is tried"):
+        assert train(rd.BackupAndRestore(tmp_path, **settings)) == train()
+    assert sorted(path.name for path in tmp_path.glob("ckpt-*")) == ["ckpt-8", "ckpt-9"]
+
+
+def test_without_a_frequency_only_the_end_of_the_process_saves(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(rd.BackupAndRestore(tmp_path, save_freq=False), Interrupt(5))
+    assert not list(tmp_path.glob("ckpt-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backup_dir": ""}, "backup_dir must be a directory"),
+        ({"backup_dir": "a", "save_freq": 0}, 'save_freq must be "epoch", a number'),
+        ({"backup_dir": "a", "save_freq": True}, 'save_freq must be "epoch", a number'),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.BackupAndRestore(**settings)
+
+
+def test_it_removes_what_it_saved_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".kept").write_text("")
+    train(rd.ModelCheckpoint(tmp_path / "best-{epoch}"), rd.BackupAndRestore(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".kept", "best-1", "best-2", "best-3"]
+    train(rd.BackupAndRestore(tmp_path / "only"), Hide(tmp_path / "only" / ".hidden"))
+    assert [path.name for path in (tmp_path / "only").iterdir()] == [".hidden"]
+
+
+class Hide(rd.Callback):
+    """Puts a hidden file somewhere."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        self._path.write_text("")
+
+
+class Count(rd.Callback):
+    """Counts epochs from the beginning of each `fit` on."""
+
+    epochs: int
+
+    def on_train_begin(self, logs: Any) -> None:
+        self.epochs = 0
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        self.epochs += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epochs += state["epochs"]  # needs what on_train_begin has made
+
+
+def test_a_callback_may_begin_with_the_training(tmp_path: Path) -> None:
+    count = Count()
+    with pytest.raises(Interrupted):
+        train(rd.BackupAndRestore(tmp_path), count, Interrupt(5))
+    again = Count()
+    train(rd.BackupAndRestore(tmp_path), again)
+    assert (count.epochs, again.epochs) == (1, 3)

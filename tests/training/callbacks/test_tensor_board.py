@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import raydist as rd
+from tests.summaries.reading import curves
+from tests.training.toys import compiled, regression, small_net
+
+
+def fresh() -> rd.Model:
+    """A model whose global step is 0."""
+    with rd.OneDeviceStrategy("cpu").scope():
+        return compiled(small_net())
+
+
+def test_curves_have_the_global_step_on_their_x_axis(tmp_path: Path) -> None:
+    data = regression(8, 4)
+    model = fresh()
+    board = rd.TensorBoard(tmp_path, histogram_freq=2, update_freq="batch", write_steps_per_second=True)
+    history = model.fit(data, epochs=2, validation_data=data, callbacks=[board], verbose=False).history
+    train, validation = curves(tmp_path / "train"), curves(tmp_path / "validation")
+    assert [step for step, _ in train.scalars("epoch_loss")] == [2, 4]
+    assert [loss for _, loss in train.scalars("epoch_loss")] == pytest.approx(history["loss"])
+    assert [loss for _, loss in validation.scalars("epoch_loss")] == pytest.approx(history["val_loss"])
+    assert [step for step, _ in train.scalars("batch_loss")] == [1, 2, 3, 4]
+    assert [step for step, _ in validation.scalars("evaluation_loss_vs_iterations")] == [2, 4]
+    assert train.names("histograms") == {
+        f"{name.replace('.', '/')}/histogram" for name, _ in model.module.named_parameters()
+    }
+    assert {
+        "epoch_learning_rate",
+        "step/seconds",
+        "input/wait",
+        "input/batches_per_second",
+        "epoch_steps_per_second",
+    } <= (train.names("scalars"))
+    assert train.names("tensors") == {"input/bottleneck"}
+    assert train.accumulator.Tags()["graph"]
+
+
+def test_a_training_that_goes_on_takes_the_place_of_what_was_written_after_its_checkpoint(tmp_path: Path) -> None:
+    data = regression(8, 4)
+    model = fresh()
+    model.fit(data, epochs=2, callbacks=[rd.TensorBoard(tmp_path, update_freq="batch")], verbose=False)
+    with model.strategy.scope():
+        rd.get_global_step().fill_(3)
+    model.fit(data, epochs=1, callbacks=[rd.TensorBoard(tmp_path, update_freq="batch")], verbose=False)
+    assert [step for step, _ in curves(tmp_path / "train").scalars("batch_loss")] == [1, 2, 3, 4, 5]
+
+
+def test_words_of_an_embedding_are_in_the_projector(tmp_path: Path) -> None:
+    with rd.OneDeviceStrategy("cpu").scope():
+        model = rd.Model(torch.nn.Sequential(torch.nn.Embedding(3, 2), torch.nn.Flatten(), torch.nn.Linear(2, 1)))
+        model.compile("sgd", "mse")
+    x, y = torch.tensor([[0], [1], [2]]), torch.zeros(3, 1)
+    board = rd.TensorBoard(tmp_path, embeddings_freq=1, embeddings_metadata={"0": ["a", "b", "c"]})
+    model.fit(x, y, callbacks=[board], verbose=False)
+    config = (tmp_path / "train" / "projector_config.pbtxt").read_text()
+    assert 'tensor_name: "0:00001"' in config
+    assert (tmp_path / "train" / "projector" / "0-00001" / "metadata.tsv").read_text() == "a\nb\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"update_freq": "step"}, r"update_freq must be .*'step'"),
+        ({"update_freq": 0}, "update_freq must be"),
+        ({"histogram_freq": -1}, "must be >= 0, got -1 and 0"),
+        ({"profile_batch": 2}, "profile_batch must be 0, got 2"),
+    ],
+)
+def test_arguments_that_mean_nothing(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        rd.TensorBoard(**arguments)  # type: ignore[arg-type]  # that is what is tried
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    with pytest.raises(
+        rd.InvalidArgumentError, match=r"directory of summaries must be one that this program can write"
+    ):
+        fresh().fit(regression(4, 4), callbacks=[rd.TensorBoard(tmp_path / "logs")], verbose=False)

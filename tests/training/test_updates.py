@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
+
+import raydist as rd
+from raydist.training.updates import Accumulation, scheduler_of
+from tests.training.toys import batches_of, column, compiled, line, regression, regression_arrays, small_net
+
+NUM_ROWS = 22  # batches of 4: the last has 2 rows
+Rows = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def bare(net: nn.Module, groups: list[Rows], *, epochs: int = 1, clip_norm: float | None = None) -> list[float]:
+    """One step a group, on the mean over all of its rows; returns the learning rate of each."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = StepLR(optimizer, 2, gamma=0.5)
+    rates = []
+    for group in groups * epochs:
+        x, y = (torch.cat(parts) for parts in zip(*group, strict=True))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def groups_of(size: int) -> list[Rows]:
+    batches = batches_of(regression_arrays(NUM_ROWS), 4)
+    return [batches[start : start + size] for start in range(0, len(batches), size)]
+
+
+def momentum(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize(("accumulate_steps", "clip_norm"), [(1, None), (1, 0.3), (2, None), (4, 0.3), (100, None)])
+def test_equals_a_bare_loop_over_joined_batches(
+    accumulate_steps: int, clip_norm: float | None, steps_per_execution: int
+) -> None:
+    net, reference = small_net(), small_net()
+    bare(reference, groups_of(accumulate_steps), epochs=2, clip_norm=clip_norm)
+    model = compiled(
+        net,
+        optimizer=momentum(net),
+        scheduler=lambda optimizer: StepLR(optimizer, 2, gamma=0.5),
+        clip_norm=clip_norm,
+        accumulate_steps=accumulate_steps,
+        steps_per_execution=steps_per_execution,
+    )
+    model.fit(regression(NUM_ROWS, 4), epochs=2, verbose=False)
+    for mine, theirs in zip(net.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
+
+
+def test_weighted_batches_are_joined_by_their_weights() -> None:
+    # y_hat = w * 1, loss = sum(s * (w - y)^2) / sum(s), w = 0: the gradient is -2 * sum(s * y) / sum(s)
+    net = line()
+    model = compiled(
+        net, optimizer=torch.optim.SGD(net.parameters(), lr=0.5), loss=nn.MSELoss(reduction="none"), accumulate_steps=2
+    )
+    weights = column([1.0, 3.0, 2.0])[:, 0]
+    data = rd.Dataset.from_tensor_slices((column([1, 1, 1]), column([1, 2, 6]), weights)).batch(2)
+    model.fit(data, verbose=False)
+    assert net.weight.item() == pytest.approx((1 + 6 + 12) / 6)
+
+
+def test_what_is_left_at_the_end_of_an_epoch_is_not_mixed_into_the_next() -> None:
+    net, reference = small_net(), small_net()
+    bare(reference, groups_of(4), epochs=3)
+    model = compiled(net, optimizer=momentum(net), scheduler=lambda it: StepLR(it, 2, gamma=0.5), accumulate_steps=4)
+    for _ in range(3):
+        model.fit(regression(NUM_ROWS, 4), verbose=False)
+    for mine, theirs in zip(net.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
+
+
+def test_a_scheduler_of_ones_own_follows_the_steps() -> None:
+    net = small_net()
+    optimizer = momentum(net)
+    model = compiled(net, optimizer=optimizer, scheduler=LambdaLR(optimizer, lambda step: 1 / (1 + step)))
+    model.fit(regression(12, 4), verbose=False)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
+
+
+def test_a_group_knows_when_it_is_full() -> None:
+    group = Accumulation(2)
+    assert group.is_empty
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.tensor([12.0])
+    group.add(1)
+    assert not group.is_full
+    group.add(torch.tensor(3.0))
+    assert group.is_full
+    group.take_mean([parameter])
+    assert group.is_empty
+    assert parameter.grad.item() == 3.0
+
+
+def test_schedulers_that_cannot_follow_are_refused() -> None:
+    optimizer, other = (momentum(line()) for _ in range(2))
+    cases: list[tuple[Any, str]] = [
+        (ReduceLROnPlateau(optimizer), "got ReduceLROnPlateau, which waits for a metric"),
+        (StepLR(other, 1), "must be of the optimizer that is compiled with it, got one of another SGD"),
+        (lambda it: 3, "must be a torch.optim.lr_scheduler.LRScheduler.*got 3"),
+        ("cosine", "got 'cosine'"),
+    ]
+    for given, message in cases:
+        with pytest.raises(rd.InvalidArgumentError, match=message):
+            scheduler_of(given, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm must be > 0 or None, got 0.0"),
+        ({"accumulate_steps": 0}, "accumulate_steps must be >= 1, got 0"),
+        ({"precision": "fp16"}, "precision must be \"bf16\" or None, got 'fp16'"),
+    ],
+)
+def test_settings_are_checked_when_they_are_given(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        compiled(line(), **settings)
