@@ -17,6 +17,12 @@ __all__ = ["PendingGradients"]
 class PendingGradients:
     """The `.grad` of a module's parameters.
 
+    Args:
+        module: It.
+
+    Attributes:
+        module: The same.
+
     >>> model = torch.nn.Linear(1, 1)
     >>> model(torch.ones(1)).backward()
     >>> PendingGradients(model).state_dict()
@@ -24,15 +30,15 @@ class PendingGradients:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self.module = module
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Those that there are, by the names of their parameters."""
-        return {name: each.grad for name, each in self._module.named_parameters() if each.grad is not None}
+        return {name: each.grad for name, each in self.module.named_parameters() if each.grad is not None}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Have these, and no others. InvalidArgumentError where one does not fit; then nothing is changed."""
-        parameters = dict(self._module.named_parameters())
+        parameters = dict(self.module.named_parameters())
         for name, gradient in state.items():
             if name not in parameters or parameters[name].shape != gradient.shape:
                 raise InvalidArgumentError(

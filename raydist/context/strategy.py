@@ -262,6 +262,10 @@ class Strategy(StrategyInput, StrategyValues):
         """What counts global steps, once there is one."""
         return self._counter
 
+    def _carried(self) -> tuple[StepCounter, ...]:
+        """What replicas are to have whether a step reaches it or not."""
+        return () if self._counter is None else (self._counter,)
+
     def _add_steps(self, count: int) -> None:
         """So many batches were trained on. Here steps count for themselves."""
 

@@ -27,7 +27,7 @@ from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.discovery import Discovery
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates
-from raydist.mirroring.metric_states import state_names
+from raydist.mirroring.metric_states import metrics_in
 from raydist.mirroring.mirrored_rows import MirroredRows
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.origin import Origin
@@ -82,21 +82,19 @@ class MirrorDriver:
         self.share_saver: ShareSaver | None = None
         """How replicas save what they hold; None where the driver reads it."""
 
-    def how_saved(self, obj: Any) -> Literal["divided", "whole"] | None:
-        """Whether replicas can save an object: all of them a part, or the first one; None: the driver reads it."""
-        if state_names(obj):
-            return "whole"
+    def how_saved(self, obj: Any) -> Literal["divided", "whole"]:
+        """Whether all replicas save a part of an object, or the first one all of it."""
         if not isinstance(obj, torch.nn.Module):
             return "divided"
         if self.has_metrics(obj):
-            return None  # what each has counted is merged for metrics alone
+            return "whole"
         buffers = (attributes(part)["_buffers"].values() for part in _modules_of(obj))
         return "whole" if any(buffer is not None for held in buffers for buffer in held) else "divided"
 
     def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         """By name of a metric, how many items of its lists the first replica has from here with the next shipment."""
         with self._lock:
-            metrics = {name: obj for name, obj in objects.items() if state_names(obj)}
+            metrics = metrics_in(objects)
             return {name: self._states.alone(obj, self._table.handle_of(obj)) for name, obj in metrics.items()}
 
     def handle_of(self, obj: Any) -> int | None:
@@ -106,8 +104,7 @@ class MirrorDriver:
 
     def has_metrics(self, obj: Any) -> bool:
         """Whether it is a metric, or a module with some in it. Waits for nothing."""
-        parts = _modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
-        return any(state_names(part) for part in parts)
+        return bool(metrics_in({"": obj}))
 
     def _is_mirrored(self, obj: Any) -> bool:
         return self._table.handle_of(obj) is not None
@@ -127,7 +124,7 @@ class MirrorDriver:
         kwargs: Mapping[str, Any] | None = None,
         *,
         externals: Mapping[str, Any] | None = None,
-        carried: Any = None,
+        carried: Sequence[Any] = (),
     ) -> Shipment:
         """Everything that one step needs on the replicas and that they do not have.
 
@@ -139,7 +136,7 @@ class MirrorDriver:
             args: Its positional arguments; `PerReplica` leaves become placeholders.
             kwargs: Its keyword arguments.
             externals: Objects that every replica has by itself, under the names given to `MirrorReplica`.
-            carried: A module that replicas are to have whether the step reaches it or not.
+            carried: Modules that replicas are to have whether the step reaches them or not.
 
         Raises:
             FailedPreconditionError: Something reached was not made under this strategy's scope, belongs to another
@@ -150,8 +147,9 @@ class MirrorDriver:
             discovery = Discovery(self._table, self._scope, self._origin, externals or {})
             function, digest = self._pickle_function(discovery, fn)
             arguments = self._pickle_arguments(discovery, args, kwargs or {})
-            if carried is not None and not self._is_mirrored(carried):
-                discovery.pickle(carried, "what all steps have")
+            for each in carried:
+                if not self._is_mirrored(each):
+                    discovery.pickle(each, "what all steps have")
             writes = Writes()
             states = self._collect(writes)
             discovery.adopt_buffers(writes)

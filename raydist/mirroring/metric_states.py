@@ -10,7 +10,7 @@ How often a metric was updated counts as a state: who never was has nothing to a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "hold_states",
     "list_lengths",
     "merge_states",
+    "metrics_in",
     "restore_states",
     "share_of_states",
     "state_names",
@@ -38,6 +39,22 @@ States = dict[str, Any]
 def state_names(obj: Any) -> tuple[str, ...]:
     """Names of the states of a metric, empty for everything that is none."""
     return tuple(attributes(obj)["_defaults"]) if _may_hold_states(obj) else ()
+
+
+def metrics_in(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """All metrics among objects, by name, and by name and place those within modules. Waits for nothing.
+
+    >>> list(metrics_in({"model": torch.nn.ModuleDict({"mean": rd.Mean()}), "sum": rd.Mean()}))
+    ['model/mean', 'sum']
+    """
+    places = ((name, obj) for name, each in objects.items() for name, obj in _places(name, each))
+    return {name: obj for name, obj in places if state_names(obj)}
+
+
+def _places(name: str, obj: Any) -> Iterator[tuple[str, Any]]:
+    yield name, obj
+    for key, part in attributes(obj)["_modules"].items() if isinstance(obj, torch.nn.Module) else ():
+        yield from _places(f"{name}/{key}", part)
 
 
 def held_names(obj: Any) -> tuple[str, ...]:

@@ -111,6 +111,11 @@ class Connected(Peers):
             self.num_rows_seen = (self.num_rows_seen or 0) + rows[self.rank]
         self._begin_batch(rows)
 
+    def leave_run(self) -> None:
+        """Do what is done at the end of a run: this one is left at a draw."""
+        self._end_batch(begun=self.rows is not None)
+        self._rules.after_run(self.variables)
+
     def settle_batch(self) -> None:
         """Have the replicas agree now on what they agree on after the batch at hand, which may go on."""
         self._written.agree(self._present())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from torch import nn
@@ -26,12 +26,19 @@ class LoopSide:
         peers: The others.
         writer: Of its shares.
         iterators: Those that the run draws from.
+        launch: Has the device do what was noted for later.
     """
 
     def __init__(
-        self, mirror: MirrorReplica, peers: Connected, writer: ShareWriter, iterators: Sequence[ReplicaIterator]
+        self,
+        mirror: MirrorReplica,
+        peers: Connected,
+        writer: ShareWriter,
+        iterators: Sequence[ReplicaIterator],
+        launch: Callable[[], None],
     ) -> None:
         self._mirror, self._peers, self._writer, self._iterators = mirror, peers, writer, tuple(iterators)
+        self._launch = launch
 
     def object_of(self, handle: int) -> Any:
         return self._mirror.object_of(handle)
@@ -39,6 +46,12 @@ class LoopSide:
     def settle(self) -> None:
         self._peers.settle_batch()
         self._mirror.settle()
+        self._launch()
+
+    def leave(self) -> None:
+        self._peers.leave_run()
+        self._mirror.settle()
+        self._launch()
 
     def agree(self, number: float) -> float:
         return self._peers.largest(number)

@@ -50,13 +50,11 @@ class ReplicaSaver:
         self._dispatch = dispatch
         self._nodes = nodes
 
-    def how(self, obj: Any) -> Literal["divided", "whole"] | None:
+    def how(self, obj: Any) -> Literal["divided", "whole"]:
         """See `ShareSaver`."""
-        # Rules of one's own may let replicas differ; and a TPU's tensors are read by all of its replicas together.
-        setups = self._setups()
-        alike = all(type(setup.rules) is ReplicaRules for setup in setups)
-        plain = alike and {torch.device(setup.device).type for setup in setups} <= {"cpu", "cuda"}
-        return self._mirror.how_saved(obj) if plain else None
+        # Rules of one's own may let replicas differ: of these the driver reads the first one, too.
+        alike = all(type(setup.rules) is ReplicaRules for setup in self._setups())
+        return self._mirror.how_saved(obj) if alike else "whole"
 
     def begin(
         self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]

@@ -265,7 +265,7 @@ class ReplicaRunner:
         empty: Literal["stand_in", "zero_rows"] = "stand_in" if header.stand_in else "zero_rows"
         with contextlib.ExitStack() as stack:
             if header.loop is not None:
-                side = LoopSide(self._mirror, peers, self._saves, iterators)
+                side = LoopSide(self._mirror, peers, self._saves, iterators, self._accelerator.leave)
                 peers.loop = stack.enter_context(self._loops.running(header.step, header.loop, side))
                 stack.callback(setattr, peers, "loop", None)
             for iterator in iterators:

@@ -292,7 +292,7 @@ class ParameterServerStrategy(HostedStrategy):
         coordinator.raise_error()
         externals = {"strategy": self, **self.per_worker.externals()}
         with self._summaries.noting():
-            shipment = self._mirror.prepare(fn, args, kwargs, externals=externals, carried=self._counter)
+            shipment = self._mirror.prepare(fn, args, kwargs, externals=externals, carried=self._carried())
         make_header = functools.partial(self._header, shipment, options, self._summaries.order())
         closure = coordinator.schedule(shipment, make_header, shipment.digest, boundary=boundary_number())
         self._mirror.dispatched()

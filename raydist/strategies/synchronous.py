@@ -67,9 +67,8 @@ class SynchronousStrategy(HostedStrategy):
         self._num_looks = 0
         self._random_restored = 0
         self._loop: DriverLoop | None = None
-        self._mirror.share_saver = ReplicaSaver(
-            self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts
-        )
+        self._saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts)
+        self._mirror.share_saver = self._saver
         self._looked = False
         self._nonfinite_counts = (0, 0)
 
@@ -142,7 +141,10 @@ class SynchronousStrategy(HostedStrategy):
         named, externals = dict(kwargs or {}), {"strategy": self}
         loop = begin_loop((args, named), _LoopHost(self))
         with self._summaries.noting(), contextlib.nullcontext() if loop is None else lending_managers():
-            shipment = self._mirror.prepare(fn, tuple(args), named, externals=externals, carried=self._counter)
+            ship = functools.partial(self._mirror.prepare, fn, tuple(args), named, externals=externals)
+            shipment = ship(carried=self._carried())
+            if loop is not None and (unreached := loop.unreached()):
+                shipment = ship(carried=(*self._carried(), *unreached))
         header = self._next_header(shipment, options or RunOptions())
         if loop is not None:
             header = replace(header, loop=loop.order())
@@ -293,9 +295,8 @@ class _LoopHost:
     def handle_of(self, obj: Any) -> int | None:
         return self._strategy._mirror.handle_of(obj)
 
-    def how(self, obj: Any) -> str | None:
-        saver = self._strategy._mirror.share_saver
-        return None if saver is None else saver.how(obj)
+    def how(self, obj: Any) -> str:
+        return self._strategy._saver.how(obj)
 
     def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
         return self._strategy._mirror.items_alone(objects)

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, TypeVarTuple, final
 
+from torch import nn
+
 from raydist.actors.portable_errors import PortableError
 from raydist.checkpoints.loops.managed_loop import ManagedLoop, RemoteObjects
 from raydist.checkpoints.loops.orders import LoopNews, LoopOrder, WantedSave
@@ -53,16 +55,17 @@ class DriverLoop:
         self._host = host
         self._parts = {part.key: part for part in parts}
         self._step = -1
-        self._can_leave = True
         self._is_stopping = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def order(self) -> LoopOrder:
         """What the run must know. What the run uses is on its way already, or is about to be."""
-        orders = tuple(part.order(self._host) for part in self._parts.values())
-        self._can_leave = not any(order.unsaved for order in orders)
-        return LoopOrder(orders, self._host.limit_s)
+        return LoopOrder(tuple(part.order(self._host) for part in self._parts.values()), self._host.limit_s)
+
+    def unreached(self) -> list[nn.Module]:
+        """Modules to be saved that replicas must be sent as well. Asked after it was prepared what the run uses."""
+        return [module for part in self._parts.values() for module in part.unreached(self._host)]
 
     def start(self, step: int) -> None:
         """The run was dispatched as this step."""
@@ -95,7 +98,7 @@ class DriverLoop:
 
     def _look(self) -> bool:
         """Whether the run is over."""
-        if end_reason() is not None and self._can_leave and not self._is_stopping:
+        if end_reason() is not None and not self._is_stopping:
             self._is_stopping = self._stop()
         (news,) = self._host.ask(0, ReplicaLoops.news, self._step)
         if news is None:

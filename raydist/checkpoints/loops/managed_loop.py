@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, final
 
+from torch import nn
+
 from raydist.actors.portable_errors import pack_error
 from raydist.checkpoints.capture import Capture, CapturedObject, captured_object, file_stems
 from raydist.checkpoints.loops.orders import IteratorPlace, LoopCount, ManagerOrder, SaveOutcome, WantedSave
@@ -15,6 +17,7 @@ from raydist.checkpoints.managing.saves import ManagedSaves
 from raydist.checkpoints.managing.watch import unsaved
 from raydist.checkpoints.named_objects import other_names
 from raydist.checkpoints.new_files import new_files
+from raydist.checkpoints.pending_gradients import PendingGradients
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state
 from raydist.checkpoints.sharing.shares import ShareRequest, ShareTerms
 from raydist.checkpoints.sharing.started_save import DispatchedShares, StartedSave
@@ -32,8 +35,8 @@ class RemoteObjects(Protocol):
     def handle_of(self, obj: Any) -> int | None:
         """What replicas know it by; None where they do not have it."""
 
-    def how(self, obj: Any) -> str | None:
-        """Whether replicas can save it; see `ShareSaver.how`."""
+    def how(self, obj: Any) -> str:
+        """Who of them saves it; see `ShareSaver.how`."""
 
     def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
         """See `ShareRequest.alone`."""
@@ -87,28 +90,44 @@ class ManagedLoop:
             for name, obj in named.items()
             if name not in again and name not in self._read and (handle := remote.handle_of(obj)) is not None
         }
-        missing = next((name for name in handles if remote.how(named[name]) is None), None)
+        gradients = {
+            name: handle
+            for name, obj in named.items()
+            if isinstance(obj, PendingGradients) and (handle := remote.handle_of(obj.module)) is not None
+        }
+        homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
         self._terms = ShareTerms(
-            frozenset(name for name in handles if remote.how(named[name]) == "whole"),
+            frozenset(name for name, obj in homes.items() if remote.how(obj) == "whole"),
             alone=remote.items_alone({name: named[name] for name in handles}),
         )
-        self._capture = saves.contents.capture(copy=True, skip={*handles, *self._read})
-        counter = saves.counter
+        self._capture = saves.contents.capture(copy=True, skip={*homes, *self._read})
+        counter, best = saves.counter, saves.run.retention.best
         return ManagerOrder(
-            self.key,
-            saves.run.path,
-            saves.run.name,
-            saves.interval,
-            LoopCount(saves.calls, saves.last_step),
-            time.monotonic() - saves.last_save,
-            None if counter is None else remote.handle_of(counter),
-            counter is None,
-            handles,
-            self._terms,
-            "" if missing is None else _cannot_be_saved(missing),
-            None if saves.run.retention.best is None else saves.run.retention.best.metric,
-            self._asynchronous,
+            key=self.key,
+            directory=saves.run.path,
+            name=saves.run.name,
+            interval=saves.interval,
+            count=LoopCount(calls=saves.calls, last_step=saves.last_step),
+            seconds=time.monotonic() - saves.last_save,
+            counter=None if counter is None else remote.handle_of(counter),
+            counts_calls=counter is None,
+            step=saves.step(),
+            objects=handles,
+            gradients=gradients,
+            terms=self._terms,
+            metric=None if best is None else best.metric,
+            asynchronous=self._asynchronous,
         )
+
+    def unreached(self, remote: RemoteObjects) -> list[nn.Module]:
+        """Modules that the run does not use, but variables of them: what the driver has of these is soon outdated."""
+        modules = [obj for obj in self._saves.contents.named().values() if isinstance(obj, nn.Module)]
+        return [
+            module
+            for module in modules
+            if remote.handle_of(module) is None
+            and any(remote.handle_of(each) is not None for each in (*module.parameters(), *module.buffers()))
+        ]
 
     def _followed(self, obj: Any) -> tuple[int, Mapping[str, Any]] | None:
         """Which of the run's iterators an object follows, and what it has beside that's place; None for none."""
@@ -164,10 +183,3 @@ class ManagedLoop:
     def follow(self, count: LoopCount) -> None:
         """The run is over: so often replicas have called `save`."""
         self._saves.calls, self._saves.last_step = count.calls, count.last_step
-
-
-def _cannot_be_saved(name: str) -> str:
-    return (
-        f"{name!r} of the checkpoint must be copied by the replicas to be saved within a run, but only the driver can "
-        "read it under this strategy. Call save() between two runs."
-    )

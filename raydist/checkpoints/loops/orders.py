@@ -28,11 +28,12 @@ class ManagerOrder:
         interval: How often it saves.
         count: Where its counts are.
         seconds: Since the last save.
-        counter: Handle of what counts the steps; None where calls are counted.
-        counts_calls: Whether these count.
+        counter: Handle of what counts the steps; None where replicas have none.
+        counts_calls: Whether calls of `save` are counted instead.
+        step: What the counter said when the run began.
         objects: Handles of what replicas save, by name.
-        terms: How they share these.
-        unsaved: Why replicas cannot save here; empty where they can.
+        gradients: Handles of the modules whose pending gradients they save, by the name of these.
+        terms: How they share all that.
         metric: Which must be given with a save.
         asynchronous: Whether a save is written behind training.
     """
@@ -45,9 +46,10 @@ class ManagerOrder:
     seconds: float = 0.0
     counter: int | None = None
     counts_calls: bool = True
+    step: int = 0
     objects: Mapping[str, int] = field(default_factory=dict)
+    gradients: Mapping[str, int] = field(default_factory=dict)
     terms: ShareTerms = ShareTerms()
-    unsaved: str = ""
     metric: str | None = None
     asynchronous: bool = True
 

@@ -20,6 +20,7 @@ from raydist.checkpoints.loops.orders import (
     SaveOutcome,
     WantedSave,
 )
+from raydist.checkpoints.pending_gradients import PendingGradients
 from raydist.checkpoints.saved_ones import as_metrics, checkpoint_path
 from raydist.checkpoints.sharing.shares import ShareTerms
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, Preempted
@@ -37,7 +38,10 @@ class ReplicaSide(Protocol):
         """What the driver knows by this handle."""
 
     def settle(self) -> None:
-        """End the batch at hand: what replicas agree on after it. All call this together."""
+        """Have replicas agree on what they agree on after the batch at hand, which goes on. All call this together."""
+
+    def leave(self) -> None:
+        """Do what is done at the end of a run, which ends here. All call this together."""
 
     def agree(self, number: float) -> float:
         """The largest number of all replicas."""
@@ -126,7 +130,10 @@ class ReplicaLoop:
 
     def _leave(self) -> None:
         if self._left is None:
-            tokens = [self._begin(each, self._step_of(each), None, leaving=True) for each in self._countings.values()]
+            self._side.leave()
+            tokens = [
+                self._begin(each, self._last_step_of(each), None, leaving=True) for each in self._countings.values()
+            ]
             outcomes = [self._await(token) for token in tokens]
             ends = [outcome.left for outcome in outcomes if outcome is not None and outcome.left is not None]
             self._left = ends[0] if ends else Preempted(message="This process is to end.")
@@ -160,8 +167,6 @@ class ReplicaLoop:
                 "A CheckpointManager must be open and watching before replicas save by it. Call its "
                 "restore_or_initialize() or watch() before strategy.run."
             )
-        if found.order.unsaved:
-            raise FailedPreconditionError(found.order.unsaved)
         return found
 
     def _step_of(self, counting: _Counting) -> int:
@@ -173,6 +178,11 @@ class ReplicaLoop:
                 "got a function, or a variable that no step has used. Give step_counter=rd.get_global_step()."
             )
         return int(self._side.object_of(counting.order.counter).item())
+
+    def _last_step_of(self, counting: _Counting) -> int:
+        """As `_step_of`; that of the run's beginning where only the driver can count."""
+        known = counting.order.counts_calls or counting.order.counter is not None
+        return self._step_of(counting) if known else counting.order.step
 
     def _is_due(self, counting: _Counting, step: int) -> bool:
         interval, seconds = counting.order.interval, time.monotonic() - counting.last_save
@@ -200,8 +210,11 @@ class ReplicaLoop:
         order, began = counting.order, time.perf_counter()
         self._num_saves += 1
         token = f"{self.step}.{self._num_saves}.{order.key}"
-        self._side.settle()
+        if not leaving:
+            self._side.settle()
         objects = {name: self._side.object_of(handle) for name, handle in order.objects.items()}
+        gradients = {name: self._side.object_of(handle) for name, handle in order.gradients.items()}
+        objects |= {name: PendingGradients(module) for name, module in gradients.items()}
         modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
         self._side.copy(token, order.terms, objects, modules)
         places, copy_s = self._side.places(), time.perf_counter() - began

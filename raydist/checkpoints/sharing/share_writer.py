@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -29,10 +30,24 @@ class MergedStates:
     Attributes:
         metrics: By name, entries of their states.
         buffers: Tensors as this replica has them, each with its value.
+        nested: Of metrics in modules their attributes, each with entries of its state.
     """
 
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     buffers: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    nested: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...] = ()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Inside, metrics in modules have these states: what reads a module's state reads theirs, too."""
+        own = [{name: held[name] for name in entries} for held, entries in self.nested]
+        try:
+            for held, entries in self.nested:
+                held.update(entries)
+            yield
+        finally:
+            for (held, _), before in zip(self.nested, own, strict=True):
+                held.update(before)
 
     def within(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors of a state, which has buffers detached: memory tells which they are."""
@@ -137,7 +152,8 @@ class ShareWriter:
         tensors: dict[str, Mapping[str, torch.Tensor]] = {}
         for name, obj in objects.items():
             kind = kind_of_state(obj)
-            state = state_of(obj, modules)
+            with merged.shown():
+                state = state_of(obj, modules)
             if name in merged.metrics:
                 state = {**state, **merged.metrics[name]}
             found = captured_object(name, kind, class_of_state(obj), state, copy=False)

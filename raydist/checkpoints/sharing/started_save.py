@@ -21,6 +21,7 @@ from raydist.checkpoints.saved_kinds import kind_of_state
 from raydist.checkpoints.sharing.shares import UNDIVIDED_BYTES, Share, ShareRequest, join_shares, random_values
 from raydist.checkpoints.sharing.staging import StagedStates
 from raydist.checkpoints.tensor_file import TensorFile, write_index
+from raydist.context.step_counter import StepCounter
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.file_directory import DirectoryFiles
 
@@ -135,7 +136,8 @@ def _remote_objects(named: Mapping[str, Any]) -> tuple[ShareSaver | None, dict[s
     saver = next(iter(savers.values()), None)
     if saver is None:
         return None, {}
-    modules_known = all(_saver_of(obj) is saver for obj in named.values() if isinstance(obj, nn.Module))
+    homes = [obj for obj in named.values() if isinstance(obj, nn.Module) and not isinstance(obj, StepCounter)]
+    modules_known = all(_saver_of(obj) is saver for obj in homes)
     remote = {
         name: named[name]
         for name, found in savers.items()

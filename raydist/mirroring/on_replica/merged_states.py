@@ -12,7 +12,8 @@ from raydist.checkpoints.sharing.share_writer import MergedStates
 from raydist.mirroring.buffers.aggregation import Aggregation
 from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
 from raydist.mirroring.buffers.shares import aggregate
-from raydist.mirroring.metric_states import hold_states, merge_states, state_names
+from raydist.mirroring.metric_states import hold_states, merge_states, metrics_in
+from raydist.pickling.attribute_table import attributes
 
 __all__ = ["StateMerger"]
 
@@ -36,22 +37,22 @@ class StateMerger:
         """What the driver would read of metrics, and of buffers that differ.
 
         Args:
-            objects: By name; metrics in modules are passed over.
+            objects: By name.
             alone: By name of a metric, see `merge_states`.
         """
-        metrics = {name: obj for name, obj in objects.items() if state_names(obj)}
+        metrics = {name: obj for name, obj in metrics_in(objects).items() if name in objects or _is_saved_within(obj)}
         buffers = self._differing(objects) if any(isinstance(obj, torch.nn.Module) for obj in objects.values()) else []
         if not metrics and not buffers:
             return MergedStates()
         states = {name: hold_states(metric, _CPU) for name, metric in metrics.items()}
         values = [buffer.detach().to("cpu", copy=True) for buffer, _ in buffers]
         everyone = self._gather((states, values))
+        shares = {name: [held[name] for held, _ in everyone] for name in metrics}
+        merged = {name: merge_states(metric, shares[name], alone.get(name, {})) for name, metric in metrics.items()}
         return MergedStates(
-            {
-                name: _merged(metric, [held[name] for held, _ in everyone], alone.get(name, {}))
-                for name, metric in metrics.items()
-            },
-            tuple(
+            {name: {**each, **_shares(shares[name])} for name, each in merged.items() if name in objects},
+            nested=tuple((attributes(metrics[name]), each) for name, each in merged.items() if name not in objects),
+            buffers=tuple(
                 (buffer, aggregate([held[place] for _, held in everyone], how.aggregation))
                 for place, (buffer, how) in enumerate(buffers)
             ),
@@ -66,5 +67,10 @@ class StateMerger:
         return [(buffer, how) for buffer, how in found if id(buffer) in mine and how.is_gathered]
 
 
-def _merged(metric: Any, shares: list[dict[str, Any]], alone: Mapping[str, int]) -> dict[str, Any]:
-    return {**merge_states(metric, shares, alone), **({SHARES: shares} if len(shares) > 1 else {})}
+def _is_saved_within(metric: Any) -> bool:
+    """Whether the state of a module has something of a metric in it: as torch has it, only where that is asked for."""
+    return any(attributes(metric)["_persistent"].values())
+
+
+def _shares(shares: list[dict[str, Any]]) -> dict[str, Any]:
+    return {SHARES: shares} if len(shares) > 1 else {}

@@ -36,13 +36,16 @@ class Rank:
         self.objects = dict(objects)
         self.writer = ShareWriter(rank, num_ranks, torch.device("cpu"))
         self.loops = ReplicaLoops(self.writer)
-        self.drawn = 0
+        self.drawn = self.num_left = 0
 
     def object_of(self, handle: int) -> Any:
         return self.objects[handle]
 
     def settle(self) -> None:
         """Nothing is agreed on."""
+
+    def leave(self) -> None:
+        self.num_left += 1
 
     def agree(self, number: float) -> float:
         return number
@@ -68,14 +71,14 @@ class Host:
         self.ranks = [Rank(rank, num_ranks, objects()) for rank in range(num_ranks)]
         self.handles = list(handles)
         self.asked: list[str] = []
-        self.saved_how: str | None = "divided"
+        self.saved_how = "divided"
         self._runs: list[Any] = []
         self._pool = ThreadPoolExecutor(num_ranks)
 
     def handle_of(self, obj: Any) -> int | None:
         return next((handle for known, handle in self.handles if known is obj), None)
 
-    def how(self, obj: Any) -> str | None:
+    def how(self, obj: Any) -> str:
         return self.saved_how
 
     def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:

@@ -83,14 +83,28 @@ def test_datasets_and_iterators_are_where_the_replicas_are(run: RunDirectory) ->
     assert len(list(data)) == 4, "an epoch that has ended is followed by a new one"
 
 
-def test_what_only_the_driver_can_read_says_that_replicas_cannot_save(run: RunDirectory) -> None:
-    model = torch.nn.Linear(1, 1)
-    part, _ = managed(run, [], model=model)
+def test_replicas_save_pending_gradients_beside_the_modules(run: RunDirectory) -> None:
+    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    saves = ManagedSaves(
+        contents_of(rd.Checkpoint(model=model, other=other, gradients=True)), run, SaveInterval(), None
+    )
+    part = ManagedLoop("key", saves, 42, [], asynchronous=True)
     host = Host(1, dict, [(model, 1)])
-    host.saved_how = None
+    host.saved_how = "whole"
     order = part.order(host)
     host.close()
-    assert "'model' of the checkpoint must be copied by the replicas" in order.unsaved
+    assert order.objects == {"model": 1}
+    assert order.gradients == {"gradients.model": 1}  # those of the other one are the driver's, as it is itself
+    assert order.terms.whole == {"model", "gradients.model"}
+
+
+def test_modules_whose_variables_alone_are_used_are_sent_as_well(run: RunDirectory) -> None:
+    inner, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    outer, norm = torch.nn.Sequential(inner), torch.nn.Sequential(torch.nn.BatchNorm1d(1))
+    part, _ = managed(run, [], inner=inner, outer=outer, norm=norm, other=other, state=rd.State())
+    host = Host(1, dict, [(inner, 1), (inner.weight, 2), (norm[0].running_mean, 3)])
+    assert part.unreached(host) == [outer, norm]
+    host.close()
 
 
 def test_a_failure_is_told_and_does_not_keep_the_process(run: RunDirectory, tmp_path: Path) -> None:
