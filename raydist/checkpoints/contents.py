@@ -31,8 +31,8 @@ _STEP = "global_step"
 _GRADIENTS = "gradients"
 _ROWS = "embedding_rows"
 _NO_STRATEGY = (
-    "The global step of the checkpoint is left out: no scope is open, and there is no strategy, or several. Make the "
-    "Checkpoint under the scope of the strategy that trains."
+    "The global step of the checkpoint is left out: no scope is open, no strategy has made one of the modules, and "
+    "there is no strategy, or several. Make the Checkpoint under the scope of the strategy that trains."
 )
 
 
@@ -70,9 +70,12 @@ class CheckpointContents:
     def _find_strategy(self) -> CountsSteps | None:
         """Whose global step it has: found when it is made, else as soon as it is plain."""
         known = None if self._strategy is None else self._strategy()
-        found = training_strategy() if known is None else known
+        found = training_strategy(self._modules()) if known is None else known
         self._strategy = None if found is None else weakref.ref(found)
         return found
+
+    def _modules(self) -> list[nn.Module]:
+        return [obj for obj in named_objects(self._objects).values() if isinstance(obj, nn.Module)]
 
     def _step_beside(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """The global step, where somebody has asked for it and it is not among the objects."""

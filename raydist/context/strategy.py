@@ -262,6 +262,10 @@ class Strategy(StrategyInput, StrategyValues):
         """What counts global steps, once there is one."""
         return self._counter
 
+    def _has_made(self, obj: Any) -> bool:
+        """Whether a module or a variable was made under its scope, where it has one."""
+        return False
+
     def _carried(self) -> tuple[StepCounter, ...]:
         """What replicas are to have whether a step reaches it or not."""
         return () if self._counter is None else (self._counter,)
@@ -272,6 +276,7 @@ class Strategy(StrategyInput, StrategyValues):
     def _make_counter(self) -> StepCounter:
         """What counts global steps, mirrored as all that is made in the scope."""
         if self._counter is None:
+            self._require_open("make its global step, for which nobody asked while it was open")
             with self.scope():
                 self._counter = StepCounter()
         return self._counter

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Protocol, cast
+from collections.abc import Collection
+from typing import Any, Protocol, cast
 
 from raydist.context.current import current, in_cross_replica_context
 from raydist.context.step_counter import StepCounter
@@ -22,6 +23,8 @@ class CountsSteps(Protocol):
 
     def _make_counter(self) -> StepCounter: ...
 
+    def _has_made(self, obj: Any) -> bool: ...
+
 
 @functools.cache
 def _living() -> weakref.WeakSet[CountsSteps]:
@@ -34,8 +37,14 @@ def note_strategy(strategy: CountsSteps) -> None:
     _living().add(strategy)
 
 
-def training_strategy() -> CountsSteps | None:
-    """The strategy whose scope is open here, else the only one that is not closed; None of several, or of none.
+def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
+    """The strategy whose scope is open here, else the one that made these, else the only one that is not closed.
+
+    Args:
+        objects: Modules, say, of which only those count that some strategy has made.
+
+    Returns:
+        None of several, or of none.
 
     >>> strategy = rd.OneDeviceStrategy("cpu")
     >>> with strategy.scope():
@@ -44,5 +53,7 @@ def training_strategy() -> CountsSteps | None:
     """
     if in_cross_replica_context():
         return cast("CountsSteps", current())
-    found = [each for each in list(_living()) if not each._closed and not each._is_default]
+    living = [each for each in list(_living()) if not each._is_default]
+    makers = [each for each in living if any(each._has_made(obj) for obj in objects)]
+    found = makers or [each for each in living if not each._closed]
     return found[0] if len(found) == 1 else None

@@ -112,6 +112,10 @@ class MirrorDriver:
     def _mirrored(self) -> list[Any]:
         return [obj for _, obj in self._table.objects()]
 
+    def has_made(self, obj: Any) -> bool:
+        """Whether a module or a variable was made under the scope. Waits for nothing."""
+        return obj in self._scope
+
     def scope(self) -> AbstractContextManager[None]:
         """Note what is created in the block as created under this strategy."""
         self._require_open()

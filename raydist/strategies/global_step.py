@@ -21,8 +21,8 @@ def get_global_step() -> torch.Tensor:
     """How many global batches the current strategy has trained on: a mirrored int64 scalar, made when first asked for.
 
     `Model.fit` adds 1 for each global batch; loops of your own add to it themselves, in the step or on the driver
-    between steps. It is part of every checkpoint that is made in its strategy's scope, or where no other strategy is
-    open, and the step of summaries that are given none.
+    between steps. It is part of every checkpoint that is made in its strategy's scope, or that has a module of it, or
+    where no other strategy is open, and the step of summaries that are given none.
 
     On the driver it reads the replicas' present value, which waits for dispatched steps; in a step it is the replica's
     own, as it is then. Under `ParameterServerStrategy` only the driver counts, closures that were applied: a closure

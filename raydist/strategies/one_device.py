@@ -85,6 +85,9 @@ class OneDeviceStrategy(Strategy):
         with self._made.enter(), self._torch_device if self._torch_device.type != "cpu" else contextlib.nullcontext():
             yield
 
+    def _has_made(self, obj: Any) -> bool:
+        return obj in self._made
+
     def _set_gradient_reduce_op(self, options: RunOptions) -> None:
         """One replica's gradients are the global ones, whatever the reduction."""
 

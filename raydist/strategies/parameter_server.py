@@ -240,6 +240,9 @@ class ParameterServerStrategy(HostedStrategy):
         with self._mirror.scope():
             yield
 
+    def _has_made(self, obj: Any) -> bool:
+        return self._mirror.has_made(obj)
+
     def _add_steps(self, count: int) -> None:
         self._uncounted += count
 

@@ -128,6 +128,10 @@ class SynchronousStrategy(HostedStrategy):
             yield
 
     @final
+    def _has_made(self, obj: Any) -> bool:
+        return self._mirror.has_made(obj)
+
+    @final
     def run(
         self,
         fn: Callable[..., Any],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import raydist as rd
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
@@ -75,3 +76,37 @@ def test_where_nobody_counts_it_is_left_out_and_said(tmp_path: Path, monkeypatch
     with pytest.warns(RuntimeWarning, match="Make the Checkpoint under the scope"):
         rd.Checkpoint(progress=progress).restore(path)
     assert progress.epoch == 3
+
+
+def with_model(count: int) -> tuple[rd.OneDeviceStrategy, rd.Checkpoint]:
+    """As `at_step`, but the checkpoint is made outside of the scope and has a module of it."""
+    strategy, _ = at_step(count)
+    with strategy.scope():
+        model = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
+    return strategy, rd.Checkpoint(model=model)
+
+
+def test_of_several_strategies_it_is_that_of_the_one_that_made_a_module(tmp_path: Path) -> None:
+    (one, first), (other, second) = with_model(3), with_model(5)
+    assert names_in(first.save(tmp_path / "first")) == ["global_step", "model"]
+    second.save(tmp_path / "second")
+    again, fresh = with_model(0)
+    for path, step in ((tmp_path / "first", 3), (tmp_path / "second", 5)):
+        fresh.restore(path)
+        assert step_of(again) == step
+    assert (step_of(one), step_of(other)) == (3, 5)
+
+
+def test_a_strategy_that_is_closed_takes_it_where_somebody_had_asked_for_it(tmp_path: Path) -> None:
+    path = with_model(3)[1].save(tmp_path / "saved")
+    counted, checkpoint = with_model(1)
+    counted.close()
+    checkpoint.restore(path)
+    assert int(counted._make_counter().value) == 3
+    closed, checkpoint = with_model(0)
+    closed.close()
+    with pytest.raises(
+        rd.FailedPreconditionError, match="is closed and can't make its global step, for which nobody asked while"
+    ):
+        checkpoint.restore(path)
+    checkpoint.restore(path, only="model")

@@ -18,6 +18,10 @@ class Made:
 
     _closed: bool = False
     _is_default: bool = False
+    made: tuple[object, ...] = ()
+
+    def _has_made(self, obj: Any) -> bool:
+        return obj in self.made
 
     def _find_counter(self) -> StepCounter | None:
         return None
@@ -48,6 +52,17 @@ def test_none_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert training_strategy() is None
     living(monkeypatch)
     assert training_strategy() is None
+
+
+def test_the_one_that_made_the_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, closed, other = Made(made=(1, 2)), Made(_closed=True, made=(3,)), Made()
+    living(monkeypatch, one, closed, other)
+    assert training_strategy([7, 2]) is one
+    assert training_strategy([3]) is closed
+    assert training_strategy([1, 3]) is None
+    assert training_strategy([7]) is None
+    with (scope := rd.OneDeviceStrategy("cpu")).scope():
+        assert training_strategy([1]) is scope
 
 
 def test_that_of_the_open_scope(monkeypatch: pytest.MonkeyPatch) -> None:
