@@ -183,6 +183,14 @@ class BackgroundWriter:
             stacklevel=4,
         )
 
+    def finish(self) -> None:
+        """Return once nothing is being written. A failure counts as told: one more save says what ends the process."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._last is not None:
+            self._last.was_told = self._last.was_raised = True
+
     def close(self) -> None:
         """Wait for the last write; raises why it failed, unless somebody was told by an exception."""
         if self._thread is not None:

@@ -14,6 +14,8 @@ from typing import Any, Self, final
 from raydist.checkpoints.background import SaveHandle
 from raydist.checkpoints.checkpoint import Checkpoint, contents_of
 from raydist.checkpoints.loops.manager_here import ManagerHere, may_be_lent
+from raydist.checkpoints.managing.arguments import require_arguments
+from raydist.checkpoints.managing.kept_checkpoints import KeptCheckpoints
 from raydist.checkpoints.managing.saves import ManagedSaves
 from raydist.checkpoints.managing.watch import ManagerWatch
 from raydist.checkpoints.retention import Best, Retention, seconds_of
@@ -22,19 +24,16 @@ from raydist.checkpoints.save_interval import SaveInterval
 from raydist.checkpoints.saved_ones import FoundCheckpoint
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.context.replica_context import loop_here
-from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from raydist.errors import DataLossError, FailedPreconditionError
 from raydist.owning_process import OwningProcess
 from raydist.pipelines.formats.files import path_text
-from raydist.pipelines.stored.file_directory import is_file_name
 from raydist.preemption.boundaries import end_reason, leave, leave_at_last, unwatch_steps, watch_steps
 
 __all__ = ["CheckpointManager"]
 
-_LARGEST_NUMBER = (1 << 63) - 1  # of a checkpoint: 19 digits behind its name
-
 
 @final
-class CheckpointManager:
+class CheckpointManager(KeptCheckpoints):
     """Saves a checkpoint every so often, keeps the newest ones and the best one, and restores the newest.
 
     From `restore_or_initialize` or the first `save` on until `close` it is the only one that may write into the
@@ -97,20 +96,10 @@ class CheckpointManager:
         asynchronous: bool = True,
         exit_code: int = 42,
     ) -> None:
-        if not isinstance(checkpoint, Checkpoint):
-            raise InvalidArgumentError(f"checkpoint must be an rd.Checkpoint, got {type(checkpoint).__name__}.")
-        if not is_file_name(f"{checkpoint_name}-{_LARGEST_NUMBER}"):
-            raise InvalidArgumentError(
-                f"checkpoint_name must consist of letters, digits, '.', '_' and '-', at most 180 of them, got "
-                f"{checkpoint_name!r:.100}."
-            )
-        if not (type(exit_code) is int and 0 <= exit_code <= 255):
-            raise InvalidArgumentError(f"exit_code must be a number from 0 to 255, got {exit_code!r:.50}.")
-        if not (init_fn is None or callable(init_fn)):
-            raise InvalidArgumentError(f"init_fn must be a function without arguments, or None, got {init_fn!r:.80}.")
+        require_arguments(checkpoint, checkpoint_name, init_fn, exit_code)
         seconds = seconds_of(keep_checkpoint_every_n_hours)
         retention = Retention(max_to_keep, seconds, Best.parse(best))
-        self._run = RunDirectory(path_text(directory), checkpoint_name, retention)
+        super().__init__(RunDirectory(path_text(directory), checkpoint_name, retention))
         interval = SaveInterval(checkpoint_interval, interval_s)
         self._saves = ManagedSaves(contents_of(checkpoint), self._run, interval, step_counter)
         self._watch = ManagerWatch(self._saves, exit_code, asynchronous=asynchronous)
@@ -128,14 +117,6 @@ class CheckpointManager:
         return self._checkpoint
 
     @property
-    def directory(self) -> str:
-        """Where it saves.
-
-        Source: tf.train.CheckpointManager.directory.
-        """
-        return self._run.path
-
-    @property
     def checkpoint_interval(self) -> int | None:
         """Steps between two saves.
 
@@ -150,41 +131,6 @@ class CheckpointManager:
         Source: raydist's own.
         """
         return self._saves.interval.seconds
-
-    @property
-    def best_metric(self) -> str | None:
-        """The metric that says which checkpoint is best; None where nobody asked for one.
-
-        Source: raydist's own.
-        """
-        best = self._run.retention.best
-        return None if best is None else best.metric
-
-    @property
-    def checkpoints(self) -> list[str]:
-        """Paths of the newest checkpoints, at most `max_to_keep`, oldest first. Reads the directory.
-
-        Those that stay for good or as the best are listed while they are among the newest only.
-
-        Source: tf.train.CheckpointManager.checkpoints.
-        """
-        return self._run.newest()
-
-    @property
-    def latest_checkpoint(self) -> str | None:
-        """Path of the newest checkpoint; None where there is none. Reads the directory.
-
-        Source: tf.train.CheckpointManager.latest_checkpoint.
-        """
-        return next(reversed(self.checkpoints), None)
-
-    @property
-    def best_checkpoint(self) -> str | None:
-        """Path of the checkpoint with the best value of the metric of `best`; None where there is none.
-
-        Source: raydist's own; `best` of Orbax's CheckpointManager.
-        """
-        return self._run.best()
 
     def restore_or_initialize(self, fallback: bool = False) -> str | None:
         """Restore the newest checkpoint, if there is one; else call `init_fn`.
@@ -291,10 +237,10 @@ class CheckpointManager:
         self._start()
         saves = self._saves
         self._watch.settle()
-        saves.writer.tell()
         saves.calls += 1
         if end_reason() is not None and loop_here() is None:  # a loop leaves where it draws
             leave(before_draw=False)
+        saves.writer.tell()
         step = saves.step()
         if check_interval and not saves.is_due(step):
             return None

@@ -24,11 +24,15 @@ class SigtermNote:
         self._handler = self._handle  # one object: a bound method is another one each time
         self._found: list[Any] = []  # handlers that were there, the first one first
         self._received: tuple[int, FrameType | None] | None = None
+        self._watches = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._received is None:  # a second one changes nothing
+        if self._watches and self._received is None:  # a second one changes nothing
             self._received = number, None
             self._on_signal()
+        if not self._watches and self.is_installed:  # another thread was to restore what had been there
+            self._put_back()
+            signal.raise_signal(number)
 
     @property
     def is_installed(self) -> bool:
@@ -42,11 +46,13 @@ class SigtermNote:
             Whether it does: only the main thread may say so.
         """
         now = signal.getsignal(signal.SIGTERM)
+        self._watches = self._watches or now is self._handler
         if now is self._handler:
             return True
         if threading.current_thread() is not threading.main_thread():
             return False
         self._found.append(now)
+        self._watches = True
         signal.signal(signal.SIGTERM, self._handler)
         return True
 
@@ -58,11 +64,14 @@ class SigtermNote:
                 handler(number, frame)
 
     def restore(self) -> None:
-        """Leave SIGTERM as it was. What took it since keeps it."""
+        """Leave SIGTERM as it was: in another thread than the main one once it comes. What took it since keeps it."""
+        self._received, self._watches = None, False
+        if threading.current_thread() is threading.main_thread():
+            self._put_back()
+
+    def _put_back(self) -> None:
         found, self._found = self._found, []
-        self._received = None
-        ours = signal.getsignal(signal.SIGTERM) is self._handler
-        if found and ours and threading.current_thread() is threading.main_thread():
+        if found and signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if found[-1] is None else found[-1])
 
 

@@ -81,6 +81,20 @@ def test_a_failure_that_was_only_warned_of_is_raised_by_closing() -> None:
         writer.close()
 
 
+def test_what_has_failed_before_the_last_save_is_told_by_nobody() -> None:
+    writer = BackgroundWriter()
+    for _ in range(3):
+        writer.submit("a", fail)
+        writer.finish()
+    assert writer.num_failures == 3
+    writer.tell()
+    writer.submit("b", lambda: None, here=True).wait()
+    assert writer.num_failures == 0
+    writer.submit("c", fail)
+    writer.finish()
+    writer.close()
+
+
 def test_writing_here_is_done_when_it_returns() -> None:
     writer = BackgroundWriter()
     thread: list[threading.Thread] = []

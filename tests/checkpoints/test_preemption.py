@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import raydist as rd
+from raydist.failpoints import installed
 from raydist.strategies.one_device import OneDeviceStrategy
 
 ROWS = 24
@@ -127,6 +133,127 @@ def test_what_cannot_be_saved_in_time_leaves_the_one_before(tmp_path: Path) -> N
         terminate()
         with pytest.raises(rd.Preempted, match=r"could not be saved .*; the last checkpoint is .*ckpt-1"):
             strategy.run(len, args=([],))
+
+
+@pytest.mark.parametrize("last", ["run", "save", "close"])
+@pytest.mark.parametrize("num_bad", [3, 4])
+def test_failures_in_a_row_do_not_keep_it_from_one_more_save(tmp_path: Path, last: str, num_bad: int) -> None:
+    """Nobody was told of the third one yet. With the fourth there is no room for the last save either."""
+    strategy, failures = OneDeviceStrategy("cpu"), list[str]()
+
+    def full(name: str) -> None:
+        if name == "checkpoint.before_manifest" and len(failures) < num_bad:
+            failures.append(name)
+            raise OSError(28, "No space left on device")
+
+    def end(manager: rd.CheckpointManager) -> None:
+        handle: rd.SaveHandle | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of the first two
+            for _ in range(3):
+                handle = manager.save()
+        while handle is None or not handle.done():
+            time.sleep(0.001)
+        terminate()
+        if last != "close":
+            {"run": lambda: strategy.run(len, args=([],)), "save": manager.save}[last]()
+
+    with installed(full):
+        said = "What it reached is in" if num_bad == 3 else "could not be saved .OSError: .*No space left"
+        with (
+            pytest.raises(rd.Preempted, match=said) as ended,
+            rd.CheckpointManager(rd.Checkpoint(state=rd.State(a=1)), tmp_path, 2) as manager,
+        ):
+            end(manager)
+    assert ended.value.code == 42
+    assert len(os.listdir(tmp_path)) == (1 if num_bad == 3 else 0)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_second_signal_changes_nothing_wherever_it_comes(tmp_path: Path, asynchronous: bool) -> None:
+    """In the middle of the last save, and of one that was under way when the first came."""
+    strategy, came = OneDeviceStrategy("cpu"), list[str]()
+
+    def again(name: str) -> None:
+        if name.startswith("checkpoint.") and name not in came:
+            came.append(name)
+            terminate()
+
+    manager = rd.CheckpointManager(rd.Checkpoint(state=rd.State(a=1)), tmp_path, None, asynchronous=asynchronous)
+    manager.watch()
+
+    def end() -> None:
+        with manager:
+            manager.save()
+            strategy.run(len, args=([],))
+            strategy.run(len, args=([],))
+
+    with installed(again), pytest.raises(rd.Preempted, match="What it reached is in") as ended:
+        end()
+    assert len(came) >= 2
+    assert ended.value.code == 42
+    assert rd.latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-1"
+    rd.Checkpoint(state=rd.State(a=0)).restore(tmp_path / "ckpt-1")
+
+
+def test_a_loop_of_asyncio_keeps_its_handler(tmp_path: Path) -> None:
+    """As a notebook's kernel has one: it runs in the main thread, within a loop."""
+    strategy, called = OneDeviceStrategy("cpu"), list[int]()
+
+    async def cell() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, called.append, 1)
+        found = signal.getsignal(signal.SIGTERM)
+        manager = rd.CheckpointManager(rd.Checkpoint(state=rd.State()), tmp_path, 1)
+        manager.restore_or_initialize()
+        terminate()
+        with pytest.raises(rd.Preempted):
+            strategy.run(len, args=([],))
+        manager.close()
+        assert signal.getsignal(signal.SIGTERM) == found
+        await asyncio.sleep(0.01)
+        num_before = len(called)
+        terminate()
+        await asyncio.sleep(0.01)
+        assert len(called) == num_before + 1
+        loop.remove_signal_handler(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(cell())
+    signal.signal(signal.SIGTERM, before)
+    assert rd.latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-0"
+
+
+def test_a_manager_of_another_thread_saves_and_leaves_the_signal_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = list[int]()
+
+    def work(manager: rd.CheckpointManager) -> None:
+        manager.restore_or_initialize()
+        manager.save()
+
+    def mine(number: int, frame: object) -> None:
+        called.append(number)
+
+    manager = rd.CheckpointManager(rd.Checkpoint(state=rd.State(a=1)), tmp_path, 1)
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="mine") as thread, caplog.at_level(logging.WARNING, "raydist"):
+            thread.submit(work, manager).result(20)
+            assert signal.getsignal(signal.SIGTERM) is mine
+            assert "SIGTERM is not watched: only the main thread may do that, this is mine_0" in caplog.text
+            manager.save()  # from now on it is
+            terminate()
+            assert called == []
+            with pytest.raises(rd.Preempted):
+                thread.submit(OneDeviceStrategy("cpu").run, len, ([],)).result(20)
+            thread.submit(manager.close).result(20)
+        assert called == [signal.SIGTERM]
+        terminate()
+        assert called == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_preempted_is_a_system_exit_that_pickles() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
@@ -61,10 +61,30 @@ def test_rays_handler_is_put_back_but_never_run() -> None:
     signal.signal(signal.SIGTERM, before)
 
 
+def test_what_another_thread_restores_is_there_when_it_comes() -> None:
+    before, ran, noted = signal.getsignal(signal.SIGTERM), list[int](), list[int]()
+    signal.signal(signal.SIGTERM, lambda number, frame: ran.append(number))
+    note = SigtermNote(lambda: noted.append(1))
+    note.install()
+    in_thread(note.restore)
+    terminate()
+    assert (noted, ran) == ([], [signal.SIGTERM])
+    note.install()
+    in_thread(note.restore)
+    assert in_thread(note.install)  # it watches again: nothing had to be done for it
+    terminate()
+    assert (noted, ran) == ([1], [signal.SIGTERM])
+    note.restore()
+    assert not note.is_installed
+    signal.signal(signal.SIGTERM, before)
+
+
+def in_thread(do: Callable[[], bool | None]) -> bool | None:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(do).result(10)
+
+
 def test_only_the_main_thread_may_watch() -> None:
-    note, said = SigtermNote(lambda: None), list[bool]()
-    thread = threading.Thread(target=lambda: said.append(note.install()))
-    thread.start()
-    thread.join()
-    assert said == [False]
+    note = SigtermNote(lambda: None)
+    assert in_thread(note.install) is False
     note.restore()

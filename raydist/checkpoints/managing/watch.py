@@ -151,6 +151,7 @@ class ManagerWatch:
 
 def _saved(saves: ManagedSaves, undone: int | None) -> str:
     """Save what the process has reached; what is to be said of it."""
+    saves.writer.finish()  # three failures in a row are no reason not to try it once more
     try:
         with contextlib.nullcontext() if undone is None else _as_before_draw(saves.contents, undone):
             handle = saves.save(saves.step(), None, here=True)
