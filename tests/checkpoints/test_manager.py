@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 import raydist as rd
 from raydist.actors.save_metrics import SaveMetrics
+from raydist.checkpoints.managing import saves
 from raydist.checkpoints.new_files import MANIFEST_NAME
 from raydist.failpoints import installed
 from raydist.strategies.one_device import OneDeviceStrategy
@@ -91,12 +92,18 @@ def test_a_step_counter_names_checkpoints_and_says_when_they_are_due(manager: An
     assert names(other.checkpoints) == ["ckpt-7"]
 
 
-def test_seconds_between_saves(manager: Any) -> None:
-    one = manager(interval_s=0.05)
+def test_seconds_between_saves(manager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(saves, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one = manager(interval_s=60)
     assert one.save() is None
-    time.sleep(0.05)
+    now[0] += 59
+    assert one.save() is None
+    now[0] += 1
     assert one.save() is not None
     assert one.save() is None
+    now[0] += 60
+    assert one.save() is not None
 
 
 def test_the_newest_and_the_best_stay(manager: Any, progress: rd.State) -> None:

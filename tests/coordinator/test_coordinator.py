@@ -130,13 +130,10 @@ def test_a_closure_that_kills_every_worker_it_is_given_to_is_an_error() -> None:
         closure = scheduled(coordinator, pickled_wait(gate))
         seen = 0
         while not closure.ended:
-            coordinator.done() if not closure.ended else None
             if len(side.shared.begun) > seen:
                 seen += 1
                 port.kill(side.shared.begun[-1][1])
             time.sleep(0.01)
-            if coordinator._queue.error is not None:
-                break
         gate.set()
         with pytest.raises(rd.UnavailableError, match=r"5 workers died while they had it"):
             coordinator.value_of(closure)
@@ -173,7 +170,8 @@ def test_two_hundred_closures_are_done_once_whichever_workers_die() -> None:
     random.seed(0)
     with coordinated(2, TIMEOUTS) as (coordinator, port, _):
         closures = [scheduled(coordinator, lambda n: n, n) for n in range(100)]
-        for number in range(6):
+        # Not more: the fifth death that one closure meets is an error, and a busy machine does none in between.
+        for number in range(4):
             port.kill(number % 2)
             closures += [scheduled(coordinator, lambda n: n, n) for n in range(len(closures), len(closures) + 16)]
             time.sleep(random.random() / 50)
