@@ -183,11 +183,16 @@ def test_rules_are_told_of_each_batch_and_each_run() -> None:
         with peers.run(None, ReduceOp.MEAN, stand_in=True):
             peers.next_batch((2,))
             peers.next_batch((3,))
+        with contextlib.suppress(KeyboardInterrupt), peers.run(None, ReduceOp.MEAN, stand_in=True):
+            peers.leave_run()  # before the first draw
+            peers.next_batch((5,))
+            peers.leave_run()
+            raise KeyboardInterrupt
         with pytest.raises(KeyError), peers.run((4,), ReduceOp.MEAN, stand_in=True):
             raise KeyError
 
     on_replicas(1, body, rules)
-    assert rules.told == ["an optimizer", (1,), "end", (2,), (3,), "end"]
+    assert rules.told == ["an optimizer", (1,), "end", (2,), (3,), "end", "end", (5,), "end"]
 
 
 def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:

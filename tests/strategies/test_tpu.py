@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 import raydist as rd
 from raydist.testing.strategy_contract import check_program
 from raydist.testing.training_program import Program
+from tests.checkpoints.loops.training import How, check_left_at_a_draw, check_saves_after_draws
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(TPU_LIMIT_S)]
@@ -52,6 +54,12 @@ def test_four_chips_train_what_one_device_does(tpu: rd.TPUStrategy, num_rows: in
         "conv", "sgd", num_rows=num_rows, batch_size=6, clip=True, accumulate=1, schedule=False, seed=num_rows
     )
     check_program(program, tpu)
+
+
+def test_chips_save_after_draws_and_are_left_at_one(tpu: rd.TPUStrategy, tmp_path: Path) -> None:
+    how = How(dropout=0.0)  # the chips of a host share the generator of its CPU
+    check_saves_after_draws(tpu, tmp_path / "saves", how)
+    check_left_at_a_draw(tpu, tmp_path / "left", how)
 
 
 def test_replicas_that_call_different_collectives_are_told_and_go_on(tpu: rd.TPUStrategy) -> None:

@@ -2,123 +2,76 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torchmetrics import MeanMetric
 
 import raydist as rd
+from tests.checkpoints.loops.training import How, check_left_at_a_draw, check_saves_after_draws, names
+from tests.conftest import live_actors
+from tests.shared_strategies import dispatching_thread, use_once
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
-ROWS = 24
+
+class AverageEach(rd.ReplicaRules):
+    """Each replica steps on gradients of its own; after each batch they take the mean of what they have then."""
+
+    exchanges_gradients = False
+
+    def after_batch(self, variables: rd.ReplicaVariables) -> None:
+        for parameter in variables.parameters():
+            variables.all_reduce(parameter.data, "MEAN")
 
 
-class Training:
-    """A small model, trained by a loop in the replicas. What each step has seen is in a buffer."""
+class Averaging(rd.OneNodeStrategy):
+    """A strategy of one's own."""
 
-    def __init__(self, strategy: rd.Strategy, directory: Path, **options: Any) -> None:
-        torch.manual_seed(1)
-        self.strategy = strategy
-        with strategy.scope():
-            self.model = torch.nn.Sequential(
-                torch.nn.Linear(1, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)
-            ).double()
-            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
-        self.progress = rd.State(epoch=0)
-        data = rd.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(4)
-        self.data = strategy.distribute_dataset(data)
-        self.checkpoint = rd.Checkpoint(
-            model=self.model, optimizer=self.optimizer, data=self.data, progress=self.progress
-        )
-        self.manager = rd.CheckpointManager(self.checkpoint, directory, 10, **options)
-
-    def loop(self) -> Callable[..., Any]:
-        model, optimizer, manager = self.model, self.optimizer, self.manager
-
-        def run(batches: Iterator[torch.Tensor], ready: str | None, saves: bool) -> int:
-            done = 0
-            for batch in batches:
-                optimizer.zero_grad()
-                model(batch[:, None].double()).square().mean().backward()
-                optimizer.step()
-                done += 1
-                if saves:
-                    manager.save()
-                if ready is not None and done >= 2:
-                    Path(ready).touch()
-                    time.sleep(0.5)
-            return done
-
-        return run
-
-    def values(self) -> dict[str, torch.Tensor]:
-        return {name: value.clone() for name, value in self.model.state_dict().items()}
+    def replica_rules(self) -> rd.ReplicaRules:
+        return AverageEach()
 
 
-def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(first[name], second[name]) for name in first)
+@pytest.fixture(scope="module")
+def averaging(
+    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[rd.Strategy]:
+    limits = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30)
+    with Averaging(2, resources_per_replica={"CPU": 0.01}, timeouts=limits) as strategy:
+        before = live_actors()
+        use_once(strategy)
+        shared_actors.update(live_actors() - before)
+        shared_threads.add(dispatching_thread(strategy))
+        yield strategy
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir() if path.name.startswith("ckpt"))
+KINDS = ("mirrored", "central", "averaging")
 
 
-def test_replicas_save_after_draws_and_each_is_a_whole_checkpoint(
-    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
-) -> None:
-    whole = Training(mirrored(2), tmp_path / "run", checkpoint_interval=2)
-    with whole.manager as manager:
-        manager.restore_or_initialize()
-        whole.strategy.run(whole.loop(), args=(iter(whole.data), None, True))
-        manager.sync()
-        assert manager._saves.calls == 6, "counted once, whatever number of replicas calls"
-        assert names(tmp_path / "run") == ["ckpt-2", "ckpt-4", "ckpt-6"]
-        end = whole.values()
-    rest = Training(mirrored(2), tmp_path / "other", checkpoint_interval=2)
-    with rest.manager as manager:
-        manager.watch()
-        rest.checkpoint.restore(tmp_path / "run" / "ckpt-4")
-        done = rest.strategy.run(rest.loop(), args=(iter(rest.data), None, True))
-        assert rest.strategy.local_results(done) == (2, 2), "it goes on with the next batch"
-        assert equal(rest.values(), end)
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> rd.Strategy:
+    """Two replicas under the strategy that a test asks for."""
+    found: Any = request.getfixturevalue(request.param)
+    return found if request.param == "averaging" else found(2)  # type: ignore[no-any-return]  # a strategy
 
 
-def test_a_process_that_is_to_end_is_left_at_a_draw(
-    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
-) -> None:
-    whole = Training(mirrored(2), tmp_path / "whole")
-    with whole.manager as manager:
-        manager.restore_or_initialize()
-        whole.strategy.run(whole.loop(), args=(iter(whole.data), None, False))
-        end = whole.values()
-    first = Training(mirrored(2), tmp_path / "run")
-    ready = str(tmp_path / "ready")
+def how(strategy: rd.Strategy) -> How:
+    """Within a batch the first replica holds what it had before they took the mean."""
+    return How(optimizer=torch.optim.SGD, mid_batch=False) if isinstance(strategy, Averaging) else How()
 
-    def terminate() -> None:
-        while not os.path.exists(ready):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = threading.Thread(target=terminate)
-    first.manager.restore_or_initialize()
-    thread.start()
-    with first.manager, pytest.raises(rd.Preempted, match="it received SIGTERM. What it reached is in .*0") as ended:
-        first.strategy.run(first.loop(), args=(iter(first.data), ready, False))
-    thread.join()
-    assert ended.value.code == 42
-    rest = Training(mirrored(2), tmp_path / "run")
-    with rest.manager as manager:
-        assert manager.restore_or_initialize() is not None
-        done = rest.strategy.run(rest.loop(), args=(iter(rest.data), None, False))
-        assert 1 <= rest.strategy.local_results(done)[0] <= 4
-        assert equal(rest.values(), end)
+@pytest.mark.parametrize("pair", KINDS, indirect=True)
+def test_replicas_save_after_draws_and_each_is_a_whole_checkpoint(pair: rd.Strategy, tmp_path: Path) -> None:
+    check_saves_after_draws(pair, tmp_path, how(pair))
+
+
+@pytest.mark.parametrize("pair", KINDS, indirect=True)
+def test_a_process_that_is_to_end_is_left_at_a_draw(pair: rd.Strategy, tmp_path: Path) -> None:
+    check_left_at_a_draw(pair, tmp_path, how(pair))
 
 
 def test_what_replicas_count_apart_is_merged_where_they_save(
@@ -150,3 +103,38 @@ def test_what_replicas_count_apart_is_merged_where_they_save(
         strategy.run(loop, args=(iter(data), False))
         assert torch.allclose(norm.running_mean, end, rtol=1e-12)
         assert float(mean.compute()) == mean_end
+
+
+def test_all_that_a_checkpoint_has_is_of_the_same_draw(
+    mirrored: Callable[[int], rd.MirroredStrategy], tmp_path: Path
+) -> None:
+    """Modules of which the function uses parts, metrics in modules, gradients that no step has used."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        inner = torch.nn.Linear(1, 1, bias=False).double()
+        outer = torch.nn.ModuleDict({"inner": inner, "unused": torch.nn.Linear(1, 1)})
+        model: Any = torch.nn.ModuleDict({"sum": MeanMetric().set_dtype(torch.float64), "layer": torch.nn.Linear(1, 1)})
+        model["sum"].persistent(True)
+    data = strategy.distribute_dataset(rd.Dataset.range(1, 13).batch(4))
+
+    def loop(batches: Iterator[torch.Tensor]) -> None:
+        for number, batch in enumerate(batches):
+            inner(batch[:, None].double()).mean().backward()
+            model["sum"].update(batch.double())
+            with torch.no_grad():
+                inner.weight.fill_(number + 1.0)
+            manager.save()
+
+    checkpoint = rd.Checkpoint(outer=outer, model=model, data=data, gradients=True)
+    with rd.CheckpointManager(checkpoint, tmp_path, None) as manager:
+        manager.watch()
+        strategy.run(loop, args=(iter(data),))
+        manager.sync()
+        assert names(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+        for number in (2, 1, 3):
+            checkpoint.restore(tmp_path / f"ckpt-{number}")
+            rows = torch.arange(1.0, 4 * number + 1, dtype=torch.float64)
+            assert inner.weight.item() == number
+            assert inner.weight.grad is not None
+            assert inner.weight.grad.item() == pytest.approx(rows.sum().item() / 4)
+            assert float(model["sum"].compute()) == pytest.approx(rows.mean().item())

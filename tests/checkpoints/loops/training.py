@@ -1,0 +1,142 @@
+"""A training whose loop runs in the replicas, and what must hold of it under every strategy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+
+__all__ = ["How", "check_left_at_a_draw", "check_saves_after_draws", "names"]
+
+ROWS = 24
+
+
+@dataclass(frozen=True)
+class How:
+    """What a strategy can repeat to the bit.
+
+    Attributes:
+        dropout: Where each replica has random numbers of its own.
+        optimizer: One that remembers nothing where replicas remember different things.
+        mid_batch: Also from a save within a batch.
+    """
+
+    dropout: float = 0.5
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
+    mid_batch: bool = True
+
+
+DEFAULT = How()
+
+
+class Training:
+    """A small model, trained by a loop in the replicas. What each step has seen is in a buffer."""
+
+    def __init__(self, strategy: rd.Strategy, directory: Path, how: How, **options: Any) -> None:
+        torch.manual_seed(1)
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = torch.nn.Sequential(
+                torch.nn.Linear(1, 4), torch.nn.Dropout(how.dropout), torch.nn.Linear(4, 1)
+            ).double()
+            self.optimizer = how.optimizer(self.model.parameters(), lr=0.1)
+        self.progress = rd.State(epoch=0)
+        data = rd.Dataset.range(ROWS).shuffle(ROWS, seed=3).batch(4)
+        self.data = strategy.distribute_dataset(data)
+        self.checkpoint = rd.Checkpoint(
+            model=self.model, optimizer=self.optimizer, data=self.data, progress=self.progress
+        )
+        self.manager = rd.CheckpointManager(self.checkpoint, directory, 10, **options)
+
+    def loop(self) -> Callable[..., Any]:
+        model, optimizer, manager = self.model, self.optimizer, self.manager
+
+        def run(batches: Iterator[torch.Tensor], ready: str | None, saves: bool) -> int:
+            done = 0
+            for batch in batches:
+                optimizer.zero_grad()
+                model(batch[:, None].double()).square().mean().backward()
+                optimizer.step()
+                done += 1
+                if saves:
+                    manager.save()
+                if ready is not None and done >= 2:
+                    Path(ready).touch()
+                    time.sleep(0.5)
+            return done
+
+        return run
+
+    def values(self) -> dict[str, torch.Tensor]:
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.name.startswith("ckpt"))
+
+
+def check_saves_after_draws(strategy: rd.Strategy, tmp_path: Path, how: How = DEFAULT) -> None:
+    """Replicas save after draws, and each is a whole checkpoint, with which a run goes on to the same end."""
+    whole = Training(strategy, tmp_path / "run", how, checkpoint_interval=2)
+    with whole.manager as manager:
+        manager.restore_or_initialize()
+        whole.strategy.run(whole.loop(), args=(iter(whole.data), None, True))
+        manager.sync()
+        assert manager._saves.calls == 6, "counted once, whatever number of replicas calls"
+        assert names(tmp_path / "run") == ["ckpt-2", "ckpt-4", "ckpt-6"]
+        end = whole.values()
+    if not how.mid_batch:
+        return
+    rest = Training(strategy, tmp_path / "other", how, checkpoint_interval=2)
+    with rest.manager as manager:
+        manager.watch()
+        rest.checkpoint.restore(tmp_path / "run" / "ckpt-4")
+        done = rest.strategy.run(rest.loop(), args=(iter(rest.data), None, True))
+        assert rest.strategy.local_results(done) == (2,) * strategy.num_replicas_in_sync, (
+            "it goes on with the next batch"
+        )
+        assert equal(rest.values(), end)
+
+
+def check_left_at_a_draw(strategy: rd.Strategy, tmp_path: Path, how: How = DEFAULT) -> None:
+    """A process that is to end is left at a draw, and another one comes to the same end."""
+    whole = Training(strategy, tmp_path / "whole", how)
+    with whole.manager as manager:
+        manager.restore_or_initialize()
+        whole.strategy.run(whole.loop(), args=(iter(whole.data), None, False))
+        end = whole.values()
+    first = Training(strategy, tmp_path / "run", how)
+    ready = str(tmp_path / "ready")
+
+    def terminate() -> None:
+        while not os.path.exists(ready):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    first.manager.restore_or_initialize()
+    thread.start()
+    with first.manager, pytest.raises(rd.Preempted, match="it received SIGTERM. What it reached is in .*0") as ended:
+        first.strategy.run(first.loop(), args=(iter(first.data), ready, False))
+    thread.join()
+    assert ended.value.code == 42
+    rest = Training(strategy, tmp_path / "run", how)
+    with rest.manager as manager:
+        assert manager.restore_or_initialize() is not None
+        done = rest.strategy.run(rest.loop(), args=(iter(rest.data), None, False))
+        assert 1 <= rest.strategy.local_results(done)[0] <= 4
+        assert equal(rest.values(), end)
