@@ -8,6 +8,7 @@ Clocks are compared with themselves only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, final
 
@@ -126,6 +127,21 @@ def _thread_name(holder: Holder) -> str:
     return f"raydist-lease-{holder.token}"
 
 
+@contextlib.contextmanager
+def _writing(files: DirectoryFiles) -> Iterator[None]:
+    """Around what needs a directory in which this process may write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise FailedPreconditionError(
+                f"A CheckpointManager must be able to write into its directory {files.shown!r}, but may not: {error} "
+                "Give it another one. What is there can be restored: "
+                "checkpoint.restore(rd.latest_checkpoint(directory))."
+            ) from error
+        raise
+
+
 @final
 class Lease:
     """The right to write into one directory. Taken by :meth:`take`, given back by :meth:`give_back`, or when dropped.
@@ -150,15 +166,17 @@ class Lease:
         """Become the only writer. Waits some seconds where a process of another machine may hold it.
 
         Raises:
-            FailedPreconditionError: Another one writes there: who, and since when.
+            FailedPreconditionError: Another one writes there: who, and since when. Or nothing may be written there.
         """
         if self._keeper is not None:
             return
-        self._files.make()
+        with _writing(self._files):
+            self._files.make()
         me = this_process()
         failpoint("lease.before")
         self._await_free(me)
-        self._files.replace(LEASE_FILE, me.to_bytes())
+        with _writing(self._files):
+            self._files.replace(LEASE_FILE, me.to_bytes())
         failpoint("lease.within")
         found = read_holder(self._files)
         if found is not None and found.token != me.token:  # somebody was as quick

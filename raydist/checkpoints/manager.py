@@ -40,13 +40,16 @@ class CheckpointManager(KeptCheckpoints):
     directory, and watches for the end of the process: on SIGTERM, or when the node of the driver or of a replica is
     drained, it saves at the next boundary between two steps, and `run` raises :class:`Preempted`. What was drawn from
     a distributed dataset of the checkpoint for that step counts as not drawn. Handlers of SIGTERM that were there are
-    run after that, but for Ray's, and put back by `close`. Use it in the main thread.
+    run after that, but for Ray's, and put back by `close`. A second SIGTERM changes nothing. That save is tried
+    whatever has failed before; if it fails, the process ends all the same, and says what the last checkpoint is. Use it
+    in the main thread: in another one nodes are watched, and SIGTERM is not.
 
     Where the function of `run` is given a distributed iterator and draws batches itself, each of its draws is such a
     boundary: `save` may stand behind a draw (all replicas call it, it counts once), and when the process is to end the
     draw raises :class:`Preempted` once the checkpoint is whole. What only the driver has (an `rd.State`, say) is saved
-    there as it was when `run` was called. Under `rd.ParameterServerStrategy` what was scheduled and has not begun is
-    given up then, and is drawn again after a restart.
+    there as it was when `run` was called; where rules of one's own let replicas differ, the first one's part is. Under
+    `rd.ParameterServerStrategy` what was scheduled and has not begun is given up then, and is drawn again after a
+    restart.
 
     Args:
         checkpoint: What to save.
@@ -144,7 +147,8 @@ class CheckpointManager(KeptCheckpoints):
         Raises:
             DataLossError: It is damaged; names the file and the tensor.
             InvalidArgumentError: It does not fit; see `Checkpoint.restore`.
-            FailedPreconditionError: Another process writes into the directory: says which, and since when.
+            FailedPreconditionError: Another process writes into the directory: says which, and since when. Or nothing
+                may be written there.
 
         Source: tf.train.CheckpointManager.restore_or_initialize.
         """

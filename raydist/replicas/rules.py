@@ -86,7 +86,7 @@ class ReplicaRules:
 
     Derive from it, and return an instance from your strategy's `replica_rules`. It is pickled, so its class must be
     importable in Ray's workers, or belong to the program's main module. What a replica is to remember from step to step
-    it keeps as attributes.
+    it keeps as attributes. Checkpoints hold what the first replica holds, and after a restore all have that.
 
     Attributes:
         exchanges_gradients: Gradients are global when a `backward()` returns. False declares local updates: they stay
@@ -122,6 +122,8 @@ class ReplicaRules:
 
     def after_batch(self, variables: ReplicaVariables) -> None:
         """A batch is done: a `run` without an iterator, or what a loop does between two draws from it.
+
+        Also where a process that is to end leaves the loop at a draw, before the checkpoint; then `after_run` follows.
 
         Args:
             variables: This replica's.

@@ -37,6 +37,10 @@ def test_a_disk_that_gets_full_or_read_only(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("No space left on device") == 4  # two saves without room, two without a name
     assert "Read-only file system" in done.stdout
+    refused = [line for line in done.stdout.splitlines() if line.startswith("refused: ")]
+    assert len(refused) == 2
+    for line, name in zip(refused, "ab", strict=True):  # a directory that is there, and one that is to be made
+        assert f"must be able to write into its directory '{tmp_path}/{name}', but may not: [Errno 30]" in line
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
@@ -44,6 +45,21 @@ def test_a_holder_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
     lease = Lease(LocalFiles(str(tmp_path)))
     lease.take()
     lease.give_back()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC])
+def test_where_nothing_may_be_written_it_is_said_so(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *_: int) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    lease = Lease(LocalFiles(str(tmp_path / "new")))
+    expected = OSError if number == errno.ENOSPC else FailedPreconditionError
+    with pytest.raises(expected, match="permission is denied|Read-only file system|No space left"):
+        lease.take()
+    assert not lease.is_taken
 
 
 def test_a_file_that_could_not_be_removed_holds_this_process_not_up(tmp_path: Path) -> None:

@@ -30,13 +30,16 @@ class Run:
             self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
             self.mean = rd.Mean()
         self.progress = rd.State(step=0)
-        self.checkpoint = rd.Checkpoint(
-            model=self.model,
-            optimizer=self.optimizer,
-            scheduler=self.scheduler,
-            mean=self.mean,
-            progress=self.progress,
-        )
+        self.checkpoint = rd.Checkpoint(**self.checkpoint_objects())
+
+    def checkpoint_objects(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "mean": self.mean,
+            "progress": self.progress,
+        }
 
     def train(self, steps: int) -> None:
         model, optimizer, mean = self.model, self.optimizer, self.mean
@@ -149,6 +152,34 @@ MAKERS: dict[str, Maker] = {
     "served 1": lambda: rd.ParameterServerStrategy(1, 1, **SERVERS),
     "served 3": lambda: rd.ParameterServerStrategy(1, 3, variable_partitioner=rd.FixedShardsPartitioner(3), **SERVERS),
 }
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["one", "mirrored 1", "served 1"])
+def test_what_a_closed_strategy_has_left_is_saved_and_restored(ray_cluster: None, kind: str, tmp_path: Path) -> None:
+    with MAKERS[kind]() as strategy:
+        run = Run(strategy)
+        data = strategy.distribute_dataset(rd.Dataset.range(6).batch(2))
+        iterator = iter(data)
+        next(iterator)
+        run.train(2)
+        expected = run.values()
+    checkpoint = rd.Checkpoint(run=run.checkpoint_objects(), data=data)
+    with rd.CheckpointManager(checkpoint, tmp_path, 1) as manager:
+        handle = manager.save()
+        assert handle is not None
+        handle.wait()
+        with torch.no_grad():
+            for parameter in run.model.parameters():
+                parameter.zero_()
+        assert manager.restore_or_initialize() == handle.path
+    assert_close(run.values(), expected, 0)
+    other = Run(rd.OneDeviceStrategy("cpu"), seed=7)
+    again = other.strategy.distribute_dataset(rd.Dataset.range(6).batch(2))
+    rd.Checkpoint(run=other.checkpoint_objects(), data=again).restore(handle.path)
+    assert_close(other.values(), expected, 0)
+    assert [batch.tolist() for batch in again] == [[2, 3], [4, 5]]
 
 
 @pytest.fixture(scope="module")

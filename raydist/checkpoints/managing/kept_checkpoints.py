@@ -8,11 +8,7 @@ __all__ = ["KeptCheckpoints"]
 
 
 class KeptCheckpoints:
-    """The checkpoints of one run.
-
-    Args:
-        run: Where they are.
-    """
+    """The checkpoints of one run."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run

@@ -99,18 +99,33 @@ def read_only(folder: Path) -> Iterator[None]:
     mount(str(folder), "remount,rw,size=4m")
 
 
+def nobody_else_begins(folder: Path) -> None:
+    """A program that starts where nothing can be written is told so at once; what is there can be read."""
+    for manager in (rd.CheckpointManager(Training(Path("unused")).checkpoint, str(folder / name), 1) for name in "ab"):
+        try:
+            manager.restore_or_initialize()
+        except rd.FailedPreconditionError as error:
+            print(f"refused: {error}")
+        else:
+            raise AssertionError("nothing can be saved")
+        manager.close()
+
+
 def main() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # that a save has failed
     folder = Path(sys.argv[1])
     mount(str(folder), f"size=4m,nr_inodes={INODES}")
+    (folder / "a").mkdir()
     training = Training(folder)
     training.steps_well(3)
     for bad, kind in ((full, OSError), (full_of_names, OSError), (read_only, Exception)):
         with bad(folder):
             training.step_fails(kind)
             training.step_fails(kind)
+            if bad is read_only:
+                nobody_else_begins(folder)
         training.steps_well(2)
-        left = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        left = sorted(path.name for path in folder.glob("ckpt-*") if path.is_dir())
         assert left == [f"ckpt-{training.safe - 1}", f"ckpt-{training.safe}"], left
         training.is_safe()
     training.manager.close()
