@@ -91,6 +91,10 @@ class RestoredReplicas:
         self.states = tuple(tuple(bytes(part) for part in each) for each in states)
         self.count += 1
 
+    def forget(self) -> None:
+        """The program has seeded torch since: replicas begin where that says."""
+        self.states = ()
+
     def since(self, count: int) -> tuple[tuple[bytes, ...], ...]:
         """Those that were restored since `count` was this; none where nothing was."""
         return self.states if count != self.count else ()

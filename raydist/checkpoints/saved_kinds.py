@@ -82,6 +82,8 @@ def give_state(obj: Any, state: Any, modules: Mapping[str, nn.Module], strict: b
         _give_metric(obj, state)
     elif kind == "module":
         obj.load_state_dict(state, strict=strict)
+        for metric in (part for part in obj.modules() if kind_of_state(part) == "metric"):
+            metric._computed = None  # which torchmetrics keeps, though it was of the states before
     else:
         obj.load_state_dict(state)
 

@@ -53,7 +53,7 @@ KINDS = ("mirrored", "central", "averaging")
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest) -> rd.Strategy:
+def pair(ray_cluster: None, request: pytest.FixtureRequest) -> rd.Strategy:
     """Two replicas under the strategy that a test asks for."""
     found: Any = request.getfixturevalue(request.param)
     return found if request.param == "averaging" else found(2)  # type: ignore[no-any-return]  # a strategy
