@@ -14,8 +14,8 @@ from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.cluster import address_of, connect
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from raydist.context.run_call import require_call
 from raydist.context.step_counter import StepCounter
-from raydist.context.strategy import require_call
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.coordinator.coordinator import Coordinator

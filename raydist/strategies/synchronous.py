@@ -22,7 +22,7 @@ from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shares import Share
-from raydist.context.strategy import require_call
+from raydist.context.run_call import require_call
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.deferred_compiler import defer_compiler
