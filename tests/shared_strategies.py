@@ -174,7 +174,7 @@ def dispatching_thread(strategy: rd.Strategy) -> threading.Thread:
     assert isinstance(strategy, SynchronousStrategy)
     group = strategy._launched
     assert group is not None
-    dispatcher = group._dispatcher
+    dispatcher = group._steps._dispatcher
     with dispatcher._changed:
         dispatcher._wake_thread()
     assert dispatcher._thread is not None
