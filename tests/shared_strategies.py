@@ -125,8 +125,8 @@ def few_workers(num_workers: int, num_ps: int = 1) -> rd.ParameterServerStrategy
 
 def coordinating_thread(strategy: rd.ParameterServerStrategy) -> threading.Thread:
     """The thread that gives closures to workers."""
-    assert strategy._launched is not None
-    thread = strategy._launched.coordinator._thread
+    assert strategy._cluster.launched is not None
+    thread = strategy._cluster.launched.coordinator._thread
     assert thread is not None
     return thread
 
