@@ -230,16 +230,8 @@ for again in (False, True):
 @pytest.mark.long
 def test_what_outlives_its_ray_says_so_and_closes() -> None:
     with ray_home() as home:
-        done = subprocess.run(
-            [sys.executable, "-c", SHUTDOWN],
-            env=home.environment,
-            capture_output=True,
-            text=True,
-            timeout=140,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["closed", "True"] * 2
+        printed = home.run(SHUTDOWN)
+    assert printed.split() == ["closed", "True"] * 2
 
 
 PROGRAM = """

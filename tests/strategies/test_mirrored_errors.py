@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import raydist as rd
+from tests.odd_errors import Departure, Mute
 from tests.strategies.replica_rows import rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -46,22 +47,7 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
         assert values[0] == values[1]
 
 
-class Departure(BaseException):
-    """No Exception, and does not end its process."""
-
-
-class Odd(Exception):
-    """Wants two arguments, has no message, and its notes are no list."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(first)
-        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-@pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Odd, (1, 2))])
+@pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Mute, (1, 2))])
 def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]
 ) -> None:

@@ -14,6 +14,7 @@ from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
 from tests.contracts.op import collect, iterate
+from tests.odd_errors import Departure, Mute
 from tests.pipelines.threads import in_threads, quick_switches
 
 __all__ = ["quick_switches"]
@@ -212,21 +213,6 @@ def test_closing_does_not_wait_for_an_element_that_never_comes(monkeypatch: pyte
     assert isinstance(outcome[0], FailedPreconditionError)
     with pytest.raises(FailedPreconditionError, match="closed"):
         next(iterator)
-
-
-class Departure(BaseException):
-    """No Exception, and does not end its process."""
-
-
-class Mute(Exception):
-    """Says nothing of itself, and allows no plain notes."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(first)
-        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
 
 
 @pytest.mark.parametrize("error", [Departure("left"), Mute(1, 2)])
