@@ -205,7 +205,7 @@ class ParameterServerStrategy(HostedStrategy):
         if self._launched is None:
             defer_compiler()  # the driver makes optimizers, too
             launched = launch_served(self._plan(), self._timeouts)
-            self._close_when_dropped(launched.close)
+            self._when_dropped.add(launched.close)
             try:
                 launched.start(
                     self._timeouts,
