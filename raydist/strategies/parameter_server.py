@@ -133,7 +133,7 @@ class ParameterServerStrategy(HostedStrategy):
             request.with_resolver(self._resolver),
             terms,
             self._timeouts,
-            close_when_dropped=self._close_when_dropped,
+            close_when_dropped=self._when_dropped.add,
             on_start=self._watch,
         )
         self._mirror = MirrorDriver(self._name, self._link(), self._cluster.device_types, serves_rows=True)

@@ -103,7 +103,7 @@ class SynchronousStrategy(HostedStrategy):
             defer_compiler()  # the driver makes optimizers, too
             self._launched = launch(self._plan(), self._timeouts)
             self._launched.on_results(self._summaries.take_results, counting(self._metrics))
-            self._close_when_dropped(functools.partial(self._launched.close, gently=False))
+            self._when_dropped.add(functools.partial(self._launched.close, gently=False))
         return self._launched
 
     @final
