@@ -25,6 +25,7 @@ from raydist.coordinator.workers_link import WorkersLink
 from raydist.distributed_dataset import InputSide
 from raydist.errors import InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.shipment import Shipment
 from raydist.nest import flatten
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
@@ -34,6 +35,7 @@ from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.served_cluster import ServedCluster, ServedTerms
+from raydist.summaries.order import SummaryOrder
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -251,9 +253,7 @@ class ParameterServerStrategy(HostedStrategy):
         externals = {"strategy": self, **self.per_worker.externals()}
         with self._summaries.noting():
             shipment = self._mirror.prepare(fn, args, kwargs, externals=externals, carried=self._counter)
-        make_header = functools.partial(
-            closure_header, shipment, options, self._gradient_reduce_op(options), self._summaries.order()
-        )
+        make_header = functools.partial(self._header, shipment, options, self._summaries.order())
         closure = coordinator.schedule(shipment, make_header, shipment.digest, boundary=boundary_number())
         self._mirror.dispatched()
         self._num_steps += 1
@@ -265,14 +265,22 @@ class ParameterServerStrategy(HostedStrategy):
         launched = self._cluster.launch()
         externals = {"strategy": self, "shares": SERVED_SHARES, **self.per_worker.externals()}
         shipment = self._mirror.prepare(function, (SERVED_SHARES, *args), externals=externals)
-        options = RunOptions()
-        make_header = functools.partial(
-            closure_header, shipment, options, self._gradient_reduce_op(options), None, looks_only=True
-        )
+        make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
         closure = launched.coordinator.schedule(shipment, make_header, shipment.digest, alone=True)
         self._mirror.dispatched()
         ask = functools.partial(ask_served, closure, functools.partial(launched.side.saved, token))
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
+
+    def _header(
+        self,
+        shipment: Shipment,
+        options: RunOptions,
+        summaries: SummaryOrder | None,
+        number: int,
+        looks_only: bool = False,
+    ) -> bytes:
+        reduce_op = self._gradient_reduce_op(options)
+        return closure_header(shipment, options, reduce_op, summaries, number, looks_only=looks_only)
 
     def _read_remote(self, value: Any) -> Any:
         return fetched(value)
