@@ -49,7 +49,7 @@ class CheckpointManager(KeptCheckpoints):
     draw raises :class:`Preempted` once the checkpoint is whole. What only the driver has (an `rd.State`, say) is saved
     there as it was when `run` was called; where rules of one's own let replicas differ, the first one's part is. Under
     `rd.ParameterServerStrategy` what was scheduled and has not begun is given up then, and is drawn again after a
-    restart.
+    restart; what has begun ends first, also where it draws batches itself.
 
     Args:
         checkpoint: What to save.

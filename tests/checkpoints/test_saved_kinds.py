@@ -136,3 +136,15 @@ def test_a_position_in_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(rd.InvalidArgumentError):
         rd.Checkpoint(data=other).restore(path)
     other.close()
+
+
+def test_a_metric_in_a_module_computes_what_was_restored(tmp_path: Path) -> None:
+    model: Any = nn.ModuleDict({"mean": torchmetrics.MeanMetric()})
+    model["mean"].persistent(True)
+    checkpoint = rd.Checkpoint(model=model)
+    model["mean"].update(1.0)
+    checkpoint.save(tmp_path / "saved")
+    model["mean"].update(3.0)
+    assert float(model["mean"].compute()) == 2.0
+    checkpoint.restore(tmp_path / "saved")
+    assert float(model["mean"].compute()) == 1.0
