@@ -54,6 +54,7 @@ class CheckpointManager(KeptCheckpoints):
     Args:
         checkpoint: What to save.
         directory: Where to: a path, or a URI that fsspec knows. Each checkpoint is a directory in it, `ckpt-<number>`.
+            Replicas write there, too: those of other machines must see it under the same name.
         max_to_keep: How many of the newest stay; None for all.
         keep_checkpoint_every_n_hours: Beside these, one for each so many hours stays for good.
         checkpoint_name: What checkpoints are called before the number.
