@@ -103,9 +103,9 @@ class CheckpointManager(KeptCheckpoints):
         require_arguments(checkpoint, checkpoint_name, init_fn, exit_code)
         seconds = seconds_of(keep_checkpoint_every_n_hours)
         retention = Retention(max_to_keep, seconds, Best.parse(best))
-        super().__init__(RunDirectory(path_text(directory), checkpoint_name, retention))
-        interval = SaveInterval(checkpoint_interval, interval_s)
-        self._saves = ManagedSaves(contents_of(checkpoint), self._run, interval, step_counter)
+        run = RunDirectory(path_text(directory), checkpoint_name, retention)
+        super().__init__(run, SaveInterval(checkpoint_interval, interval_s))
+        self._saves = ManagedSaves(contents_of(checkpoint), run, self._interval, step_counter)
         self._watch = ManagerWatch(self._saves, exit_code, asynchronous=asynchronous)
         self._checkpoint = checkpoint
         self._init_fn, self._asynchronous = init_fn, asynchronous
@@ -119,22 +119,6 @@ class CheckpointManager(KeptCheckpoints):
         Source: tf.train.CheckpointManager.checkpoint.
         """
         return self._checkpoint
-
-    @property
-    def checkpoint_interval(self) -> int | None:
-        """Steps between two saves.
-
-        Source: tf.train.CheckpointManager.checkpoint_interval.
-        """
-        return self._saves.interval.steps
-
-    @property
-    def interval_s(self) -> float | None:
-        """Seconds between two saves.
-
-        Source: raydist's own.
-        """
-        return self._saves.interval.seconds
 
     def restore_or_initialize(self, fallback: bool = False) -> str | None:
         """Restore the newest checkpoint, if there is one; else call `init_fn`.

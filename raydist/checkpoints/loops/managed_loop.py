@@ -71,7 +71,6 @@ class ManagedLoop:
         self._saves = saves
         self._exit_code = exit_code
         self._iterators = tuple(iterators)
-        self._names: tuple[str, ...] = ()
         self._capture = Capture({})
         self._read: dict[str, tuple[int, Mapping[str, Any]]] = {}  # which iterator an object follows, and its own part
         self._terms = ShareTerms()
@@ -81,20 +80,9 @@ class ManagedLoop:
     def order(self, remote: RemoteObjects) -> ManagerOrder:
         """What replicas must know. Copies what only the driver has: that is of the run's beginning."""
         saves = self._saves
-        named = saves.contents.named()
-        again = other_names(named)
-        self._names, self._objects = tuple(named), named
+        self._objects = named = saves.contents.named()
         self._read = {name: found for name, obj in named.items() if (found := self._followed(obj)) is not None}
-        handles = {
-            name: handle
-            for name, obj in named.items()
-            if name not in again and name not in self._read and (handle := remote.handle_of(obj)) is not None
-        }
-        gradients = {
-            name: handle
-            for name, obj in named.items()
-            if isinstance(obj, PendingGradients) and (handle := remote.handle_of(obj.module)) is not None
-        }
+        handles, gradients = self._handles(remote), self._gradients(remote)
         homes = {**{name: named[name] for name in handles}, **{name: named[name].module for name in gradients}}
         self._terms = ShareTerms(
             frozenset(name for name, obj in homes.items() if remote.how(obj) == "whole"),
@@ -102,6 +90,7 @@ class ManagedLoop:
         )
         self._capture = saves.contents.capture(copy=True, skip={*homes, *self._read})
         counter, best = saves.counter, saves.run.retention.best
+        counted_by = None if counter is None else remote.handle_of(counter)
         return ManagerOrder(
             key=self.key,
             directory=saves.run.path,
@@ -109,15 +98,32 @@ class ManagedLoop:
             interval=saves.interval,
             count=LoopCount(calls=saves.calls, last_step=saves.last_step),
             seconds=time.monotonic() - saves.last_save,
-            counter=None if counter is None else remote.handle_of(counter),
+            counter=counted_by,
             counts_calls=counter is None,
-            step=saves.step(),
+            step=0 if counter is None or counted_by is not None else saves.step(),
             objects=handles,
             gradients=gradients,
             terms=self._terms,
             metric=None if best is None else best.metric,
             asynchronous=self._asynchronous,
         )
+
+    def _handles(self, remote: RemoteObjects) -> dict[str, int]:
+        """Of what replicas have, once each."""
+        again = other_names(self._objects)
+        return {
+            name: handle
+            for name, obj in self._objects.items()
+            if name not in again and name not in self._read and (handle := remote.handle_of(obj)) is not None
+        }
+
+    def _gradients(self, remote: RemoteObjects) -> dict[str, int]:
+        """Of the modules of theirs whose gradients are to be saved."""
+        return {
+            name: handle
+            for name, obj in self._objects.items()
+            if isinstance(obj, PendingGradients) and (handle := remote.handle_of(obj.module)) is not None
+        }
 
     def unreached(self, remote: RemoteObjects) -> list[nn.Module]:
         """Modules that the run does not use, but variables of them: what the driver has of these is soon outdated."""
@@ -162,14 +168,14 @@ class ManagedLoop:
         kept = saves.kept(wanted.number, wanted.metrics)
         directory = saves.run.files_of(kept)
         new = new_files(directory)
-        stems = file_stems(dict.fromkeys(self._names), new)
+        stems = file_stems(self._objects, new)
         capture = replace(
             self._capture,
             objects={**self._capture.objects, **self._read_states(wanted.places)},
             details=saves.details_of(kept, wanted.calls),
         )
         shares = begin(ShareRequest(wanted.token, new, stems, self._terms.whole))
-        saves.write(StartedSave(directory, self._names, capture, new, shares), kept)
+        saves.write(StartedSave(directory, tuple(self._objects), capture, new, shares), kept)
 
     def _read_states(self, places: Sequence[IteratorPlace]) -> dict[str, CapturedObject]:
         """States of what follows the run's iterators."""

@@ -30,7 +30,7 @@ class ManagerOrder:
         seconds: Since the last save.
         counter: Handle of what counts the steps; None where replicas have none.
         counts_calls: Whether calls of `save` are counted instead.
-        step: What the counter said when the run began.
+        step: What it said when the run began, where the driver counts alone.
         objects: Handles of what replicas save, by name.
         gradients: Handles of the modules whose pending gradients they save, by the name of these.
         terms: How they share all that.

@@ -1,17 +1,18 @@
-"""What can be asked of the directory of one run: which checkpoints there are, the newest and the best."""
+"""What can be asked of a run: which checkpoints its directory has, the newest and the best, and how often one comes."""
 
 from __future__ import annotations
 
 from raydist.checkpoints.run_directory import RunDirectory
+from raydist.checkpoints.save_interval import SaveInterval
 
 __all__ = ["KeptCheckpoints"]
 
 
 class KeptCheckpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run: which there are, and how much lies between two."""
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
+    def __init__(self, run: RunDirectory, interval: SaveInterval) -> None:
+        self._run, self._interval = run, interval
 
     @property
     def directory(self) -> str:
@@ -20,6 +21,22 @@ class KeptCheckpoints:
         Source: tf.train.CheckpointManager.directory.
         """
         return self._run.path
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """Steps between two saves.
+
+        Source: tf.train.CheckpointManager.checkpoint_interval.
+        """
+        return self._interval.steps
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two saves.
+
+        Source: raydist's own.
+        """
+        return self._interval.seconds
 
     @property
     def best_metric(self) -> str | None:

@@ -98,6 +98,18 @@ def test_replicas_save_pending_gradients_beside_the_modules(run: RunDirectory) -
     assert order.terms.whole == {"model", "gradients.model"}
 
 
+@pytest.mark.parametrize(("counter", "told"), [(None, (None, 0)), ("known", (5, 0)), (lambda: 7, (None, 7))])
+def test_what_only_the_driver_counts_is_told_as_it_is_when_the_run_begins(
+    run: RunDirectory, counter: Any, told: tuple[int | None, int]
+) -> None:
+    saves = ManagedSaves(contents_of(rd.Checkpoint(state=rd.State())), run, SaveInterval(), counter)
+    host = Host(1, dict, [("known", 5)])
+    order = ManagedLoop("key", saves, 42, [], asynchronous=True).order(host)
+    host.close()
+    assert (order.counter, order.step) == told
+    assert order.counts_calls == (counter is None)
+
+
 def test_modules_whose_variables_alone_are_used_are_sent_as_well(run: RunDirectory) -> None:
     inner, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     outer, norm = torch.nn.Sequential(inner), torch.nn.Sequential(torch.nn.BatchNorm1d(1))
