@@ -85,12 +85,13 @@ def test_a_write_by_hand_is_everybodys_and_leaves_one_copy(two: rd.CentralStorag
     def look() -> tuple[Any, int, float]:
         return place_of(average.weight), private_bytes(average.weight), average.weight.sum().item()
 
-    expected = (average.weight + (model.weight - average.weight) * 0.5).detach().sum().item()
+    total = (average.weight + (model.weight - average.weight) * 0.5).detach().sum().item()
+    expected = pytest.approx(total, rel=1e-5, abs=1e-4)  # what is added up may be nothing in sum
     two.run(update)
     one, other = two.local_results(two.run(look))
     assert one == other
-    assert one[1:] == (0, pytest.approx(expected, rel=1e-5))
-    assert average.weight.sum().item() == pytest.approx(expected, rel=1e-5)
+    assert one[1:] == (0, expected)
+    assert average.weight.sum().item() == expected
 
 
 def test_what_the_driver_writes_is_one_copy_again(two: rd.CentralStorageStrategy) -> None:
