@@ -31,7 +31,8 @@ LEAK_GRACE_S = 10.0
 
 # Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools,
 # fsspec's event loop. PythonGCThread is Ray's too: it starts when the object store asks for a garbage collection; Dummy
-# is how Python names one that another language began. None of these may begin the name of a thread of ours (raydist-...).
+# is how Python names one that another language began. None of these may begin the name of a thread of ours
+# (raydist-...).
 LIBRARY_THREADS = (
     *("ray_", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
     *("fsspecIO", "PythonGCThread", "Dummy"),
