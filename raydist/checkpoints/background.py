@@ -155,10 +155,14 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Return once nothing is being written, and failures were told: warns of one, raises the third in a row."""
+        self.join()
+        self.tell()
+
+    def join(self) -> None:
+        """Return once nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.tell()
 
     def tell(self) -> None:
         """Say what has failed, once. Does not wait.
@@ -185,17 +189,13 @@ class BackgroundWriter:
 
     def finish(self) -> None:
         """Return once nothing is being written. A failure counts as told: one more save says what ends the process."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.join()
         if self._last is not None:
             self._last.was_told = self._last.was_raised = True
 
     def close(self) -> None:
         """Wait for the last write; raises why it failed, unless somebody was told by an exception."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.join()
         last, self._last = self._last, None
         if last is not None and last.error is not None and not last.was_raised:
             raise what_was_raised(last.error)

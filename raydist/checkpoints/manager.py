@@ -266,6 +266,7 @@ class CheckpointManager(KeptCheckpoints):
     def _end(self) -> None:
         try:
             self._watch.settle()
+            self._saves.writer.join()  # what comes meanwhile counts
             if self._run.is_ours and sys.exception() is None:  # else that is what the program ends by
                 leave_at_last()
         finally:
