@@ -155,7 +155,9 @@ class CheckpointContents:
         if only is None:
             named = wanted = self._named_as(checkpoint)
         random = None if only is not None else _random_states_of(checkpoint)
-        report = restore_objects(named, wanted, checkpoint, strict, whole=only is None)
+        strategy = self._find_strategy()
+        restorer = None if strategy is None else strategy._find_restorer()
+        report = restore_objects(named, wanted, checkpoint, strict, whole=only is None, strategy=restorer)
         if random is not None:
             set_random_states(random)
         return report

@@ -9,19 +9,15 @@ from typing import Any, final
 
 from torch import nn
 
-from raydist.checkpoints.differences import MISSING, UNEXPECTED, Difference, in_words, state_differences
-from raydist.checkpoints.entries import pack_state
-from raydist.checkpoints.manifest import SavedObject
+from raydist.checkpoints.compared_objects import differences_of, refused
+from raydist.checkpoints.differences import MISSING, UNEXPECTED, Difference, in_words
+from raydist.checkpoints.given_states import GivenStates
 from raydist.checkpoints.named_objects import other_names
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
-from raydist.checkpoints.saved_kinds import class_of_state, give_state, kind_of_state, state_of
-from raydist.errors import InvalidArgumentError, RaydistError
+from raydist.checkpoints.sharing.shared_restore import SharedRestore, ShareRestorer, shared_restore
+from raydist.errors import InvalidArgumentError
 
 __all__ = ["RestoreReport", "chosen_objects", "restore_objects"]
-
-# Those first that may yet refuse a state. What fits a module is known before; its tensors are overwritten in place,
-# while those of all others are replaced, so that theirs of before can be given back.
-_ORDER = ("other", "metric", "optimizer", "module")
 
 
 @final
@@ -68,6 +64,7 @@ def restore_objects(
     checkpoint: SavedCheckpoint,
     strict: bool,
     whole: bool,
+    strategy: ShareRestorer | None = None,
 ) -> RestoreReport:
     """Give objects their states.
 
@@ -77,15 +74,23 @@ def restore_objects(
         checkpoint: The one that has the states.
         strict: Whether all entries must be there, and no others.
         whole: Whether objects that the checkpoint has beside them are unexpected.
+        strategy: Holds objects that no step has used yet.
 
     Raises:
         InvalidArgumentError: States do not fit; lists the entries. Nothing is changed.
         DataLossError: The checkpoint is damaged. Nothing is changed.
     """
     modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
-    found = _Restored(wanted, modules, checkpoint, whole)
-    report = found.report(objects, strict)
-    found.give(strict)
+    again = other_names(wanted)
+    once = {name: obj for name, obj in wanted.items() if name not in again}
+    shared = shared_restore(once, modules, checkpoint, strategy)
+    found = _Restored(once, modules, checkpoint, strict, shared)
+    try:
+        report = found.report(objects, whole)
+        found.give()
+    except BaseException:
+        found.discard()
+        raise
     return report
 
 
@@ -94,87 +99,81 @@ class _Restored:
     """Objects, and the states that are for them."""
 
     def __init__(
-        self, wanted: Mapping[str, Any], modules: dict[str, nn.Module], checkpoint: SavedCheckpoint, whole: bool
+        self,
+        objects: Mapping[str, Any],
+        modules: Mapping[str, nn.Module],
+        checkpoint: SavedCheckpoint,
+        strict: bool,
+        shared: SharedRestore | None,
     ) -> None:
-        again = other_names(wanted)
-        self._objects = {name: obj for name, obj in wanted.items() if name not in again}
+        self._objects = objects
         self._modules = modules
         self._checkpoint = checkpoint
-        self._whole = whole
+        self._strict = strict
+        self._shared = shared
+        self._prepared: dict[str, list[Difference]] = {}  # by replicas
         self._states: dict[str, Any] = {}
-        self._before: dict[str, Any] = {}
 
-    def _saved_name(self, name: str, wanted: Mapping[str, Any]) -> str | None:
-        """Under which of its names the checkpoint has an object."""
-        obj = wanted[name]
-        return next(
-            (each for each in wanted if wanted[each] is obj and each in self._checkpoint.manifest.objects), None
-        )
-
-    def report(self, objects: Mapping[str, Any], strict: bool) -> RestoreReport:
+    def report(self, objects: Mapping[str, Any], whole: bool) -> RestoreReport:
         """Compare all, and read all."""
+        names = {name: self._saved_name(obj, objects) for name, obj in self._objects.items()}
+        saved = {name: each for name, each in names.items() if each is not None}
+        self._prepare(saved)
         found: list[Difference] = []
-        known: dict[str, str] = {}
-        for name, obj in self._objects.items():
-            saved = self._saved_name(name, objects)
-            if saved is None:
-                found.append(Difference(MISSING, name))
-                continue
-            known[name] = saved
-            found += self._compared(name, obj, saved)
-        if self._whole:
+        for name in self._objects:
+            found += self._compared(name, saved[name]) if name in saved else [Difference(MISSING, name)]
+        if whole:
             found += [Difference(UNEXPECTED, name) for name in self._checkpoint.manifest.objects if name not in objects]
-        self._require_fit(found, strict)
-        self._states = {name: self._checkpoint.state(saved) for name, saved in known.items()}
+        self._require_fit(found)
+        self._states = {name: self._checkpoint.state(saved[name]) for name in saved if name not in self._prepared}
         return RestoreReport(
             tuple(each.entry for each in found if each.what == MISSING),
             tuple(each.entry for each in found if each.what == UNEXPECTED),
         )
 
-    def _compared(self, name: str, obj: Any, saved: str) -> list[Difference]:
-        kind = kind_of_state(obj)
-        state = state_of(obj, self._modules)
-        if kind != "module":
-            self._before[name] = state
-        packed = pack_state(state, name)
-        here = SavedObject(kind, class_of_state(obj), packed.values)
-        there = self._checkpoint.saved(saved)
-        try:
-            return state_differences(name, here, packed.tensors, there, self._checkpoint.places(saved))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._checkpoint.loss(f"the state of {saved!r} is none: {error!r:.300}") from error
+    def _saved_name(self, obj: Any, objects: Mapping[str, Any]) -> str | None:
+        """Under which of its names the checkpoint has an object."""
+        return next(
+            (each for each in objects if objects[each] is obj and each in self._checkpoint.manifest.objects), None
+        )
 
-    def _require_fit(self, found: list[Difference], strict: bool) -> None:
-        wrong = found if strict else [each for each in found if each.what not in (MISSING, UNEXPECTED)]
+    def _prepare(self, saved: Mapping[str, str]) -> None:
+        """Have replicas compare and read what they hold."""
+        remote = {} if self._shared is None else {name: saved[name] for name in self._shared.objects if name in saved}
+        if self._shared is None or not remote:
+            return
+        self._prepared = self._shared.prepare(self._checkpoint, remote, self._strict) or {}
+
+    def _compared(self, name: str, saved: str) -> list[Difference]:
+        if name in self._prepared:
+            return self._prepared[name]
+        return differences_of(name, self._objects[name], self._modules, self._checkpoint, saved)
+
+    def _require_fit(self, found: list[Difference]) -> None:
+        wrong = refused(found, self._strict)
         if wrong:
             hint = "Restore into objects like those that were saved"
-            more = ", or give strict=False to leave what is missing or unexpected" if strict else ""
+            more = ", or give strict=False to leave what is missing or unexpected" if self._strict else ""
             raise InvalidArgumentError(
                 f"The checkpoint {self._checkpoint.directory.shown!r} must have the entries of the objects, but "
                 f"{in_words(wrong)}. {hint}{more}."
             )
 
-    def give(self, strict: bool) -> None:
-        """Change the objects. Where one refuses its state, those that were changed before get theirs back."""
-        given: list[str] = []
-        order = sorted(self._states, key=lambda name: _ORDER.index(kind_of_state(self._objects[name])))
-        for name in order:
-            obj = self._objects[name]
-            try:
-                give_state(obj, self._states[name], self._modules, strict)
-                given.append(name)
-            except BaseException as error:
-                self._give_back(given)
-                with contextlib.suppress(Exception):  # it may have taken a part; its own error is what must be seen
-                    self._give_back([name])
-                if isinstance(error, RaydistError) or not isinstance(error, Exception):
-                    raise
-                raise InvalidArgumentError(
-                    f"The saved state of {name!r} must be one that a {type(obj).__name__} takes, but load_state_dict "
-                    f"says: {error!s:.500} ({type(error).__name__}). Restore into one like that which was saved."
-                ) from error
+    def give(self) -> None:
+        """Change the objects: those of replicas last, which change theirs all or none."""
+        given = GivenStates(self._objects, self._modules, self._strict)
+        given.give(self._states)
+        if self._shared is None or not self._prepared:
+            return
+        names, self._prepared = tuple(self._prepared), {}
+        try:
+            self._shared.commit(names)
+        except BaseException:
+            given.give_back()
+            raise
 
-    def _give_back(self, given: list[str]) -> None:
-        for name in given:
-            if name in self._before:
-                give_state(self._objects[name], self._before[name], self._modules)
+    def discard(self) -> None:
+        """Have replicas forget what they have read."""
+        if self._shared is not None and self._prepared:
+            with contextlib.suppress(Exception):  # its own error is what must be seen
+                self._shared.discard()

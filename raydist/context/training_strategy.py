@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from raydist.context.current import current, in_cross_replica_context
 from raydist.context.step_counter import StepCounter
@@ -21,6 +21,8 @@ class CountsSteps(Protocol):
     def _find_counter(self) -> StepCounter | None: ...
 
     def _make_counter(self) -> StepCounter: ...
+
+    def _find_restorer(self) -> Any: ...
 
 
 @functools.cache

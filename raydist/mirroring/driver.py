@@ -17,7 +17,9 @@ from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.argument_forms import ArgumentForms, argument_form
@@ -42,6 +44,12 @@ from raydist.pickling.unchanged import SettledFunctions
 __all__ = ["MirrorDriver"]
 
 _FUNCTIONS_KEPT = 64
+_LOAD_HOOKS = (
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
 
 
 @final
@@ -68,7 +76,7 @@ class MirrorDriver:
         self._lock = threading.RLock()
         self._scope = Scope()
         self._table = DriverTable()
-        self._origin = Origin(name, self._scope, devices, self._is_mirrored, self._mirrored, serves_rows=serves_rows)
+        self._origin = Origin(name, self._scope, devices, self.is_mirrored, self._mirrored, serves_rows=serves_rows)
         self._classes = MirroredClasses(self)
         self._variables = Variables(link, self._table, self._scope, self._origin, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
@@ -81,6 +89,8 @@ class MirrorDriver:
         self._released = False
         self.share_saver: ShareSaver | None = None
         """How replicas save what they hold; None where the driver reads it."""
+        self.share_restorer: ShareRestorer | None = None
+        """How replicas restore what they hold; None where the driver sends it."""
 
     def how_saved(self, obj: Any) -> Literal["divided", "whole"] | None:
         """Whether replicas can save an object: all of them a part, or the first one; None: the driver reads it."""
@@ -109,7 +119,25 @@ class MirrorDriver:
         parts = _modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
         return any(state_names(part) for part in parts)
 
-    def _is_mirrored(self, obj: Any) -> bool:
+    def holds(self, obj: Any) -> bool:
+        """Whether replicas have a module or an optimizer, or can be sent it: it was made here. Waits for nothing."""
+        if self._released:
+            return False
+        if self.is_mirrored(obj):
+            return True
+        parameters = list(_parameters_of(obj))
+        made_here = obj in self._scope if isinstance(obj, torch.nn.Module) else bool(parameters)
+        return made_here and all(
+            (each in self._scope or self.is_mirrored(each)) and not is_lazy(each) for each in parameters
+        )
+
+    def has_load_hooks(self, obj: Any) -> bool:
+        """Whether the program is to be called when an object is given a state. Waits for nothing."""
+        parts = _modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
+        return any(hooks for part in parts for name, hooks in attributes(part).items() if name in _LOAD_HOOKS)
+
+    def is_mirrored(self, obj: Any) -> bool:
+        """Whether replicas have it already."""
         return self._table.handle_of(obj) is not None
 
     def _mirrored(self) -> list[Any]:
@@ -150,7 +178,7 @@ class MirrorDriver:
             discovery = Discovery(self._table, self._scope, self._origin, externals or {})
             function, digest = self._pickle_function(discovery, fn)
             arguments = self._pickle_arguments(discovery, args, kwargs or {})
-            if carried is not None and not self._is_mirrored(carried):
+            if carried is not None and not self.is_mirrored(carried):
                 discovery.pickle(carried, "what all steps have")
             writes = Writes()
             states = self._collect(writes)
@@ -360,6 +388,16 @@ def _modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for part in attributes(module)["_modules"].values():
         if part is not None:
             yield from _modules_of(part)
+
+
+def _parameters_of(obj: Any) -> Iterator[torch.Tensor]:
+    """Those of a module or of an optimizer. Reads no attribute, either."""
+    if isinstance(obj, torch.nn.Module):
+        for part in _modules_of(obj):
+            yield from (each for each in attributes(part)["_parameters"].values() if each is not None)
+    else:
+        for group in attributes(obj)["param_groups"]:
+            yield from group["params"]
 
 
 def _contents(shipment: Shipment, writes: Writes) -> ShipmentContents:

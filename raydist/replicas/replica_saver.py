@@ -52,11 +52,14 @@ class ReplicaSaver:
 
     def how(self, obj: Any) -> Literal["divided", "whole"] | None:
         """See `ShareSaver`."""
+        return self._mirror.how_saved(obj) if self.are_alike() else None
+
+    def are_alike(self) -> bool:
+        """Whether what is in the memory of a replica is in that of all others as well."""
         # Rules of one's own may let replicas differ; and a TPU's tensors are read by all of its replicas together.
         setups = self._setups()
         alike = all(type(setup.rules) is ReplicaRules for setup in setups)
-        plain = alike and {torch.device(setup.device).type for setup in setups} <= {"cpu", "cuda"}
-        return self._mirror.how_saved(obj) if plain else None
+        return alike and {torch.device(setup.device).type for setup in setups} <= {"cpu", "cuda"}
 
     def begin(
         self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]

@@ -114,7 +114,7 @@ def start_save(
         staging: Takes copies, so that training may go on; None where the caller writes at once.
     """
     named = contents.named()
-    saver, remote = _remote_objects(named)
+    saver, remote = (None, {}) if directory.only_here else _remote_objects(named)
     capture = contents.capture(copy=False, details=details, skip=remote)
     if staging is not None:
         capture = staging.copied(capture)
