@@ -25,6 +25,9 @@ class Made:
     def _make_counter(self) -> StepCounter:
         return StepCounter()
 
+    def _find_restorer(self) -> None:
+        return None
+
 
 class Living(list[Any]):
     """Those of a process."""

@@ -105,15 +105,15 @@ def shared_restore(
     restorer = next((each for name in kinds if (each := _holder_of(objects[name], strategy)) is not None), None)
     if restorer is None:
         return None
-    known = all(_holder_of(module, strategy) is restorer for module in modules.values())
+    theirs = {name: module for name, module in modules.items() if _holder_of(module, strategy) is restorer}
     remote = {
         name: objects[name]
         for name, kind in kinds.items()
         if _holder_of(objects[name], strategy) is restorer
-        and (known or kind == "module")  # optimizers: who names the parameters
+        and (kind == "module" or len(theirs) == len(modules))  # which modules name the parameters of optimizers
         and restorer.can_restore(objects[name])
     }
-    return SharedRestore(restorer, remote, modules) if remote else None
+    return SharedRestore(restorer, remote, theirs) if remote else None
 
 
 def _holder_of(obj: Any, strategy: ShareRestorer | None) -> ShareRestorer | None:

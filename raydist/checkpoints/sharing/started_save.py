@@ -124,8 +124,8 @@ def start_save(
     stems = file_stems(named, new)
     whole = frozenset(name for name, obj in remote.items() if saver.how(obj) == "whole")
     request = ShareRequest(uuid.uuid4().hex, new, stems, whole, UNDIVIDED_BYTES)
-    modules = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module)}
-    return StartedSave(directory, tuple(named), capture, new, saver.begin(request, remote, modules))
+    theirs = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module) and _saver_of(obj) is saver}
+    return StartedSave(directory, tuple(named), capture, new, saver.begin(request, remote, theirs))
 
 
 def _remote_objects(named: Mapping[str, Any]) -> tuple[ShareSaver | None, dict[str, Any]]:

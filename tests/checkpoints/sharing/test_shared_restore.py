@@ -19,9 +19,10 @@ from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.new_files import NewFiles
 from raydist.checkpoints.restoring import RestoreReport, restore_objects
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
+from raydist.checkpoints.sharing.restore_request import RestoreRequest
 from raydist.checkpoints.state import State
 from raydist.checkpoints.tensor_file import RowRange, write_tensor_file
-from raydist.errors import DataLossError, InvalidArgumentError
+from raydist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.stored.directory_files import directory_files
 from tests.checkpoints.sharing.in_threads import Replicas
 
@@ -247,6 +248,19 @@ def test_where_only_this_process_sees_the_files_replicas_are_not_asked(tmp_path:
     restore_objects(objects, objects, open_checkpoint(directory_files(path)), True, True, replicas)
     assert replicas.asked == []
     assert same(objects["model"], before["model"])
+
+
+def test_another_restore_begins_anew(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    objects = made(2)
+    replicas = held(objects)
+    checkpoint = open_checkpoint(directory_files(str(path)))
+    theirs = {"model": objects["model"]}
+    for token in ("a", "b"):
+        replicas.prepare(RestoreRequest(token, checkpoint, {"model": "model"}, True), theirs, theirs)
+    for _ in range(2):
+        with pytest.raises(FailedPreconditionError, match="must have read its share"):
+            replicas.commit("a", theirs, theirs)
 
 
 def test_an_optimizer_over_what_replicas_do_not_hold_is_the_drivers(saved: tuple[Path, dict[str, Any]]) -> None:
