@@ -181,7 +181,7 @@ def test_what_the_program_wrote_before_is_overwritten(saved: tuple[Path, dict[st
     assert objects["model"].linear.weight.abs().max() <= 0.11, "what it writes later counts"
 
 
-def test_damage_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
+def test_damage_changes_nothing(saved: tuple[Path, dict[str, Any]], read_by_driver: list[str]) -> None:
     path, _ = saved
     content = bytearray((path / "optimizer.safetensors").read_bytes())
     content[-1] ^= 1
@@ -194,6 +194,7 @@ def test_damage_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
         mirror.restore(path, **objects)
     assert raised.value.path == str(path / "optimizer.safetensors")
     assert mirror.asked == ["prepare_share", "discard_share"]
+    assert read_by_driver == []
     assert values(objects) == before
 
 

@@ -193,6 +193,27 @@ def test_an_object_that_refuses_gives_all_back(saved: tuple[Path, dict[str, Any]
         assert same(replicas.of(rank, objects["optimizer"]), before["optimizer"])
 
 
+class Stubborn:
+    """Takes no state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"a": 2}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise ValueError("not this one")
+
+
+def test_replicas_forget_what_they_have_read_where_the_driver_fails(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    objects = {**made(2), "state": Stubborn()}
+    replicas = held(objects)
+    (path / "manifest.json").unlink()
+    Checkpoint(**{**made(1), "state": Stubborn()}).save(path)
+    with pytest.raises(InvalidArgumentError, match=r"'state' must be one that a Stubborn takes"):
+        restored(objects, replicas, path)
+    assert replicas.asked == ["prepare", "discard"]
+
+
 def refuse(module: nn.Module, keys: Any) -> None:
     raise ValueError("not this one")
 
