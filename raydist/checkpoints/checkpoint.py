@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raydist.checkpoints.contents import CheckpointContents
-from raydist.checkpoints.restoring import RestoreReport
+from raydist.checkpoints.restoring.restored_objects import RestoreReport
 from raydist.checkpoints.sharing.started_save import start_save
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.errors import FailedPreconditionError, InvalidArgumentError

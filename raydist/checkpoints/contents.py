@@ -16,7 +16,7 @@ from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.named_objects import named_objects, other_names
 from raydist.checkpoints.pending_gradients import PendingGradients
 from raydist.checkpoints.random_state import are_random_states, random_states, set_random_states
-from raydist.checkpoints.restoring import RestoreReport, chosen_objects, restore_objects
+from raydist.checkpoints.restoring.restored_objects import RestoreReport, chosen_objects, restore_objects
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
 from raydist.context.step_counter import StepCounter

@@ -15,15 +15,15 @@ from raydist.checkpoints.sharing.share_reader import commit_share, discard_share
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 
-__all__ = ["READS", "ReplicaRestorer"]
+__all__ = ["RESTORES", "ReplicaRestorer"]
 
 
 @final
-class _Reads:
+class _Restores:
     """Stands for the `ShareReader` that each replica has."""
 
 
-READS: Any = _Reads()
+RESTORES: Any = _Restores()
 
 
 @final

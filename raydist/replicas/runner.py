@@ -81,7 +81,7 @@ class ReplicaRunner:
         self._view = ReplicaView(setup.worker_devices, lambda: self._mirror.objects())
         self._saves = ShareWriter(setup.rank, setup.world_size, self._device, self._merged)
         exchange = ByteExchange(setup.rank, self._device, lambda tensor, root: self.variables.broadcast(tensor, root))
-        self._reads = ShareReader(
+        self._restores = ShareReader(
             setup.rank, setup.world_size, exchange.share, lambda objects: self._mirror.given_alike(objects.values())
         )
         self._loops = ReplicaLoops(self._saves)
@@ -91,7 +91,7 @@ class ReplicaRunner:
             setup.rank,
             world_size=setup.world_size,
             device=str(self._device),
-            externals={"strategy": self._view, "saves": self._saves, "reads": self._reads},
+            externals={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
         )
         self._seat = GroupSeat(setup, join_group, self._device)

@@ -34,7 +34,7 @@ from raydist.mirroring.shipment import Shipment
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
-from raydist.replicas.replica_restorer import READS, ReplicaRestorer
+from raydist.replicas.replica_restorer import RESTORES, ReplicaRestorer
 from raydist.replicas.replica_saver import SAVES, ReplicaSaver
 from raydist.replicas.results import StepOutcome, StepValues, StructureMemory, returns_nothing
 from raydist.replicas.rules import ReplicaRules
@@ -71,7 +71,7 @@ class SynchronousStrategy(HostedStrategy):
         self._loop: DriverLoop | None = None
         saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts)
         self._mirror.share_saver = saver
-        self._mirror.share_restorer = ReplicaRestorer(self._mirror, saver.are_alike, self._read_shares)
+        self._mirror.share_restorer = ReplicaRestorer(self._mirror, saver.are_alike, self._ask_readers)
         self._looked = False
         self._nonfinite_counts = (0, 0)
 
@@ -166,10 +166,10 @@ class SynchronousStrategy(HostedStrategy):
     def _find_restorer(self) -> ShareRestorer | None:
         return self._mirror.share_restorer
 
-    def _read_shares(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
+    def _ask_readers(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
         """What a function of their readers gives on all replicas, after all that was dispatched."""
         self._require_open("restore")
-        _, outcome = self._dispatch_beside(function, (READS, *args), {"reads": READS})
+        _, outcome = self._dispatch_beside(function, (RESTORES, *args), {"restores": RESTORES})
         return [result.leaf(0) for result in outcome.results()]
 
     def _dispatch_beside(

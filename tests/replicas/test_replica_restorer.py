@@ -15,7 +15,7 @@ from torch import nn
 import raydist as rd
 from raydist.checkpoints import read_tensors
 from raydist.checkpoints.checkpoint import Checkpoint
-from raydist.checkpoints.restoring import restore_objects
+from raydist.checkpoints.restoring.restored_objects import restore_objects
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
 from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
 from raydist.checkpoints.sharing.share_reader import ShareReader
@@ -23,7 +23,7 @@ from raydist.collectives.local import LocalGroup
 from raydist.errors import DataLossError
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.pipelines.stored.directory_files import directory_files
-from raydist.replicas.replica_restorer import READS, ReplicaRestorer
+from raydist.replicas.replica_restorer import RESTORES, ReplicaRestorer
 from tests.collectives.threads import run_ranks
 from tests.mirroring.in_process import Mirror
 
@@ -50,7 +50,7 @@ class Restoring(Mirror):
         for rank, replica in enumerate(self.replicas):
             exchange = functools.partial(self._exchange, rank)
             reader = ShareReader(rank, num_replicas, exchange, functools.partial(given_alike, replica))
-            replica.externals.add("reads", functools.partial(itself, reader))
+            replica.externals.add("restores", functools.partial(itself, reader))
         self.restorer = self.driver.share_restorer = ReplicaRestorer(self.driver, lambda: True, self._ask)
 
     def _exchange(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -58,7 +58,7 @@ class Restoring(Mirror):
         ByteExchange(rank, CPU, lambda tensor, root: group.broadcast(tensor, root).wait()).share(parts)
 
     def _ask(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
-        shipment = self.driver.prepare(function, (READS, *args), externals={"reads": READS})
+        shipment = self.driver.prepare(function, (RESTORES, *args), externals={"restores": RESTORES})
         self.driver.dispatched()
         self.asked.append(function.__name__)
         calls = []

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from raydist.actors.portable_errors import pack_error
-from raydist.checkpoints.compared_objects import differences_of, refused
 from raydist.checkpoints.dtypes import stored_dtype
-from raydist.checkpoints.given_states import GivenStates
 from raydist.checkpoints.read_tensors import read_slices
+from raydist.checkpoints.restoring.compared_objects import differences_of, refused
+from raydist.checkpoints.restoring.given_states import GivenStates
 from raydist.checkpoints.sharing.planned_reads import PlannedRead, plan_reads
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.tensor_file import FilePlace

@@ -17,7 +17,7 @@ from raydist.checkpoints.capture import commit
 from raydist.checkpoints.checkpoint import Checkpoint
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.new_files import NewFiles
-from raydist.checkpoints.restoring import RestoreReport, restore_objects
+from raydist.checkpoints.restoring.restored_objects import RestoreReport, restore_objects
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
 from raydist.checkpoints.sharing.restore_request import RestoreRequest
 from raydist.checkpoints.state import State

@@ -9,10 +9,10 @@ from typing import Any, final
 
 from torch import nn
 
-from raydist.checkpoints.compared_objects import differences_of, refused
 from raydist.checkpoints.differences import MISSING, UNEXPECTED, Difference, in_words
-from raydist.checkpoints.given_states import GivenStates
 from raydist.checkpoints.named_objects import other_names
+from raydist.checkpoints.restoring.compared_objects import differences_of, refused
+from raydist.checkpoints.restoring.given_states import GivenStates
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
 from raydist.checkpoints.sharing.shared_restore import SharedRestore, ShareRestorer, shared_restore
 from raydist.errors import InvalidArgumentError
