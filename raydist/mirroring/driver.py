@@ -11,7 +11,7 @@ import functools
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, final
@@ -33,6 +33,7 @@ from raydist.mirroring.metric_states import state_names
 from raydist.mirroring.mirrored_rows import MirroredRows
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.origin import Origin
+from raydist.mirroring.parts import modules_of, parameters_of
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Shipment, ShipmentContents, Writes
 from raydist.mirroring.variables import Variables
@@ -44,12 +45,6 @@ from raydist.pickling.unchanged import SettledFunctions
 __all__ = ["MirrorDriver"]
 
 _FUNCTIONS_KEPT = 64
-_LOAD_HOOKS = (
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
 
 
 @final
@@ -100,7 +95,7 @@ class MirrorDriver:
             return "divided"
         if self.has_metrics(obj):
             return None  # what each has counted is merged for metrics alone
-        buffers = (attributes(part)["_buffers"].values() for part in _modules_of(obj))
+        buffers = (attributes(part)["_buffers"].values() for part in modules_of(obj))
         return "whole" if any(buffer is not None for held in buffers for buffer in held) else "divided"
 
     def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -116,7 +111,7 @@ class MirrorDriver:
 
     def has_metrics(self, obj: Any) -> bool:
         """Whether it is a metric, or a module with some in it. Waits for nothing."""
-        parts = _modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
+        parts = modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
         return any(state_names(part) for part in parts)
 
     def holds(self, obj: Any) -> bool:
@@ -125,16 +120,11 @@ class MirrorDriver:
             return False
         if self.is_mirrored(obj):
             return True
-        parameters = list(_parameters_of(obj))
+        parameters = list(parameters_of(obj))
         made_here = obj in self._scope if isinstance(obj, torch.nn.Module) else bool(parameters)
         return made_here and all(
             (each in self._scope or self.is_mirrored(each)) and not is_lazy(each) for each in parameters
         )
-
-    def has_load_hooks(self, obj: Any) -> bool:
-        """Whether the program is to be called when an object is given a state. Waits for nothing."""
-        parts = _modules_of(obj) if isinstance(obj, torch.nn.Module) else [obj]
-        return any(hooks for part in parts for name, hooks in attributes(part).items() if name in _LOAD_HOOKS)
 
     def is_mirrored(self, obj: Any) -> bool:
         """Whether replicas have it already."""
@@ -380,24 +370,6 @@ class MirrorDriver:
     def _require_open(self) -> None:
         if self._released:
             raise FailedPreconditionError(f"{self._name} must be open, it was closed. Create a new strategy.")
-
-
-def _modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """A module and those in it. Reads no attribute: that would wait for dispatched steps."""
-    yield module
-    for part in attributes(module)["_modules"].values():
-        if part is not None:
-            yield from _modules_of(part)
-
-
-def _parameters_of(obj: Any) -> Iterator[torch.Tensor]:
-    """Those of a module or of an optimizer. Reads no attribute, either."""
-    if isinstance(obj, torch.nn.Module):
-        for part in _modules_of(obj):
-            yield from (each for each in attributes(part)["_parameters"].values() if each is not None)
-    else:
-        for group in attributes(obj)["param_groups"]:
-            yield from group["params"]
 
 
 def _contents(shipment: Shipment, writes: Writes) -> ShipmentContents:

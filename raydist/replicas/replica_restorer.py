@@ -14,6 +14,7 @@ from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRe
 from raydist.checkpoints.sharing.share_reader import commit_share, discard_share, prepare_share
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.parts import has_load_hooks
 
 __all__ = ["RESTORES", "ReplicaRestorer"]
 
@@ -53,7 +54,7 @@ class ReplicaRestorer:
         return (
             self._mirror.holds(obj)
             and not self._mirror.has_metrics(obj)
-            and not self._mirror.has_load_hooks(obj)
+            and not has_load_hooks(obj)
             and self._are_alike()
         )
 

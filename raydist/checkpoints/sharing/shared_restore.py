@@ -105,12 +105,13 @@ def shared_restore(
     restorer = next((each for name in kinds if (each := _holder_of(objects[name], strategy)) is not None), None)
     if restorer is None:
         return None
-    theirs = {name: module for name, module in modules.items() if _holder_of(module, strategy) is restorer}
+    naming = {name: module for name, module in modules.items() if next(module.parameters(), None) is not None}
+    theirs = {name: module for name, module in naming.items() if _holder_of(module, strategy) is restorer}
     remote = {
         name: objects[name]
         for name, kind in kinds.items()
         if _holder_of(objects[name], strategy) is restorer
-        and (kind == "module" or len(theirs) == len(modules))  # which modules name the parameters of optimizers
+        and (kind == "module" or len(theirs) == len(naming))  # which modules name the parameters of optimizers
         and restorer.can_restore(objects[name])
     }
     return SharedRestore(restorer, remote, theirs) if remote else None
