@@ -20,7 +20,7 @@ from raydist.checkpoints.restoring.restored_objects import RestoreReport, chosen
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
 from raydist.context.step_counter import StepCounter
-from raydist.context.training_strategy import CountsSteps, training_strategy
+from raydist.context.training_strategy import CountsSteps, open_strategies, training_strategy
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.directory_files import DirectoryFiles
@@ -155,9 +155,8 @@ class CheckpointContents:
         if only is None:
             named = wanted = self._named_as(checkpoint)
         random = None if only is not None else _random_states_of(checkpoint)
-        strategy = self._find_strategy()
-        restorer = None if strategy is None else strategy._find_restorer()
-        report = restore_objects(named, wanted, checkpoint, strict, whole=only is None, strategy=restorer)
+        restorers = [each for strategy in open_strategies() if (each := strategy._find_restorer()) is not None]
+        report = restore_objects(named, wanted, checkpoint, strict, whole=only is None, restorers=restorers)
         if random is not None:
             set_random_states(random)
         return report

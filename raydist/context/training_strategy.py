@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 from raydist.context.current import current, in_cross_replica_context
 from raydist.context.step_counter import StepCounter
 
-__all__ = ["CountsSteps", "note_strategy", "training_strategy"]
+__all__ = ["CountsSteps", "note_strategy", "open_strategies", "training_strategy"]
 
 
 class CountsSteps(Protocol):
@@ -36,6 +36,16 @@ def note_strategy(strategy: CountsSteps) -> None:
     _living().add(strategy)
 
 
+def open_strategies() -> list[CountsSteps]:
+    """Those of this process that are not closed.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> strategy in open_strategies()
+    True
+    """
+    return [each for each in list(_living()) if not each._closed and not each._is_default]
+
+
 def training_strategy() -> CountsSteps | None:
     """The strategy whose scope is open here, else the only one that is not closed; None of several, or of none.
 
@@ -46,5 +56,5 @@ def training_strategy() -> CountsSteps | None:
     """
     if in_cross_replica_context():
         return cast("CountsSteps", current())
-    found = [each for each in list(_living()) if not each._closed and not each._is_default]
+    found = open_strategies()
     return found[0] if len(found) == 1 else None

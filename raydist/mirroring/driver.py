@@ -19,7 +19,6 @@ from typing import Any, Literal, final
 import torch
 from torch.nn.parameter import is_lazy
 
-from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.argument_forms import ArgumentForms, argument_form
@@ -84,8 +83,6 @@ class MirrorDriver:
         self._released = False
         self.share_saver: ShareSaver | None = None
         """How replicas save what they hold; None where the driver reads it."""
-        self.share_restorer: ShareRestorer | None = None
-        """How replicas restore what they hold; None where the driver sends it."""
 
     def how_saved(self, obj: Any) -> Literal["divided", "whole"] | None:
         """Whether replicas can save an object: all of them a part, or the first one; None: the driver reads it."""

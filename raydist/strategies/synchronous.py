@@ -71,7 +71,7 @@ class SynchronousStrategy(HostedStrategy):
         self._loop: DriverLoop | None = None
         saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts)
         self._mirror.share_saver = saver
-        self._mirror.share_restorer = ReplicaRestorer(self._mirror, saver.are_alike, self._ask_readers)
+        self._restorer = ReplicaRestorer(self._mirror, saver.are_alike, self._ask_readers)
         self._looked = False
         self._nonfinite_counts = (0, 0)
 
@@ -164,7 +164,7 @@ class SynchronousStrategy(HostedStrategy):
 
     @final
     def _find_restorer(self) -> ShareRestorer | None:
-        return self._mirror.share_restorer
+        return self._restorer
 
     def _ask_readers(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
         """What a function of their readers gives on all replicas, after all that was dispatched."""

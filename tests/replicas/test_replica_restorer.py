@@ -51,7 +51,7 @@ class Restoring(Mirror):
             exchange = functools.partial(self._exchange, rank)
             reader = ShareReader(rank, num_replicas, exchange, functools.partial(given_alike, replica))
             replica.externals.add("restores", functools.partial(itself, reader))
-        self.restorer = self.driver.share_restorer = ReplicaRestorer(self.driver, lambda: True, self._ask)
+        self.restorer = ReplicaRestorer(self.driver, lambda: True, self._ask)
 
     def _exchange(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         group = self._groups[rank]
@@ -75,7 +75,7 @@ class Restoring(Mirror):
         return run_ranks(len(calls), body)
 
     def restore(self, path: Path, **objects: Any) -> None:
-        restore_objects(objects, objects, open_checkpoint(directory_files(str(path))), True, True, self.restorer)
+        restore_objects(objects, objects, open_checkpoint(directory_files(str(path))), True, True, [self.restorer])
 
 
 class Net(nn.Module):

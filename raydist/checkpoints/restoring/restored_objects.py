@@ -64,7 +64,7 @@ def restore_objects(
     checkpoint: SavedCheckpoint,
     strict: bool,
     whole: bool,
-    strategy: ShareRestorer | None = None,
+    restorers: Sequence[ShareRestorer] = (),
 ) -> RestoreReport:
     """Give objects their states.
 
@@ -74,7 +74,7 @@ def restore_objects(
         checkpoint: The one that has the states.
         strict: Whether all entries must be there, and no others.
         whole: Whether objects that the checkpoint has beside them are unexpected.
-        strategy: Holds objects that no step has used yet.
+        restorers: Of strategies that may hold objects.
 
     Raises:
         InvalidArgumentError: States do not fit; lists the entries. Nothing is changed.
@@ -83,7 +83,7 @@ def restore_objects(
     modules = {name: obj for name, obj in objects.items() if isinstance(obj, nn.Module)}
     again = other_names(wanted)
     once = {name: obj for name, obj in wanted.items() if name not in again}
-    shared = shared_restore(once, modules, checkpoint, strategy)
+    shared = shared_restore(once, modules, checkpoint, restorers)
     found = _Restored(once, modules, checkpoint, strict, shared)
     try:
         report = found.report(objects, whole)

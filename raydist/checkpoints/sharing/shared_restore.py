@@ -9,7 +9,6 @@ from typing import Any, Protocol, final
 from torch import nn
 
 from raydist.checkpoints.differences import Difference
-from raydist.checkpoints.metric_shares import OWNER
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
 from raydist.checkpoints.saved_kinds import kind_of_state
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
@@ -89,7 +88,7 @@ def shared_restore(
     objects: Mapping[str, Any],
     modules: Mapping[str, nn.Module],
     checkpoint: SavedCheckpoint,
-    strategy: ShareRestorer | None,
+    restorers: Sequence[ShareRestorer],
 ) -> SharedRestore | None:
     """What replicas restore themselves, if anything.
 
@@ -97,27 +96,21 @@ def shared_restore(
         objects: Those that are to be restored, each once.
         modules: All modules of the checkpoint.
         checkpoint: The one that has the states.
-        strategy: Holds objects of which nobody knows yet who does: no step has used them.
+        restorers: Of strategies that may hold objects; those of one of them do.
     """
     if checkpoint.directory.only_here:
         return None
     kinds = {name: kind for name, obj in objects.items() if (kind := kind_of_state(obj)) in ("module", "optimizer")}
-    restorer = next((each for name in kinds if (each := _holder_of(objects[name], strategy)) is not None), None)
+    restorer = next((each for each in restorers if any(each.holds(objects[name]) for name in kinds)), None)
     if restorer is None:
         return None
     naming = {name: module for name, module in modules.items() if next(module.parameters(), None) is not None}
-    theirs = {name: module for name, module in naming.items() if _holder_of(module, strategy) is restorer}
+    theirs = {name: module for name, module in naming.items() if restorer.holds(module)}
     remote = {
         name: objects[name]
         for name, kind in kinds.items()
-        if _holder_of(objects[name], strategy) is restorer
+        if restorer.holds(objects[name])
         and (kind == "module" or len(theirs) == len(naming))  # which modules name the parameters of optimizers
         and restorer.can_restore(objects[name])
     }
     return SharedRestore(restorer, remote, theirs) if remote else None
-
-
-def _holder_of(obj: Any, strategy: ShareRestorer | None) -> ShareRestorer | None:
-    owner = vars(type(obj)).get(OWNER)
-    restorer: ShareRestorer | None = strategy if owner is None else getattr(owner, "share_restorer", None)
-    return restorer if restorer is not None and restorer.holds(obj) else None

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from raydist.actors.portable_errors import PortableError
-from raydist.checkpoints.metric_shares import OWNER
 from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.sharing.share_reader import ShareReader, commit_share, discard_share, prepare_share
@@ -39,12 +38,7 @@ class Replicas:
             ShareReader(rank, num_replicas, functools.partial(self._exchange, rank)) for rank in range(num_replicas)
         ]
         self.asked: list[str] = []
-        self.kept = 0
         self.before: Callable[[str, int], None] = lambda what, rank: None
-
-    @property
-    def share_restorer(self) -> Replicas:
-        return self
 
     def of(self, rank: int, obj: Any) -> Any:
         """A replica's copy of one of the driver's objects."""
@@ -90,8 +84,3 @@ class Replicas:
         if isinstance(value, Mapping):
             return {name: self.of(rank, obj) for name, obj in value.items()}
         return value
-
-
-def owned(cls: Any, owner: Any) -> Any:
-    """A class of objects that `owner.replicas` hold."""
-    return type(cls)(cls.__name__, (cls,), {OWNER: owner})

@@ -67,7 +67,7 @@ def same(one: Any, other: Any) -> bool:
 
 def restored(objects: dict[str, Any], replicas: Replicas, path: Path, **options: Any) -> RestoreReport:
     checkpoint = open_checkpoint(directory_files(str(path)))
-    return restore_objects(objects, objects, checkpoint, options.get("strict", True), True, replicas)
+    return restore_objects(objects, objects, checkpoint, options.get("strict", True), True, [replicas])
 
 
 def held(objects: dict[str, Any], num_replicas: int = 3) -> Replicas:
@@ -266,7 +266,7 @@ def test_where_only_this_process_sees_the_files_replicas_are_not_asked(tmp_path:
     path = f"memory://{tmp_path.name}/c"
     Checkpoint(**before).save(path)
     replicas = held(objects)
-    restore_objects(objects, objects, open_checkpoint(directory_files(path)), True, True, replicas)
+    restore_objects(objects, objects, open_checkpoint(directory_files(path)), True, True, [replicas])
     assert replicas.asked == []
     assert same(objects["model"], before["model"])
 
