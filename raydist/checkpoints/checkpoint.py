@@ -90,6 +90,9 @@ class Checkpoint:
     ) -> RestoreReport:
         """Have the objects go on from saved states. All is read and compared before anything is changed.
 
+        Modules and optimizers that replicas hold, or will, they read themselves, a share of the bytes each, where they
+        can open the files. Waits for dispatched steps, at most `Timeouts.step_s` for each half.
+
         Args:
             path: Of the checkpoint.
             strict: Whether the checkpoint must have all entries of the objects, and no others. Entries of another shape

@@ -44,6 +44,8 @@ class ByteExchange:
 
         Blocking: until every replica calls it, at most the group's limit.
         """
+        if len(parts) == 1:
+            return
         for root, tensors in enumerate(parts):
             for window in _windows([tensor.reshape(-1).view(torch.uint8) for tensor in tensors], self._window_bytes):
                 self._share(window, root)
