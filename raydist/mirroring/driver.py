@@ -32,7 +32,7 @@ from raydist.mirroring.metric_states import state_names
 from raydist.mirroring.mirrored_rows import MirroredRows
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.origin import Origin
-from raydist.mirroring.parts import modules_of, parameters_of
+from raydist.mirroring.parts import held_parameters, modules_of
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Shipment, ShipmentContents, Writes
 from raydist.mirroring.variables import Variables
@@ -117,7 +117,7 @@ class MirrorDriver:
             return False
         if self.is_mirrored(obj):
             return True
-        parameters = list(parameters_of(obj))
+        parameters = list(held_parameters(obj))
         made_here = obj in self._scope if isinstance(obj, torch.nn.Module) else bool(parameters)
         return made_here and all(
             (each in self._scope or self.is_mirrored(each)) and not is_lazy(each) for each in parameters

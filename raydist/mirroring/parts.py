@@ -9,7 +9,7 @@ import torch
 
 from raydist.pickling.attribute_table import attributes
 
-__all__ = ["has_load_hooks", "modules_of", "parameters_of"]
+__all__ = ["has_load_hooks", "modules_of", "held_parameters"]
 
 _LOAD_HOOKS = (
     "_load_state_dict_pre_hooks",
@@ -31,11 +31,11 @@ def modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from modules_of(part)
 
 
-def parameters_of(obj: Any) -> Iterator[torch.Tensor]:
+def held_parameters(obj: Any) -> Iterator[torch.Tensor]:
     """The parameters of a module or an optimizer.
 
     >>> layer = torch.nn.Linear(2, 1)
-    >>> [len(list(parameters_of(each))) for each in (layer, torch.optim.SGD([layer.bias], 0.1))]
+    >>> [len(list(held_parameters(each))) for each in (layer, torch.optim.SGD([layer.bias], 0.1))]
     [2, 1]
     """
     if isinstance(obj, torch.nn.Module):

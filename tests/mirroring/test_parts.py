@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from raydist.mirroring.parts import has_load_hooks, modules_of, parameters_of
+from raydist.mirroring.parts import has_load_hooks, held_parameters, modules_of
 from tests.mirroring.in_process import Mirror
 
 
@@ -21,7 +21,7 @@ def test_nobody_is_asked() -> None:
     mirror.run(lambda: (model, optimizer))
     mirror.link.calls.clear()
     assert len(list(modules_of(model))) == 3
-    assert len(list(parameters_of(model))) == len(list(parameters_of(optimizer))) == 4
+    assert len(list(held_parameters(model))) == len(list(held_parameters(optimizer))) == 4
     assert not has_load_hooks(model)
     assert not has_load_hooks(optimizer)
     assert mirror.link.calls == []
