@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -72,7 +73,8 @@ class ReplicaRestorer:
         try:
             return _results(answers)
         except BaseException:
-            self.discard()
+            with contextlib.suppress(Exception):  # its own error is what must be seen
+                self.discard()
             raise
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 
 import raydist as rd
 from raydist.checkpoints import read_tensors
+from raydist.replicas.replica_restorer import ReplicaRestorer
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -173,3 +177,33 @@ def test_beside_what_is_the_drivers_own(two: rd.MirroredStrategy, tmp_path: Path
     assert run.plain.weight.tolist() == weight
     found = {**run.values(), "mean": saved["mean"], "rate": saved["rate"]}  # of a metric and a scheduler
     assert_same(found, saved)
+
+
+@pytest.fixture
+def fragile(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
+    """A strategy that a test breaks."""
+    limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
+    made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+    yield made
+    made._abort(fetch=False)
+
+
+def test_a_replica_that_dies_when_all_have_read(
+    fragile: rd.MirroredStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, progress = Run(fragile, 1), rd.State(step=1)
+    checkpoint = rd.Checkpoint(model=run.model, optimizer=run.optimizer, progress=progress)
+    run.train(1)
+    checkpoint.save(tmp_path / "c")
+    progress.step = 2
+    process = fragile.local_results(fragile.run(os.getpid))[1]
+    original = ReplicaRestorer.commit
+
+    def commit(self: ReplicaRestorer, *args: Any) -> None:
+        os.kill(process, signal.SIGKILL)
+        original(self, *args)
+
+    monkeypatch.setattr(ReplicaRestorer, "commit", commit)
+    with pytest.raises(rd.UnavailableError, match="replica 1 of MirroredStrategy-.* is gone"):
+        checkpoint.restore(tmp_path / "c")
+    assert progress.step == 2
