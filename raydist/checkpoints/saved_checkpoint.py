@@ -58,6 +58,10 @@ class SavedCheckpoint:
         """The state of an object. DataLossError where it is damaged."""
         return self.state_of(name, read_tensors(self.directory, self.files(name)))
 
+    def require_state(self, name: str) -> None:
+        """DataLossError where what is saved of an object can be no state, whatever its tensors are."""
+        self.state_of(name, dict.fromkeys(self.places(name), torch.empty(0)))
+
     def state_of(self, name: str, tensors: Mapping[str, torch.Tensor]) -> Any:
         """The state of an object whose tensors were read. DataLossError where it can be none."""
         try:

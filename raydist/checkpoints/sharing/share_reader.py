@@ -83,7 +83,7 @@ class ShareReader:
             modules: Those that name the parameters of optimizers.
 
         Raises:
-            DataLossError: A file is damaged; names it, and the tensor.
+            DataLossError: A file is damaged; names it, and the tensor. Or what is saved can be no state.
         """
         self._read = None
         differences = {
@@ -92,6 +92,8 @@ class ShareReader:
         }
         if any(refused(found, request.strict) for found in differences.values()):
             return PreparedShare(differences)
+        for saved in request.saved.values():
+            request.checkpoint.require_state(saved)
         mine = plan_reads(request.files(), self._num_replicas)[self._rank]
         try:
             reads = [read_slices(request.checkpoint.directory, each.file, each.keys) for each in mine]
@@ -124,7 +126,6 @@ class ShareReader:
 
         Raises:
             InvalidArgumentError: An object refuses its state. It does so on all replicas, and nothing is changed.
-            DataLossError: What was read is no state. The same holds.
         """
         GivenStates(objects, modules, taken.request.strict).give({name: taken.state(name) for name in objects})
         self._after(objects)

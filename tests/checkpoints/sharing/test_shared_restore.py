@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,22 @@ def test_an_object_that_refuses_gives_all_back(saved: tuple[Path, dict[str, Any]
     assert objects["state"].a == 2
     for rank in range(3):
         assert same(replicas.of(rank, objects["optimizer"]), before["optimizer"])
+
+
+def test_what_can_be_no_state_changes_nothing(saved: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = saved
+    files = directory_files(str(path))
+    manifest = open_checkpoint(files).manifest
+    optimizer = manifest.objects["optimizer"]
+    values = {**optimizer.values, "first.bias": {"exp_avg": {"$tensor": "elsewhere"}}}
+    edited = {**manifest.objects, "optimizer": replace(optimizer, values=values)}
+    files.replace("manifest.json", replace(manifest, objects=edited).to_bytes())
+    objects = made(2)
+    replicas = held(objects)
+    with pytest.raises(DataLossError, match="the state of 'optimizer' is none: the tensor 'elsewhere' is missing"):
+        restored(objects, replicas, path)
+    assert replicas.asked == ["prepare"]
+    assert objects["state"].a == 2
 
 
 class Stubborn:
