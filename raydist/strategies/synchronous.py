@@ -159,7 +159,7 @@ class SynchronousStrategy(HostedStrategy):
         """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""
         self._require_open("save")
         step, _ = self._dispatch_beside(function, (SAVES, *args), {"saves": SAVES})
-        ask = functools.partial(self._replicas().ask_beside, ReplicaRunner.share_of, step, token)
+        ask = functools.partial(self._launch().ask_beside, ReplicaRunner.share_of, step, token)
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
 
     @final
