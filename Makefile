@@ -29,8 +29,10 @@ venv: $(STAMP)  ## Create the virtual environment and install the pinned version
 demo: $(STAMP)  ## Train on real images on two replicas of a local Ray
 	$(BIN)/python examples/digits_fit.py --strategy mirrored --replicas 2
 
+# A process that waits in C++ does not hear the limit of a test: it writes its stacks and ends, and another goes on.
 test: $(STAMP)  ## Run every test (PYTEST_ARGS="-k shuffle" for some)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder \
+		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
 $(XLA_STAMP): pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)

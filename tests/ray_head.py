@@ -39,6 +39,19 @@ class RayHome:
     def token(self) -> str:
         return (self.folder / "auth_token").read_text()
 
+    def run(self, program: str) -> str:
+        """What a Python program prints that uses this Ray; it must end well, within 140 s."""
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=140,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def processes(self) -> dict[int, str]:
         """Living processes that belong to it: their command lines name the folder."""
         found = {}

@@ -125,8 +125,8 @@ def few_workers(num_workers: int, num_ps: int = 1) -> rd.ParameterServerStrategy
 
 def coordinating_thread(strategy: rd.ParameterServerStrategy) -> threading.Thread:
     """The thread that gives closures to workers."""
-    assert strategy._launched is not None
-    thread = strategy._launched.coordinator._thread
+    assert strategy._cluster.launched is not None
+    thread = strategy._cluster.launched.coordinator._thread
     assert thread is not None
     return thread
 
@@ -174,7 +174,7 @@ def dispatching_thread(strategy: rd.Strategy) -> threading.Thread:
     assert isinstance(strategy, SynchronousStrategy)
     group = strategy._launched
     assert group is not None
-    dispatcher = group._dispatcher
+    dispatcher = group._steps._dispatcher
     with dispatcher._changed:
         dispatcher._wake_thread()
     assert dispatcher._thread is not None

@@ -142,16 +142,8 @@ print("done", flush=True)
 @pytest.mark.timeout(150)
 def test_ray_lasts_when_the_thread_that_needed_it_first_ends() -> None:
     with ray_home() as home:
-        done = subprocess.run(
-            [sys.executable, "-c", THREADS],
-            env=home.environment,
-            capture_output=True,
-            text=True,
-            timeout=140,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    lasted, told, end = done.stdout.strip().splitlines()
+        printed = home.run(THREADS)
+    lasted, told, end = printed.strip().splitlines()
     assert (lasted, end) == ("lasted", "done")
     assert re.match(r"told: .*raylet.*thread that has ended since.*ray\.shutdown\(\).* True", told)
 

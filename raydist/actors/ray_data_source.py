@@ -19,8 +19,9 @@ from raydist.foreign_errors import annotate
 from raydist.options import Timeouts
 from raydist.pipelines.elements.arrow_rows import RowSchema
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.producers import Producer, ReplayIterator
 from raydist.pipelines.ops.prefetch import PrefetchOp
 from raydist.values import UNKNOWN_CARDINALITY

@@ -15,7 +15,7 @@ from raydist.context.strategy_input import StrategyInput
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import StrategyValues
 from raydist.context.training_strategy import note_strategy
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.errors import FailedPreconditionError
 from raydist.options import RunOptions
 from raydist.owning_process import OwningProcess
 from raydist.preemption.boundaries import pass_boundary
@@ -24,7 +24,7 @@ from raydist.values import ReduceOp
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Strategy", "require_call"]
+__all__ = ["Strategy"]
 
 # TensorFlow's older spellings, so that code moved over keeps working.
 _ALIASES = {
@@ -292,25 +292,3 @@ class Strategy(StrategyInput, StrategyValues):
         self._process.require("used")
         if self._closed:
             raise FailedPreconditionError(f"This {type(self).__name__} is closed and can't {what}. Make a new one.")
-
-
-def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) -> None:
-    """InvalidArgumentError unless `strategy.run(fn, args, kwargs, options)` can be meant so."""
-    if not callable(fn):
-        raise InvalidArgumentError(
-            f"strategy.run needs a function, got {fn!r:.80}. Give the function itself and its arguments as args."
-        )
-    if not isinstance(args, tuple | list):
-        raise InvalidArgumentError(
-            f"args must be a tuple of the function's arguments, got {type(args).__name__}. For one: args=(batch,)."
-        )
-    if not isinstance(kwargs, Mapping | None):
-        raise InvalidArgumentError(f"kwargs must be a dict of the function's named arguments, got {kwargs!r:.80}.")
-    if not isinstance(options, RunOptions | None):
-        raise InvalidArgumentError(f"options must be rd.RunOptions(...), got {options!r:.80}.")
-    from raydist.distributed_dataset import DistributedDataset  # a replica needs none of it
-
-    if any(isinstance(arg, DistributedDataset) for arg in args):
-        raise InvalidArgumentError(
-            "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop inside."
-        )

@@ -8,9 +8,7 @@ the next step. A program that only runs steps pays for pickling its function, an
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -35,15 +33,13 @@ from raydist.mirroring.origin import Origin
 from raydist.mirroring.parts import held_parameters, modules_of
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Shipment, ShipmentContents, Writes
+from raydist.mirroring.step_functions import StepFunctions
 from raydist.mirroring.variables import Variables
 from raydist.parameter_servers.rows.access import attach_access
 from raydist.pickling.attribute_table import AttributeTable, attributes
 from raydist.pickling.pickler import PersistentId, loads
-from raydist.pickling.unchanged import SettledFunctions
 
 __all__ = ["MirrorDriver"]
-
-_FUNCTIONS_KEPT = 64
 
 
 @final
@@ -75,8 +71,7 @@ class MirrorDriver:
         self._variables = Variables(link, self._table, self._scope, self._origin, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
-        self._sent: OrderedDict[bytes, None] = OrderedDict()
-        self._settled = SettledFunctions()
+        self._functions = StepFunctions()
         self._forms = ArgumentForms()
         self._pending: Shipment | None = None
         self._found: tuple[list[tuple[int, Any]], dict[int, AttributeTable]] = [], {}
@@ -163,7 +158,7 @@ class MirrorDriver:
         with self._lock:
             self._require_open()
             discovery = Discovery(self._table, self._scope, self._origin, externals or {})
-            function, digest = self._pickle_function(discovery, fn)
+            function, digest = self._functions.pickle(discovery, fn)
             arguments = self._pickle_arguments(discovery, args, kwargs or {})
             if carried is not None and not self.is_mirrored(carried):
                 discovery.pickle(carried, "what all steps have")
@@ -176,27 +171,13 @@ class MirrorDriver:
                 bundle=discovery.bundle(),
                 function=function,
                 digest=digest,
-                forget=self._functions_too_many(digest),
+                forget=self._functions.too_many(digest),
                 arguments=arguments,
                 per_replica=tuple(discovery.per_replica),
             )
             self._pending = replace(self._pending, contents=_contents(self._pending, writes))
             self._found = discovery.new, states
             return self._pending
-
-    def _pickle_function(self, discovery: Discovery, fn: Any) -> tuple[bytes, bytes]:
-        """The function, empty where the replicas have it, and its digest."""
-        digest = self._settled.digest_of(fn)
-        if digest in self._sent:
-            return b"", digest
-        function = discovery.pickle(fn, f"the step function {getattr(fn, '__name__', type(fn).__name__)!r}")
-        if discovery.per_replica:  # a function that holds PerReplica values is another one in every step
-            return function, b""
-        digest = hashlib.blake2b(function, digest_size=16).digest()
-        if digest not in self._sent:
-            return function, digest
-        self._settled.remember(fn, digest, discovery.is_elsewhere)
-        return b"", digest
 
     def _pickle_arguments(self, discovery: Discovery, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         form = None if discovery.per_replica else argument_form(args, kwargs)
@@ -214,11 +195,6 @@ class MirrorDriver:
         self._variables.collect(writes)
         self._states.collect(writes)
         return states
-
-    def _functions_too_many(self, digest: bytes) -> tuple[bytes, ...]:
-        """The function that has been unused for longest, if another one needs its place."""
-        full = digest and digest not in self._sent and len(self._sent) >= _FUNCTIONS_KEPT
-        return (next(iter(self._sent)),) if full else ()
 
     def dispatched(self) -> None:
         """The last shipment is on its way: what is new is mirrored now, and what the driver holds is stale.
@@ -240,11 +216,7 @@ class MirrorDriver:
         self._control.mark_sent(states)
         self._variables.mark_sent()
         self._states.mark_sent()
-        if shipment.digest:
-            self._sent[shipment.digest] = None
-            self._sent.move_to_end(shipment.digest)
-        for digest in shipment.forget:
-            del self._sent[digest]
+        self._functions.mark_sent(shipment)
         for handle in self._table.take_released(len(shipment.released)):
             self._variables.forget(handle)
             self._control.forget(handle)
@@ -280,8 +252,7 @@ class MirrorDriver:
             state, held = self._link.call(source, MirrorCalls.dump)
             self._link.call_all(MirrorCalls.load, state)
             self._pending = None
-            self._sent.clear()
-            self._settled.forget()
+            self._functions.forget()
             for handle, obj in list(self._table.objects()):
                 if handle not in held:  # its shipment was the one that failed: it will be found again
                     self._abandon(handle, obj)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, final
 
@@ -29,7 +28,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.context.advice import advise
 from raydist.context.current import enter_replica
 from raydist.context.replica_context import ReplicaContext
-from raydist.errors import CancelledError, FailedPreconditionError
+from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
@@ -42,9 +41,11 @@ from raydist.replicas.device_copies import DeviceCopies
 from raydist.replicas.group_seat import GroupSeat
 from raydist.replicas.kept_objects import KeptObjects
 from raydist.replicas.loop_side import LoopSide
+from raydist.replicas.parts_ahead import PartsAhead
+from raydist.replicas.refusals import Refusals
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
-from raydist.replicas.step import ReplicaSetup, StepHeader, resolve_parts
+from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.step_message import GroupResult, StepMessage
 from raydist.replicas.variables_view import VariablesView
 from raydist.summaries.step_recorder import StepRecorder
@@ -57,7 +58,6 @@ _Args = TypeVarTuple("_Args")
 
 # Between the seeds of two replicas: the second one of a run is not the first one of a run with the next seed.
 _STREAM = 0x9E3779B97F4A7C15
-_REFUSALS_KEPT = 8
 _SAVE_S = 2.0  # who closes a strategy gently has waited for its saves
 
 
@@ -85,8 +85,7 @@ class ReplicaRunner:
             setup.rank, setup.world_size, exchange.share, lambda objects: self._mirror.given_alike(objects.values())
         )
         self._loops = ReplicaLoops(self._saves)
-        self._refused: OrderedDict[int, PortableError] = OrderedDict()  # steps that did not run, and why
-        self._failure: BaseException | None = None
+        self._refusals = Refusals(setup.rank)
         self._mirror = MirrorReplica(
             setup.rank,
             world_size=setup.world_size,
@@ -97,10 +96,8 @@ class ReplicaRunner:
         self._seat = GroupSeat(setup, join_group, self._device)
         self._progress = self._seat.progress
         self._peers: Connected | None = None
-        self._failed_step: int | None = None
         self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
-        self._ahead: tuple[int, list[Any]] = -1, []  # a step, and its parts on their way to the device
         self._policy = NonfinitePolicy(
             lambda parameters: names_of(parameters, self._mirror.objects()),
             first_replica=0 if setup.rules.exchanges_gradients else setup.rank,
@@ -109,6 +106,7 @@ class ReplicaRunner:
         if self._device.type == "cuda":
             take_gpu(self._device, setup.rank)
         self._copies = DeviceCopies.to(self._device)
+        self._ahead = PartsAhead(self._copies)
 
     def join(self, membership: Membership) -> None:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
@@ -126,7 +124,7 @@ class ReplicaRunner:
         self._setup.rules.restart()
         self._peers = Connected(self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules)
         self._peers.implementation = self._setup.backend
-        self._failed_step = self._failure = None
+        self._refusals.restart()
 
     def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
         """What replicas hold apart, merged; all of them are here."""
@@ -159,8 +157,8 @@ class ReplicaRunner:
         try:
             objects = self._objects.receive(group.objects, objects)
         except FailedPreconditionError as failure:
-            error, self._failed_step = failure, headers[0].step
-            self._failure = failure
+            error = failure
+            self._refusals.failed(headers[0].step, failure)
         for header, coming in zip(headers, [*headers[1:], None], strict=True):
             try:
                 results.append(self._step(header, objects, coming if self._copies.overlap else None))
@@ -203,14 +201,14 @@ class ReplicaRunner:
                 f"raydist bug: replica {self._setup.rank} must join its group before the first step, it was sent step "
                 f"{header.step}."
             )
-        if self._failed_step is not None or header.generation != self._seat.generation:
+        if self._refusals.failed_step is not None or header.generation != self._seat.generation:
             self._refuse(header)
         self._progress.begin_step(header.step)
         try:
             self._accelerator.enter()
             return self._run(header, objects, coming, peers)
         except BaseException as error:
-            self._failed_step, self._failure = header.step, error
+            self._refusals.failed(header.step, error)
             self._note_refused(header)
             self._seat.abort(self._seat.generation)
             advise(error)
@@ -224,9 +222,7 @@ class ReplicaRunner:
         # What the shipment brings is applied all the same: the driver will not send it again.
         self._mirror.apply(header.shipment, [None] * len(header.sources))
         self._note_refused(header)
-        raise CancelledError(
-            f"Step {header.step} was given up on replica {self._setup.rank}, because step {self._failed_step} failed."
-        )
+        raise self._refusals.error(header.step)
 
     def _run(
         self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None, peers: Connected
@@ -234,9 +230,9 @@ class ReplicaRunner:
         self._reseed(header.seed)
         if len(header.random) == self._setup.world_size:
             self._saves.set_random(header.random[self._setup.rank])
-        parts = [self._copies.finish(part) for part in self._begun_parts(header, objects)]
+        parts = [self._copies.finish(part) for part in self._ahead.begun(header, objects)]
         if coming is not None:
-            self._begin_ahead(coming, objects)
+            self._ahead.begin(coming, objects)
         fn, args, kwargs = self._mirror.apply(header.shipment, parts)
         if header.looks_only:
             self._mirror.settle()
@@ -286,15 +282,6 @@ class ReplicaRunner:
                 )
             yield
 
-    def _begin_ahead(self, header: StepHeader, objects: Sequence[Leaves]) -> None:
-        """Start to copy what a step will need. What goes wrong here goes wrong again in the step, where it belongs."""
-        with contextlib.suppress(Exception):
-            self._ahead = header.step, resolve_parts(header.sources, objects, self._copies.begin)
-
-    def _begun_parts(self, header: StepHeader, objects: Sequence[Leaves]) -> list[Any]:
-        (step, parts), self._ahead = self._ahead, (-1, [])
-        return parts if step == header.step else resolve_parts(header.sources, objects, self._copies.begin)
-
     def _reseed(self, seed: tuple[int, int]) -> None:
         """Follow `torch.manual_seed` of the driver, each replica on a stream of its own (Dropout masks must differ)."""
         if seed != self._seed:
@@ -309,15 +296,12 @@ class ReplicaRunner:
         """For who asks beside the steps what became of one."""
         self._loops.pass_by(header.step)
         if header.looks_only:
-            cause = self._failure or CancelledError(f"Step {header.step} was given up: another replica failed.")
-            self._refused[header.step] = pack_error(cause)
-            while len(self._refused) > _REFUSALS_KEPT:
-                self._refused.popitem(last=False)
+            self._refusals.note(header.step)
 
     def share_of(self, step: int, token: str) -> Share | PortableError | None:
         """What became of a save that was dispatched as this step; None while that is not known. Asked beside steps."""
         found = self._saves.report(token)
-        return pack_error(found) if isinstance(found, Exception) else found or self._refused.get(step)
+        return pack_error(found) if isinstance(found, Exception) else found or self._refusals.of(step)
 
     def loop(self, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> _T:
         """What is known of the runs that draw batches themselves. Asked beside steps."""

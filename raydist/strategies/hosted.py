@@ -19,6 +19,7 @@ from raydist.dataset import Dataset
 from raydist.distributed_dataset import DistributedDataset, InputSide, distribute, distribute_from_function
 from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.replicas.step_summaries import StepSummaries
+from raydist.strategies.when_dropped import WhenDropped
 from raydist.values import InputContext, ReduceOp
 
 __all__ = ["HostedStrategy"]
@@ -40,6 +41,7 @@ class HostedStrategy(Strategy):
         self._pending_saves: list[DispatchedSave] = []
         self._summaries = StepSummaries(weakref.WeakMethod(self._await_steps))
         self._metrics = TrainingMetrics(self._name)
+        self._when_dropped = WhenDropped(self)
 
     @abstractmethod
     def _drain(self) -> None:
@@ -79,11 +81,6 @@ class HostedStrategy(Strategy):
             self._drain()
 
     @final
-    def _close_when_dropped(self, close: Callable[[], None]) -> None:
-        """A strategy that is dropped without `close` gives its processes and its reservation back as well."""
-        weakref.finalize(self, close)
-
-    @final
     def _set_gradient_reduce_op(self, options: RunOptions) -> None:
         self._options = options
 
@@ -105,7 +102,7 @@ class HostedStrategy(Strategy):
                 # The host outlives a strategy that is dropped: it must not hold it.
                 worker_nodes=functools.partial(_call_living, weakref.WeakMethod(self._worker_nodes)),
             )
-            self._close_when_dropped(self._input_host.close)
+            self._when_dropped.add(self._input_host.close)
         self._input_host.start()  # its process starts while the others do
         return self._input_host
 
@@ -155,6 +152,7 @@ class HostedStrategy(Strategy):
                 stack.callback(self._input_host.close)
             # Last registered, first done: actors must live to give the variables their final values.
             stack.callback(self._release_variables, fetch=fetch)
+        self._when_dropped.forget()
         self._closed = True
 
 

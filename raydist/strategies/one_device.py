@@ -17,8 +17,9 @@ from raydist.context.current import enter_replica
 from raydist.context.devices import parse_device
 from raydist.context.peers import Alone
 from raydist.context.replica_context import ReplicaContext
+from raydist.context.run_call import require_call
 from raydist.context.step_counter import StepCounter
-from raydist.context.strategy import Strategy, require_call
+from raydist.context.strategy import Strategy
 from raydist.context.strategy_input import require_dataset
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
-import torch
-
 from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
-from raydist.cluster import address_of, connect
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from raydist.context.run_call import require_call
 from raydist.context.step_counter import StepCounter
-from raydist.context.strategy import require_call
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
+from raydist.coordinator.closure_header import closure_header
 from raydist.coordinator.coordinator import Coordinator
-from raydist.coordinator.launch_served import Launched, launch_served
+from raydist.coordinator.launch_served import Launched
 from raydist.coordinator.per_worker_input import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, fetched, holds_remote
 from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
-from raydist.coordinator.served_request import ServedPlan, ServedRequest, plan_served
+from raydist.coordinator.served_request import ServedRequest
 from raydist.coordinator.workers_link import WorkersLink
-from raydist.deferred_compiler import defer_compiler
 from raydist.distributed_dataset import InputSide
 from raydist.errors import InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
@@ -34,13 +30,11 @@ from raydist.nest import flatten
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
 from raydist.parameter_servers.partitioners import VariablePartitioner
-from raydist.preemption.boundaries import add_step_queue, boundary_number
+from raydist.preemption.boundaries import boundary_number
 from raydist.replicas.runner import ReplicaRunner
-from raydist.replicas.seed_calls import num_seed_calls
-from raydist.replicas.step import StepHeader, batch_rows
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
-from raydist.strategies.worker_request import assign_hosts
+from raydist.strategies.served_cluster import ServedCluster, ServedTerms
 from raydist.summaries.order import SummaryOrder
 
 __all__ = ["ParameterServerStrategy"]
@@ -131,27 +125,23 @@ class ParameterServerStrategy(HostedStrategy):
         resources_per_replica: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__("parameter-server", timeouts)
-        self._consistency = require_consistency(consistency)
-        if variable_partitioner is not None and not callable(variable_partitioner):
-            raise InvalidArgumentError(
-                "variable_partitioner must be a function of (shape, dtype), such as rd.MinSizePartitioner(), or None, "
-                f"got {variable_partitioner!r:.80}."
-            )
-        self._partitioner = variable_partitioner
-        self._prefetch_pulls = bool(prefetch_pulls)
+        terms = ServedTerms(require_consistency(consistency), variable_partitioner, bool(prefetch_pulls))
         self._resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         if not isinstance(self._resolver, ClusterResolver):
             raise InvalidArgumentError(f"cluster_resolver must be an rd.ClusterResolver, got {self._resolver!r:.80}.")
         request = ServedRequest(num_workers, num_ps, resources_per_replica, resources_per_server)
-        self._request = request.with_resolver(self._resolver)
-        self._served_plan: ServedPlan | None = None
-        self._launched: Launched | None = None
-        self._mirror = MirrorDriver(self._name, self._link(), self._device_types, serves_rows=True)
-        self.per_worker = PerWorkerInput(
-            lambda: self.num_workers, lambda: self._launch().coordinator, self._pipelines, self._timeouts
+        self._cluster = ServedCluster(
+            self._name,
+            request.with_resolver(self._resolver),
+            terms,
+            self._timeouts,
+            close_when_dropped=self._when_dropped.add,
+            on_start=self._watch,
         )
+        self._mirror = MirrorDriver(self._name, self._link(), self._cluster.device_types, serves_rows=True)
+        self.per_worker = PerWorkerInput(lambda: self.num_workers, self._coordinator, self._pipelines, self._timeouts)
         self._num_steps = 0
-        self._mirror.share_saver = ServedSaver(self._mirror, self._save_shares, self._nodes)
+        self._mirror.share_saver = ServedSaver(self._mirror, self._save_shares, self._cluster.nodes)
         self._uncounted = 0  # closures that make global steps, and are not in the counter yet
         self._last_stats = StrategyStats()
         self.attached = {}
@@ -169,11 +159,11 @@ class ParameterServerStrategy(HostedStrategy):
         >>> rd.ParameterServerStrategy(num_workers=2, num_ps=1).num_workers
         2
         """
-        return self._request.num_workers or len(self._plan().setups)
+        return self._cluster.num_workers
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        return tuple(setup.worker_devices[0] for setup in self._plan().setups)
+        return self._cluster.worker_devices
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -186,42 +176,12 @@ class ParameterServerStrategy(HostedStrategy):
         """
         return self._resolver
 
-    def _plan(self) -> ServedPlan:
-        if self._served_plan is None:
-            cluster = connect()
-            find = functools.partial(assign_hosts, nodes=cluster.nodes, resolve=address_of)
-            self._served_plan = plan_served(
-                self._name,
-                self._request,
-                cluster,
-                self._timeouts,
-                worker_addresses=find(self._request.worker_hosts),
-                server_addresses=find(self._request.server_hosts),
-            )
-        return self._served_plan
+    def _watch(self, launched: Launched) -> None:
+        launched.coordinator.when_done(self._summaries.take_results)
+        launched.coordinator.when_done(counting(self._metrics))
 
-    def _launch(self) -> Launched:
-        """Workers and servers; the workers may still be starting: meanwhile the driver builds its model."""
-        if self._launched is None:
-            defer_compiler()  # the driver makes optimizers, too
-            launched = launch_served(self._plan(), self._timeouts)
-            self._close_when_dropped(launched.close)
-            try:
-                launched.start(
-                    self._timeouts,
-                    consistency=self._consistency,
-                    partitioner=self._partitioner,
-                    prefetch_pulls=self._prefetch_pulls,
-                    server_memory=int(self._plan().server_resources.get("memory", 0)) or None,
-                )
-            except BaseException:
-                launched.close()
-                raise
-            add_step_queue(launched.coordinator)
-            self._launched = launched
-            launched.coordinator.when_done(self._summaries.take_results)
-            launched.coordinator.when_done(counting(self._metrics))
-        return self._launched
+    def _coordinator(self) -> Coordinator:
+        return self._cluster.launch().coordinator
 
     def open_coordinator(self, what: str) -> Coordinator | None:
         """What schedules closures; None before there was one. For `rd.ClusterCoordinator`.
@@ -232,11 +192,11 @@ class ParameterServerStrategy(HostedStrategy):
         Source: raydist's own.
         """
         self._require_open(what)
-        return None if self._launched is None else self._launched.coordinator
+        return None if self._cluster.launched is None else self._cluster.launched.coordinator
 
     @contextlib.contextmanager
     def _mark_created(self) -> Iterator[None]:
-        self._launch()
+        self._cluster.launch()
         with self._mirror.scope():
             yield
 
@@ -286,7 +246,7 @@ class ParameterServerStrategy(HostedStrategy):
                 "The arguments of a closure must be values, got a RemoteValue, which may not be computed yet. Fetch it "
                 "first: value.get(), or coordinator.fetch(value)."
             )
-        coordinator = self._launch().coordinator
+        coordinator = self._coordinator()
         if any(isinstance(leaf, DistributedIterator) for leaf in leaves):
             coordinator.join()  # one worker reads it at a time
         coordinator.raise_error()
@@ -302,7 +262,7 @@ class ParameterServerStrategy(HostedStrategy):
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have servers copy what they hold once all that was scheduled has ended, before anything else begins."""
         self._require_open("save")
-        launched = self._launch()
+        launched = self._cluster.launch()
         externals = {"strategy": self, "shares": SERVED_SHARES, **self.per_worker.externals()}
         shipment = self._mirror.prepare(function, (SERVED_SHARES, *args), externals=externals)
         make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
@@ -310,10 +270,6 @@ class ParameterServerStrategy(HostedStrategy):
         self._mirror.dispatched()
         ask = functools.partial(ask_served, closure, functools.partial(launched.side.saved, token))
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
-
-    def _nodes(self) -> tuple[str, ...]:
-        launched = self._launched
-        return () if launched is None else (*launched.worker_hosts, *launched.server_hosts)
 
     def _header(
         self,
@@ -323,19 +279,8 @@ class ParameterServerStrategy(HostedStrategy):
         number: int,
         looks_only: bool = False,
     ) -> bytes:
-        header = StepHeader(
-            step=number,
-            generation=0,
-            shipment=shipment.of_step(),
-            rows=batch_rows(shipment.per_replica),
-            gradient_reduce_op=self._gradient_reduce_op(options),
-            stand_in=False,
-            on_nonfinite=options.on_nonfinite,
-            seed=(torch.initial_seed(), num_seed_calls()),
-            summaries=summaries,
-            looks_only=looks_only,
-        )
-        return pickle.dumps(header, pickle.HIGHEST_PROTOCOL)
+        reduce_op = self._gradient_reduce_op(options)
+        return closure_header(shipment, options, reduce_op, summaries, number, looks_only=looks_only)
 
     def _read_remote(self, value: Any) -> Any:
         return fetched(value)
@@ -344,23 +289,23 @@ class ParameterServerStrategy(HostedStrategy):
         return self.num_workers
 
     def _first_node(self) -> str | None:
-        return None if self._launched is None else self._launched.worker_hosts[0]
+        return None if self._cluster.launched is None else self._cluster.launched.worker_hosts[0]
 
     def _input_side(self) -> InputSide:
         return InputSide(self._pipelines(), 1, self._timeouts, drain=self._drain)
 
     def _drain(self) -> None:
-        if self._launched is not None:
-            self._launched.coordinator.join()
+        if self._cluster.launched is not None:
+            self._cluster.launched.coordinator.join()
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         return value_fn(ValueContext(0, 1))
 
     def stats(self) -> StrategyStats:
         self._process.require("asked")
-        if not self._closed and self._launched is not None and self._num_steps:
+        if not self._closed and self._cluster.launched is not None and self._num_steps:
             self._drain()
-            self._last_stats = self._count(self._launched)
+            self._last_stats = self._count(self._cluster.launched)
         return self._last_stats
 
     def _count(self, launched: Launched) -> StrategyStats:
@@ -383,19 +328,14 @@ class ParameterServerStrategy(HostedStrategy):
             self.stats()
 
     def _stop(self) -> None:
-        if self._launched is not None:
-            self._launched.close()
+        if self._cluster.launched is not None:
+            self._cluster.launched.close()
 
     def _release_variables(self, *, fetch: bool) -> None:
-        if fetch and self._launched is not None and self._num_steps:
+        if fetch and self._cluster.launched is not None and self._num_steps:
             with contextlib.suppress(Exception):  # what happened before is on its way to the user
                 self._mirror.release()
         self._mirror.release(fetch=False)
 
     def _link(self) -> WorkersLink:
-        return WorkersLink(
-            lambda: self.num_workers, lambda: self._launch().coordinator, lambda: self._mirror.note_steps_elsewhere()
-        )
-
-    def _device_types(self) -> set[str]:
-        return {torch.device(setup.device).type for setup in self._plan().setups}
+        return WorkersLink(lambda: self.num_workers, self._coordinator, lambda: self._mirror.note_steps_elsewhere())

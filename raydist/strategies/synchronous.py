@@ -19,11 +19,10 @@ from raydist.checkpoints.loops.beginning import begin_loop
 from raydist.checkpoints.loops.driver_loop import DriverLoop
 from raydist.checkpoints.loops.manager_here import lending_managers
 from raydist.checkpoints.loops.replica_loops import ReplicaLoops
-from raydist.checkpoints.random_state import RESTORED_REPLICAS
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.checkpoints.sharing.shares import Share
-from raydist.context.strategy import require_call
+from raydist.context.run_call import require_call
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.deferred_compiler import defer_compiler
@@ -39,8 +38,8 @@ from raydist.replicas.replica_saver import SAVES, ReplicaSaver
 from raydist.replicas.results import StepOutcome, StepValues, StructureMemory, returns_nothing
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
-from raydist.replicas.seed_calls import num_seed_calls
-from raydist.replicas.step import StepHeader, batch_rows
+from raydist.replicas.step import StepHeader
+from raydist.replicas.step_headers import StepHeaders
 from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
@@ -65,14 +64,12 @@ class SynchronousStrategy(HostedStrategy):
         self._started = False
         self._mirror = MirrorDriver(self._name, _Link(self), self._device_types)
         self._memory = StructureMemory()
-        self._next_step = 0
+        self._headers = StepHeaders()
         self._num_looks = 0
-        self._random_restored = 0
         self._loop: DriverLoop | None = None
         saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts)
         self._mirror.share_saver = saver
         self._restorer = ReplicaRestorer(self._mirror, saver.are_alike, self._ask_readers)
-        self._looked = False
         self._nonfinite_counts = (0, 0)
 
     @abstractmethod
@@ -107,8 +104,8 @@ class SynchronousStrategy(HostedStrategy):
         if self._launched is None:
             defer_compiler()  # the driver makes optimizers, too
             self._launched = launch(self._plan(), self._timeouts)
-            self._launched.on_results += [self._summaries.take_results, counting(self._metrics)]
-            self._close_when_dropped(functools.partial(self._launched.close, gently=False))
+            self._launched.on_results(self._summaries.take_results, counting(self._metrics))
+            self._when_dropped.add(functools.partial(self._launched.close, gently=False))
         return self._launched
 
     @final
@@ -190,26 +187,13 @@ class SynchronousStrategy(HostedStrategy):
 
     def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
         """The next step, the same for every replica but for where its parts are."""
-        self._next_step += 1
-        self._looked |= options.on_nonfinite != "pass"
-        return StepHeader(
-            step=self._next_step - 1,
+        return self._headers.following(
+            shipment,
+            options,
+            self._gradient_reduce_op(options),
             generation=self._replicas().generation,
-            shipment=shipment.without_parts(),
-            rows=batch_rows(shipment.per_replica),
-            gradient_reduce_op=self._gradient_reduce_op(options),
-            stand_in=options.empty_batch == "stand_in",
-            check_in_sync=options.check_in_sync,
-            on_nonfinite=options.on_nonfinite,
-            seed=(torch.initial_seed(), num_seed_calls()),
             summaries=self._summaries.order(),
-            random=self._restored_random(),
         )
-
-    def _restored_random(self) -> tuple[tuple[bytes, ...], ...]:
-        states = RESTORED_REPLICAS.since(self._random_restored)
-        self._random_restored = RESTORED_REPLICAS.count
-        return states
 
     def _result(self, fn: Callable[..., Any], values: StepValues) -> Any:
         if returns_nothing(fn):
@@ -258,13 +242,13 @@ class SynchronousStrategy(HostedStrategy):
         self._process.require("asked")
         if not self._closed:
             self._count()
-        return StrategyStats(self._next_step - self._num_looks, *self._nonfinite_counts)
+        return StrategyStats(self._headers.count - self._num_looks, *self._nonfinite_counts)
 
     def _count(self) -> None:
         """Ask the replicas, where there may be something to count."""
         if self._launched is not None and self._started:
             self._launched.wait()
-            if self._looked:
+            if self._headers.looked:
                 self._nonfinite_counts = self._replicas().nonfinite_counts()
 
     @final

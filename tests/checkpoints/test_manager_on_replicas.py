@@ -50,21 +50,27 @@ def values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+def saved_between(strategy: rd.Strategy, step: Any, manager: rd.CheckpointManager, go: Path) -> Path:
+    """The checkpoint of a save that is asked for while a step stands still, with another step behind it."""
+    strategy.run(step, args=(str(go),))
+    handle = manager.save()
+    strategy.run(step)
+    assert handle is not None
+    assert not handle.done()
+    go.touch()
+    handle.wait()
+    return Path(handle.path)
+
+
 def test_a_save_does_not_wait_for_steps_and_has_the_state_behind_them(two: rd.Strategy, tmp_path: Path) -> None:
     model, optimizer, step = made(two)
     two.run(step)
     with rd.CheckpointManager(rd.Checkpoint(model=model, optimizer=optimizer), tmp_path / "run", None) as manager:
-        two.run(step, args=(str(tmp_path / "go"),))
-        handle = manager.save()
-        two.run(step)
-        assert handle is not None
-        assert not handle.done()
-        (tmp_path / "go").touch()
-        handle.wait()
+        path = saved_between(two, step, manager, tmp_path / "go")
     later = values(model)
-    saved = load_file(Path(handle.path) / "model.safetensors")
+    saved = load_file(path / "model.safetensors")
     assert any(not torch.equal(saved[name], later[name]) for name in saved)
-    rd.Checkpoint(model=model, optimizer=optimizer).restore(handle.path)
+    rd.Checkpoint(model=model, optimizer=optimizer).restore(path)
     now = values(model)
     assert all(torch.equal(saved[name], now[name]) for name in saved)
     two.run(step)
@@ -170,18 +176,12 @@ def test_servers_write_what_they_have_and_no_step_is_waited_for(
     strategy.run(step)
     checkpoint = rd.Checkpoint(model=model, optimizer=optimizer)
     with rd.CheckpointManager(checkpoint, tmp_path / "run", 1) as manager:
-        strategy.run(step, args=(str(tmp_path / "go"),))
-        handle = manager.save()
-        strategy.run(step)
-        assert handle is not None
-        assert not handle.done()
-        (tmp_path / "go").touch()
-        handle.wait()
+        path = saved_between(strategy, step, manager, tmp_path / "go")
     later = values(model)
-    saved = load_file(Path(handle.path) / "model.safetensors")
+    saved = load_file(path / "model.safetensors")
     assert any(not torch.equal(saved[name], later[name]) for name in saved)
-    assert load_file(Path(handle.path) / "optimizer.safetensors")["layers.0.weight.step"] == 2
-    checkpoint.restore(handle.path)
+    assert load_file(path / "optimizer.safetensors")["layers.0.weight.step"] == 2
+    checkpoint.restore(path)
     now = values(model)
     assert all(torch.equal(saved[name], now[name]) for name in saved)
     strategy.run(step)

@@ -308,7 +308,7 @@ def train_on_ranks(
 
 def _connected(group: Communicator, parts: Parts, bucket_bytes: int) -> Connected:
     mirror = MirrorReplica(group.rank)
-    mirror._add(list(enumerate([*parts.model.modules(), *parts.model.parameters(), *parts.optimizers])))
+    mirror._arrivals.add(list(enumerate([*parts.model.modules(), *parts.model.parameters(), *parts.optimizers])))
     policy = NonfinitePolicy(lambda parameters: names_of(parameters, mirror.objects()))
     reducer = GradientReducer(
         group,

@@ -100,6 +100,16 @@ def assert_same(found: Path, expected: Path) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
 
 
+def trained_to_the_gate(here: Served) -> Run:
+    """A run that has been trained on two batches; what waits at the gate from now on stands still."""
+    with here.mirror.scope():
+        run = Run()
+    run.train(range(2), here)
+    here.coordinator.join()
+    GATE.clear()
+    return run
+
+
 @pytest.mark.parametrize(("num_servers", "parts"), [(1, 1), (2, 1), (3, 3)])
 def test_it_is_the_checkpoint_of_one_process_of_that_step(
     num_servers: int, parts: int, divided: None, tmp_path: Path
@@ -157,11 +167,7 @@ def test_a_save_behind_a_step_that_fails_raises_its_error_and_leaves_nothing(tmp
         raise ArithmeticError("no good")
 
     with served(2) as here:
-        with here.mirror.scope():
-            run = Run()
-        run.train(range(2), here)
-        here.coordinator.join()
-        GATE.clear()
+        run = trained_to_the_gate(here)
         here.schedule(fail)
         save = begun(run, tmp_path / "served")
         GATE.set()
@@ -175,11 +181,7 @@ def test_a_save_behind_a_step_that_fails_raises_its_error_and_leaves_nothing(tmp
 def test_a_save_does_not_wait_for_steps_and_they_wait_for_each_other(divided: None, tmp_path: Path) -> None:
     """Neither is anything of a step behind it in a save, nor is one before it missing; with two workers."""
     with served(2, 2) as here:
-        with here.mirror.scope():
-            run = Run()
-        run.train(range(2), here)
-        here.coordinator.join()
-        GATE.clear()
+        run = trained_to_the_gate(here)
         here.schedule(_wait)
         save = begun(run, tmp_path / "served")  # returns while a step stands still
         later = here.schedule(_wait)
@@ -197,11 +199,7 @@ def _wait() -> None:
 
 def test_another_worker_asks_again_where_one_dies(divided: None, tmp_path: Path) -> None:
     with served(2, 2) as here:
-        with here.mirror.scope():
-            run = Run()
-        run.train(range(2), here)
-        here.coordinator.join()
-        GATE.clear()
+        run = trained_to_the_gate(here)
         values = [here.schedule(_wait) for _ in range(2)]
         save = begun(run, tmp_path / "served")
         here.port.kill(0)

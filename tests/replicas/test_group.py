@@ -2,108 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from raydist.actors.software import Software, installed_software
-from raydist.actors.step_channel import Answer
-from raydist.actors.supervision import root_cause
+from raydist.actors.software import Software
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.errors import CancelledError, FailedPreconditionError
-from raydist.mirroring.shipment import Shipment
 from raydist.options import Timeouts
 from raydist.replicas.group import ReplicaGroup
-from raydist.replicas.results import StepOutcome, pack_result
-from raydist.replicas.step import ReplicaSetup, StepHeader
-from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
+from raydist.replicas.step import ReplicaSetup
+from tests.replicas.answering_actors import Actors, actors, planned, values
 
-
-class Actors:
-    """Two replicas; a step returns its number, but for the one that fails on a replica."""
-
-    names = ("replica 0", "replica 1")
-
-    def __init__(self) -> None:
-        self.messages: list[tuple[int, list[int]]] = []
-        self.calls: list[str] = []
-        self.aborted: list[int] = []
-        self.failing: tuple[int, int] | None = None  # step, rank
-        self.broken = False
-        self.ready = True
-        self.interrupted = False  # while replica 1 is sent something
-        self.by_channel = False
-        self.remarks: tuple[str, ...] = ()
-        self.software: dict[int, Software] = {}
-
-    def about(self, rank: int) -> Any:
-        return self.software.get(rank, installed_software())
-
-    def start(self, rank: int, make_runner: Callable[..., Any], *args: Any) -> Any:
-        return "started"
-
-    def call(self, rank: int, method: str, *args: Any) -> Any:
-        self.calls.append(method)
-        self.broken = self.broken and method != "join"
-        return method
-
-    def control_all(self, method: str, *args: Any) -> None:
-        self.calls.append(method)
-        self.aborted += args
-
-    def open_channel(self, within_s: float) -> None:
-        self.calls.append("open_channel")
-
-    def send_steps(self, messages: Sequence[tuple[StepMessage, Sequence[Any]]]) -> list[Any]:
-        sent: list[Any] = [self.steps(rank, message) for rank, (message, _) in enumerate(messages)]
-        return [self.answered(rank, result) for rank, result in enumerate(sent)] if self.by_channel else sent
-
-    def answered(self, rank: int, result: GroupResult) -> Answer:
-        answer = Answer(rank, 1)
-        answer.settle(result)
-        return answer
-
-    def steps(self, rank: int, message: StepMessage) -> GroupResult:
-        if self.interrupted and rank == 1:
-            raise KeyboardInterrupt
-        results, error = [], None
-        for header in message.steps():
-            if (header.step, rank) == self.failing or (self.broken and rank == 0):
-                error = error or (CancelledError("refused") if self.broken else ValueError(f"step {header.step}"))
-                self.broken = True
-            if error is None:
-                results.append(pack_result((header.step, rank), absent=False))
-        self.messages.append((rank, [header.step for header in message.steps()]))
-        return GroupResult(tuple(results), 0.001 * len(results), error, () if rank else self.remarks)
-
-    def wait(
-        self, refs: Sequence[Any], names: Sequence[str], *, on_error: Callable[[], None], **limits: Any
-    ) -> list[Any]:
-        refs = [ref.value if isinstance(ref, Answer) else ref for ref in refs]
-        errors = [ref.error for ref in refs if isinstance(ref, GroupResult) and ref.error is not None]
-        if errors:
-            on_error()
-            raise root_cause([error for error in errors if isinstance(error, Exception)])
-        return list(refs)
-
-    def done_before_failure(self, refs: Sequence[Any]) -> list[Any]:
-        return list(refs)
-
-    def are_ready(self, refs: Sequence[Any], within_s: float) -> bool:
-        return self.ready
-
-    def discard(self, refs: Sequence[Any]) -> None:
-        self.calls.append("discard")
-
-    def kill(self) -> None:
-        self.calls.append("kill")
-
-
-@pytest.fixture
-def actors() -> Actors:
-    return Actors()
+__all__ = ["actors"]
 
 
 @pytest.fixture
@@ -114,14 +25,6 @@ def group(actors: Actors) -> Any:
     group.start()
     yield group
     group.close(gently=False)
-
-
-def planned(step: int) -> PlannedStep:
-    return PlannedStep(StepHeader(step, 0, Shipment(digest=b"step")))
-
-
-def values(outcome: StepOutcome) -> list[Any]:
-    return [result.leaf(0) for result in outcome.results()]
 
 
 def learn(group: ReplicaGroup) -> None:
@@ -140,36 +43,6 @@ def test_another_version_is_said_before_anything_runs(actors: Actors) -> None:
     group.close(gently=False)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_remarks_of_replicas_are_warnings_of_the_program(group: ReplicaGroup, actors: Actors, fails: bool) -> None:
-    actors.remarks = ("mind the gap",)
-    actors.failing = (0, 1) if fails else None
-    with (
-        pytest.warns(UserWarning, match="mind the gap"),
-        pytest.raises(ValueError, match="step 0") if fails else nullcontext(),
-    ):
-        values(group.dispatch(planned(0)))
-
-
-def test_who_reads_every_result_pays_one_message_a_replica_and_asks_nothing_else(
-    group: ReplicaGroup, actors: Actors
-) -> None:
-    actors.calls.clear()
-    for step in range(5):
-        assert values(group.dispatch(planned(step))) == [step, step]
-    assert actors.messages == [(rank, [step]) for step in range(5) for rank in range(2)]
-    assert actors.calls == []
-
-
-def test_who_runs_ahead_sends_groups(group: ReplicaGroup, actors: Actors) -> None:
-    learn(group)
-    actors.ready = False
-    outcomes = [group.dispatch(planned(step)) for step in range(1, 20)]
-    group.wait()
-    assert [steps for rank, steps in actors.messages if rank == 1] == [[0], [1], [2], list(range(3, 19)), [19]]
-    assert [values(outcome) for outcome in outcomes] == [[step, step] for step in range(1, 20)]
-
-
 def test_an_interrupt_while_steps_are_sent_ends_them_on_the_replicas_that_have_them(
     group: ReplicaGroup, actors: Actors
 ) -> None:
@@ -181,12 +54,6 @@ def test_an_interrupt_while_steps_are_sent_ends_them_on_the_replicas_that_have_t
     actors.interrupted = False
     group.rebuild()
     assert values(group.dispatch(planned(1))) == [1, 1]
-
-
-def test_the_window_is_bounded(group: ReplicaGroup, actors: Actors) -> None:
-    for step in range(100):
-        group.dispatch(planned(step))
-        assert group._dispatcher.num_steps <= 48
 
 
 def test_steps_before_one_that_failed_keep_their_results(group: ReplicaGroup, actors: Actors) -> None:
@@ -206,17 +73,6 @@ def test_steps_before_one_that_failed_keep_their_results(group: ReplicaGroup, ac
     actors.failing = None
     assert values(group.dispatch(planned(20))) == [20, 20]
     assert values(outcomes[5]) == [6, 6]
-
-
-def test_a_failure_that_nobody_read_is_told_once(group: ReplicaGroup, actors: Actors) -> None:
-    learn(group)
-    actors.ready = False
-    actors.failing = (5, 0)
-    outcomes = [group.dispatch(planned(step)) for step in range(1, 12)]
-    assert values(outcomes[3]) == [4, 4]  # of the same group as the one that fails
-    with pytest.raises(ValueError, match="step 5"):
-        group.wait()
-    group.wait()
 
 
 def test_a_rebuild_tells_of_a_failure_before_it_forgets_it(group: ReplicaGroup, actors: Actors) -> None:
@@ -240,31 +96,6 @@ def test_what_was_gathered_reaches_the_replicas_before_it_is_given_up(group: Rep
     group.rebuild()
     assert (0, [3, 4, 5]) in actors.messages
     assert actors.calls.count("discard") == 3
-
-
-def test_a_result_is_a_part_of_what_its_group_returns(group: ReplicaGroup, actors: Actors) -> None:
-    learn(group)
-    actors.ready = False
-    outcomes = [group.dispatch(planned(step)) for step in range(1, 6)]
-    part = outcomes[4].part(1, 1)
-    assert (part.place, part.leaf_index) == (2, 1)
-    assert part.ref.leaf(0, part.place) == 5
-
-
-def test_a_result_that_only_the_driver_has_is_a_part_by_value(group: ReplicaGroup, actors: Actors) -> None:
-    actors.by_channel = True
-    part = group.dispatch(planned(7)).part(1, 0)
-    assert (part.ref, part.value) == (None, 7)
-
-
-def test_a_result_that_ray_has_is_a_part_by_reference_also_where_it_came_by_the_channel(
-    group: ReplicaGroup, actors: Actors
-) -> None:
-    actors.by_channel = True
-    outcome = group.dispatch(planned(7))
-    for answer in outcome.step.group.refs:  # type: ignore[attr-defined]  # what the group knows of it
-        answer.ref = "in the store"
-    assert outcome.part(1, 0).ref == "in the store"
 
 
 def test_an_abort_names_the_generation_that_it_is_meant_for(group: ReplicaGroup, actors: Actors) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ import raydist as rd
 from tests.forks import in_a_forked_child
 from tests.ray_head import ray_home
 from tests.shared_files import left_behind, shared_files
+from tests.watched_program import TOO_LONG, WatchedProgram
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
@@ -230,16 +231,8 @@ for again in (False, True):
 @pytest.mark.long
 def test_what_outlives_its_ray_says_so_and_closes() -> None:
     with ray_home() as home:
-        done = subprocess.run(
-            [sys.executable, "-c", SHUTDOWN],
-            env=home.environment,
-            capture_output=True,
-            text=True,
-            timeout=140,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["closed", "True"] * 2
+        printed = home.run(SHUTDOWN)
+    assert printed.split() == ["closed", "True"] * 2
 
 
 PROGRAM = """
@@ -273,28 +266,18 @@ print("closed", len([a for a in ray.util.list_named_actors()]), len(ray.util.pla
 """
 
 
-def start(ending: str) -> tuple[subprocess.Popen[str], str, set[int]]:
+def start(ending: str) -> tuple[WatchedProgram, str, set[int]]:
     """The program, once it trains; its Ray session and the ids of its replicas' processes."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, ending],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    session = ""
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        words = line.split()
-        if words[:1] == ["session"]:
-            session = Path(words[1]).name
-        if words[:1] == ["training"] or "own error" in line:
-            return process, session, {int(word) for word in words[1:] if word.isdigit()}
-    raise AssertionError("".join(lines))
+    program = WatchedProgram.start([sys.executable, "-c", PROGRAM, ending], folder=Path.cwd(), environment=environment)
+    end = time.monotonic() + 100
+    while not (found := re.search(r"^(training.*|.*own error.*)$", program.printed(), re.MULTILINE)):
+        if program.process.poll() is not None or time.monotonic() > end:
+            raise program.hangs()
+        time.sleep(0.05)
+    session = re.search(r"^session (.*)$", program.printed(), re.MULTILINE)
+    assert session is not None
+    return program, Path(session[1]).name, {int(word) for word in found[1].split() if word.isdigit()}
 
 
 def left_over(session: str, replicas: set[int]) -> list[str]:
@@ -320,17 +303,19 @@ LONG = pytest.mark.long  # each starts a Ray of its own
 )
 def test_nothing_is_left(ending: str) -> None:
     files = shared_files()
-    process, session, replicas = start(ending)
-    try:
+    program, session, replicas = start(ending)
+    with contextlib.closing(program):
         if ending == "interrupt":
-            process.send_signal(signal.SIGINT)
+            program.process.send_signal(signal.SIGINT)
         if ending == "kill":
-            process.kill()
-        output = process.communicate(timeout=60)[0]
-    finally:
-        process.kill()
+            program.process.kill()
+        try:
+            status = program.process.wait(60)
+        except TOO_LONG:
+            raise program.hangs() from None
+        output = program.printed()
     expected = {"close": 0, "exception": 1, "interrupt": -signal.SIGINT, "kill": -signal.SIGKILL}[ending]
-    assert process.returncode in (expected, 1 if ending == "interrupt" else expected), output
+    assert status in (expected, 1 if ending == "interrupt" else expected), output
     if ending == "close":
         assert "closed 0 " in output
     end = time.monotonic() + 10

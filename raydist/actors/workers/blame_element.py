@@ -14,7 +14,7 @@ from raydist.errors import RaydistError, UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.engine.row_results import join_results
+from raydist.pipelines.engine.stages.row_results import join_results
 
 __all__ = ["RowsDone", "RunRows", "Streak", "isolate"]
 

@@ -13,7 +13,7 @@ from raydist.pipelines.engine.block_size import BlockSize
 from raydist.pipelines.engine.build import walk
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.engine.op import ElementwiseOp
+from raydist.pipelines.engine.op_kinds import ElementwiseOp
 
 if TYPE_CHECKING:
     from raydist.options import Timeouts

@@ -19,7 +19,7 @@ from raydist.foreign_errors import LEAVING
 from raydist.owning_process import end_forked_child
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
-from raydist.pipelines.engine.row_results import join_results
+from raydist.pipelines.engine.stages.row_results import join_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

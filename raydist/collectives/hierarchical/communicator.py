@@ -16,6 +16,7 @@ from raydist.collectives.parts import check_parts, check_rows, check_swapped, de
 from raydist.collectives.shared_memory.communicator import SharedMemoryCommunicator
 from raydist.collectives.shared_memory.comparing import ComparingCommunicator
 from raydist.collectives.shared_memory.generation import TaskWork
+from raydist.collectives.shared_memory.in_place import allocation_name
 from raydist.collectives.shared_memory.layout import CONTRIBUTION_BYTES
 from raydist.collectives.shared_memory.sequence import BayUse, Brought
 from raydist.collectives.shared_memory.task import Steps
@@ -51,7 +52,7 @@ class HierarchicalCommunicator(ComparingCommunicator):
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         rank = self._open("allocate")
-        name = self._home.allocation_name(sizes)
+        name = allocation_name(sizes)
         self._start(rank, name, None, lambda number: rank.agree(number)).wait()
         return self._home.allocate(sizes)
 

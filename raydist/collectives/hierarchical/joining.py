@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from typing import final
@@ -13,18 +12,16 @@ from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.hierarchical.other_hosts import OtherHosts
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.shared_memory.awaited_members import AwaitedMembers
 from raydist.collectives.shared_memory.generation import SharedGeneration
 from raydist.collectives.shared_memory.joining import Meeting
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.signed_store import SignedStore
-from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.collectives.wires.wires import Wires
-from raydist.errors import CancelledError, DeadlineExceededError, RaydistError
 
 __all__ = ["HostsMeeting", "Joined"]
 
 _YES = "yes"
-_POLL_S = 0.002
 
 
 @final
@@ -50,7 +47,7 @@ class HostsMeeting:
         self._membership = membership
         self._plan = plan
         self._timeout_s = timeout_s
-        self._aborted = threading.Event()
+        self._awaited = AwaitedMembers(membership, timeout_s)
         self._layout = plan.layout(plan.host)
         self._home = Meeting(plan.at_home(membership), timeout_s, self._layout)
 
@@ -64,9 +61,7 @@ class HostsMeeting:
         deadline = time.monotonic() + self._timeout_s
         store = connect_store(self._membership, self._timeout_s)
         bulletin = Bulletin(store, self._membership)
-        missing = bulletin.arrive(self._timeout_s, self._check)
-        if missing:
-            raise self._late(missing)
+        self._awaited.arrive(bulletin)
         segment = self._meet_at_home(store, deadline)
         try:
             return self._connect(store, bulletin, segment)
@@ -76,7 +71,7 @@ class HostsMeeting:
 
     def abort(self) -> None:
         """End :meth:`join` with an error. May come from another thread."""
-        self._aborted.set()
+        self._awaited.abort()
         self._home.abort()
 
     def _meet_at_home(self, store: SignedStore, deadline: float) -> Segment:
@@ -101,19 +96,10 @@ class HostsMeeting:
         refusals = []
         for members in self._plan.hosts:
             for rank in members:
-                answer = self._await(store, rank, deadline)
+                answer = self._awaited.answer(store, f"home/{rank}", rank, deadline)
                 if answer != _YES and rank == members[0]:
                     refusals.append(f"host of rank {rank}: {answer}")
         return refusals
-
-    def _await(self, store: SignedStore, rank: int, deadline: float) -> str:
-        key = f"home/{rank}"
-        while not store.check([key]):
-            self._check()
-            if time.monotonic() >= deadline:
-                raise self._late((rank,))
-            time.sleep(_POLL_S)
-        return store.get(key).decode()
 
     def _connect(self, store: SignedStore, bulletin: Bulletin, segment: Segment) -> Joined:
         membership, plan = self._membership, self._plan
@@ -122,18 +108,8 @@ class HostsMeeting:
         generation = SharedGeneration(plan.at_home(membership), segment, self._timeout_s, others, self._layout)
         peers = [rank for rank in plan.lane_ranks if rank != membership.rank]
         try:
-            wires.start(store, peers, settled=generation.board.ring, check=self._check)
+            wires.start(store, peers, settled=generation.board.ring, check=self._awaited.check)
         except BaseException:
             wires.close()
             raise
         return Joined(generation, others)
-
-    def _check(self) -> None:
-        if self._aborted.is_set():
-            raise CancelledError(f"{describe_operation(self._membership, 'rendezvous')} was given up: it was aborted.")
-
-    def _late(self, missing: tuple[int, ...]) -> RaydistError:
-        return DeadlineExceededError(
-            f"{describe_operation(self._membership, 'rendezvous')} timed out after {self._timeout_s} s: "
-            f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow to start."
-        )

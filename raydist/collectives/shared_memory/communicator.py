@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import final
 
@@ -17,16 +16,16 @@ from raydist.collectives.shared_memory.generation import SharedGeneration, TaskW
 from raydist.collectives.shared_memory.in_place import (
     SharedTensors,
     allocation_bytes,
+    allocation_name,
     offer_segment,
     open_offered,
-    reduce_in_place,
 )
 from raydist.collectives.shared_memory.joining import Meeting
+from raydist.collectives.shared_memory.large_tensors import gather_large, reduce_large, scatter_large, swap_large
 from raydist.collectives.shared_memory.layout import CALL_BYTES, CONTRIBUTION_BYTES
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import BayUse, Body, Brought
 from raydist.collectives.shared_memory.slots import flat_view, reduce_slots, slot_of
-from raydist.collectives.shared_memory.staging import Gather, PairReduction, Reduction, Swap
 from raydist.collectives.shared_memory.task import Steps
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
 from raydist.values import ReduceOp
@@ -68,7 +67,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         self._generation = generation
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        name = self.allocation_name(sizes)
+        name = allocation_name(sizes)
         size = allocation_bytes(sizes, self.world_size)
         offer = torch.zeros(CALL_BYTES, dtype=torch.uint8)
         segment: Segment | None = None
@@ -88,12 +87,6 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         if segment is None or not agreed.item():
             return super().allocate(sizes)
         return self._shared.add(segment, sizes, self.rank, self.world_size)
-
-    @staticmethod
-    def allocation_name(sizes: Sequence[tuple[int, torch.dtype]]) -> str:
-        """What allocating tensors of these sizes is called: another name for other sizes."""
-        layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
-        return f"allocate({len(sizes)} tensors, layout {layout})"
 
     def find(self, flat: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
         """The number and all ranks' copies of a tensor of :meth:`allocate`; 0 and none where it is not one of these."""
@@ -124,18 +117,11 @@ class SharedMemoryCommunicator(ComparingCommunicator):
 
         def body(number: int) -> Steps | None:
             if not small:
-                return large()
+                return swap_large(generation, parts, staged)
             for rank, output in enumerate(staged):
                 output.carrier.copy_(slot_of(generation, rank, number, output.carrier, self.rank * num_bytes))
                 output.deliver()
             return None
-
-        def large() -> Steps:
-            staging = generation.staging
-            windows = staging.whole(num_bytes, 1, num_tensors=self.world_size)
-            yield from staging.exchange(windows, Swap(staging, parts, [output.carrier for output in staged]))
-            for output in staged:
-                output.deliver()
 
         brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
         return self._start(generation, "all_to_all", inputs[0], body, brings_all=small, brought=brought)
@@ -154,19 +140,13 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         small = flat.nbytes * self.world_size <= CONTRIBUTION_BYTES
 
         def body(number: int) -> Steps | None:
-            if small:
-                offset = self.rank * flat.nbytes
-                slots = [slot_of(generation, rank, number, flat, offset) for rank in range(self.world_size)]
-                reduce_parts(slots, flat, op)
-                staged.deliver()
-                return None
-            return large()
-
-        def large() -> Steps:
-            staging = generation.staging
-            windows = staging.whole(flat.numel(), flat.element_size(), num_tensors=self.world_size)
-            yield from staging.exchange(windows, Reduction(staging, parts, flat, op, scattered=True))
+            if not small:
+                return scatter_large(generation, staged, parts, flat, op)
+            offset = self.rank * flat.nbytes
+            slots = [slot_of(generation, rank, number, flat, offset) for rank in range(self.world_size)]
+            reduce_parts(slots, flat, op)
             staged.deliver()
+            return None
 
         brought = tuple((part.data_ptr(), part.nbytes) for part in parts) if small else ()
         return self._start(generation, name, output, body, brings_all=small, brought=brought)
@@ -209,32 +189,18 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         small = flat.nbytes <= (SMALL_BYTES if bay_bytes else CONTRIBUTION_BYTES)
         if not small and flat.nbytes <= bay_bytes:
             return self._reduce_in_bays(generation, name, tensor, staged, op, everywhere=everywhere)
-        place, copies = (0, []) if small else self._shared.find(flat)
+        memory = (0, []) if small else self._shared.find(flat)
 
         def body(number: int) -> Steps | None:
             if not small:
-                return large(number)
+                return reduce_large(generation, number, staged, flat, op, everywhere=everywhere, memory=memory)
             if everywhere:
                 reduce_slots(generation, number, flat, op)
                 staged.deliver()
             return None
 
-        def large(number: int) -> Steps:
-            places = {generation.board.memory_of(rank, number) for rank in range(self.world_size)}
-            if places == {place} and place:
-                yield from reduce_in_place(generation.board, number, copies, op)
-                return
-            staging, size = generation.staging, flat.element_size()
-            if self.world_size == 2:
-                pair = PairReduction(staging, flat, op)
-                yield from staging.exchange(staging.whole(flat.numel(), size, num_tensors=2), pair)
-            else:
-                transfer = Reduction(staging, [flat] * self.world_size, flat, op, everywhere=everywhere)
-                yield from staging.transfer(staging.sliced(flat.numel(), size), transfer)
-            staged.deliver()
-
         brought = ((flat.data_ptr(), flat.nbytes),) if small else ()
-        return self._start(generation, name, tensor, body, brings_all=small, memory=place, brought=brought)
+        return self._start(generation, name, tensor, body, brings_all=small, memory=memory[0], brought=brought)
 
     def _reduce_in_bays(
         self,
@@ -278,16 +244,11 @@ class SharedMemoryCommunicator(ComparingCommunicator):
 
         def body(number: int) -> Steps | None:
             if not small:
-                return large()
+                return gather_large(generation, num_bytes, source, targets, deliver)
             for rank, target in targets.items():
                 target.copy_(slot_of(generation, rank, number, target, 0))
             deliver()
             return None
-
-        def large() -> Steps:
-            staging = generation.staging
-            yield from staging.exchange(staging.whole(num_bytes, 1, num_tensors=1), Gather(staging, source, targets))
-            deliver()
 
         def deliver() -> None:
             for one in staged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import weakref
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
 from raydist.collectives.shared_memory.task import Reached, Steps
 from raydist.values import ReduceOp
 
-__all__ = ["SharedTensors", "allocation_bytes", "offer_segment", "open_offered", "reduce_in_place"]
+__all__ = ["SharedTensors", "allocation_bytes", "allocation_name", "offer_segment", "open_offered", "reduce_in_place"]
 
 _log = logging.getLogger("raydist")
 
@@ -67,6 +68,12 @@ class SharedTensors:
 def allocation_bytes(sizes: Sequence[tuple[int, torch.dtype]], world_size: int) -> int:
     """Bytes of a segment for these tensors, once a rank."""
     return _PAGE + world_size * _offsets(sizes)[-1]
+
+
+def allocation_name(sizes: Sequence[tuple[int, torch.dtype]]) -> str:
+    """What allocating tensors of these sizes is called: another name for other sizes."""
+    layout = hashlib.sha256(repr([(numel, dtype) for numel, dtype in sizes]).encode()).hexdigest()[:16]
+    return f"allocate({len(sizes)} tensors, layout {layout})"
 
 
 def offer_segment(size: int, offer: torch.Tensor) -> Segment | None:

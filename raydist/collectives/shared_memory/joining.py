@@ -5,7 +5,6 @@ That they are on one host is not asked of anybody: who can open the file and rea
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import final
 
@@ -13,17 +12,15 @@ from raydist.collectives.backend import Declined
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.shared_memory.awaited_members import AwaitedMembers
 from raydist.collectives.shared_memory.futex import why_unsupported
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.segment import DIRECTORY, Segment, remove_leftovers
 from raydist.collectives.signed_store import SignedStore
-from raydist.collectives.translation import describe_operation, describe_ranks
-from raydist.errors import CancelledError, DeadlineExceededError
 
 __all__ = ["Meeting"]
 
 _YES = "yes"
-_POLL_S = 0.002
 
 
 @final
@@ -40,7 +37,7 @@ class Meeting:
         self._size = (layout or Layout.of(membership.world_size)).size
         self._membership = membership
         self._timeout_s = timeout_s
-        self._aborted = threading.Event()
+        self._awaited = AwaitedMembers(membership, timeout_s)
 
     def join(self) -> Segment:
         """The segment, in which this rank is seen to live; its file has no name any more.
@@ -54,9 +51,7 @@ class Meeting:
         membership = self._membership
         deadline = time.monotonic() + self._timeout_s
         store = connect_store(membership, self._timeout_s)
-        missing = Bulletin(store, membership).arrive(self._timeout_s, self._check)
-        if missing:
-            raise self._late(missing)
+        self._awaited.arrive(Bulletin(store, membership))
         segment: Segment | None = None
         try:
             segment, answer = self._create(store) if membership.rank == 0 else self._open(store, deadline)
@@ -75,7 +70,7 @@ class Meeting:
 
     def abort(self) -> None:
         """End :meth:`join` with an error. May come from another thread."""
-        self._aborted.set()
+        self._awaited.abort()
 
     def _create(self, store: SignedStore) -> tuple[Segment | None, str]:
         reason = why_unsupported()
@@ -93,7 +88,7 @@ class Meeting:
         return segment, reason or _YES
 
     def _open(self, store: SignedStore, deadline: float) -> tuple[Segment | None, str]:
-        offer = self._await(store, "segment/offer", deadline, rank=0)
+        offer = self._awaited.answer(store, "segment/offer", 0, deadline)
         reason = why_unsupported()
         if not offer or reason is not None:
             return None, reason or _YES
@@ -107,26 +102,8 @@ class Meeting:
 
     def _refusals(self, store: SignedStore, deadline: float) -> list[str]:
         ranks = range(self._membership.world_size)
-        answers = [self._await(store, f"segment/answer/{rank}", deadline, rank=rank) for rank in ranks]
+        answers = [self._awaited.answer(store, f"segment/answer/{rank}", rank, deadline) for rank in ranks]
         return [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer != _YES]
-
-    def _await(self, store: SignedStore, key: str, deadline: float, *, rank: int) -> str:
-        while not store.check([key]):
-            self._check()
-            if time.monotonic() >= deadline:
-                raise self._late((rank,))
-            time.sleep(_POLL_S)
-        return store.get(key).decode()
-
-    def _check(self) -> None:
-        if self._aborted.is_set():
-            raise CancelledError(f"{describe_operation(self._membership, 'rendezvous')} was given up: it was aborted.")
-
-    def _late(self, missing: tuple[int, ...]) -> DeadlineExceededError:
-        return DeadlineExceededError(
-            f"{describe_operation(self._membership, 'rendezvous')} timed out after {self._timeout_s} s: "
-            f"{describe_ranks(missing)} did not arrive. Raise the limit if they were only slow to start."
-        )
 
 
 def _describe(error: OSError) -> str:

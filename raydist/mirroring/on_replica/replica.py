@@ -6,7 +6,6 @@ wants to read (`collect_*`).
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -18,7 +17,6 @@ from raydist.errors import FailedPreconditionError
 from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
 from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.handles import ReplicaTable
-from raydist.mirroring.kinds import patch_object
 from raydist.mirroring.metric_states import (
     divide_states,
     hold_states,
@@ -26,16 +24,17 @@ from raydist.mirroring.metric_states import (
     share_of_states,
     state_names,
 )
+from raydist.mirroring.on_replica.arrivals import Arrivals
 from raydist.mirroring.on_replica.externals import Externals
 from raydist.mirroring.on_replica.merged_states import StateMerger
 from raydist.mirroring.on_replica.replica_hooks import note_steps, refuse_new_parameters
 from raydist.mirroring.on_replica.report import ControlCollector, TensorCollector
 from raydist.mirroring.on_replica.sent_functions import SentFunctions
 from raydist.mirroring.on_replica.update_log import UpdateLog
-from raydist.mirroring.shipment import Shipment, TensorImage, Writes, overwrite
+from raydist.mirroring.shipment import Shipment, TensorImage
 from raydist.parameter_servers.rows.local_rows import access_to
 from raydist.pickling.attribute_table import attributes
-from raydist.pickling.pickler import HandleUnpickler, PersistentId, dumps, loads
+from raydist.pickling.pickler import PersistentId, dumps, loads
 
 __all__ = ["MirrorReplica"]
 
@@ -76,13 +75,21 @@ class MirrorReplica(MirrorCalls):
 
     def _start_empty(self) -> None:
         self._table = ReplicaTable()
-        self._loaded_states: set[int] = set()
         self._parameters: tuple[torch.nn.Parameter, ...] = ()
         self._parameters_at = -1
         self._control = ControlCollector(self._table, self._identify)
         self._buffers = ReplicaBuffers(self._table, self.rank, self._world_size)
         self._tensors = TensorCollector(self._table, self._buffers.aggregations)
         self.updates = UpdateLog(self._table)
+        self._arrivals = Arrivals(
+            self._table,
+            self._buffers,
+            self._tensors,
+            self._control,
+            resolve=self._resolve,
+            share=lambda metric, states: share_of_states(metric, states, self.rank, self._world_size),
+            watch=lambda optimizer: note_steps(optimizer, self.updates.note, self._carry_out),
+        )
 
     def apply(self, shipment: Shipment, parts: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Take in a shipment; the step's function, positional and keyword arguments.
@@ -107,14 +114,7 @@ class MirrorReplica(MirrorCalls):
             self._functions.function_of(shipment)
 
     def _take_objects(self, shipment: Shipment) -> None:
-        for handle in shipment.released:
-            self._table.release(handle)
-            self._buffers.forget(handle)
-        arrived = self._load_bundle(shipment.bundle) if shipment.bundle else []
-        if shipment.writes:
-            arrived += self._write(self._loads(shipment.writes))
-        for handle in self._buffers.arrived(arrived) if arrived else ():
-            self._tensors.mark_known(handle)
+        self._arrivals.take(shipment)
         self._functions.forget(shipment.forget)
 
     @contextmanager
@@ -134,8 +134,7 @@ class MirrorReplica(MirrorCalls):
 
     def take_loaded_states(self) -> frozenset[int]:
         """Handles of optimizers whose state the driver has replaced since this was asked last."""
-        loaded, self._loaded_states = frozenset(self._loaded_states), set()
-        return loaded
+        return self._arrivals.take_loaded_states()
 
     def items(self) -> list[tuple[int, Any]]:
         """Handles and objects of everything that is mirrored, in an order that is the same on all replicas."""
@@ -246,9 +245,9 @@ class MirrorReplica(MirrorCalls):
         metrics, statistics = self.hold_metrics(), self._buffers.own_values()
         self._start_empty()
         items, hooks = self._loads(state)
-        self._add(items)
+        self._arrivals.add(items)
         self._buffers.look()
-        self._add_hooks(hooks)
+        self._arrivals.add_hooks(hooks)
         for handle, obj in items:
             if isinstance(obj, torch.Tensor):
                 self._buffers.restore_own(handle, statistics)
@@ -256,81 +255,6 @@ class MirrorReplica(MirrorCalls):
                 # What the other one counted is counted there.
                 restore_states(obj, metrics.get(handle) or divide_states(obj)[1])
         self._functions.clear()  # they refer to the objects of before; the driver sends them again
-
-    def _load_bundle(self, bundle: bytes) -> list[int]:
-        """Take in new objects; their handles."""
-        unpickler = HandleUnpickler(io.BytesIO(bundle), self._resolve)
-        unpickler.load()  # the roots; what they lead to is in the list that follows the hooks
-        hooks = list(iter(unpickler.load, None))
-        found = unpickler.load()
-        self._add(found)
-        self._add_hooks(hooks)
-        self._set_gradients(unpickler.load())
-        for handle, obj in found:
-            if state_names(obj):
-                restore_states(obj, self._share(obj, divide_states(obj)))  # what the driver had counted counts once
-            self._mark_known(handle)
-        return [handle for handle, _ in found]
-
-    def _add(self, items: Sequence[tuple[int, Any]]) -> None:
-        for handle, obj in items:
-            self._table.add(handle, obj)
-            if isinstance(obj, torch.optim.Optimizer):
-                note_steps(obj, self.updates.note, self._carry_out)
-        for handle, _ in items:
-            self._buffers.places.note(handle)
-
-    def _add_hooks(self, hooks: Sequence[tuple[int, ParameterHooks]]) -> None:
-        for handle, found in hooks:
-            found.attach(self._table.object_of(handle))
-
-    def _mark_known(self, handle: int) -> None:
-        """Driver and replica agree on this object now."""
-        if isinstance(self._table.object_of(handle), torch.Tensor):
-            self._tensors.mark_known(handle)
-            self._control.mark_flag_known(handle)
-        else:
-            self._control.mark_known(handle)
-
-    def _write(self, writes: Writes) -> list[int]:
-        """Do what the driver did; handles of the tensors and modules that it changed."""
-        self._buffers.places.settle()
-        for handle, values in writes.tensors.items():
-            overwrite(self._table.object_of(handle), values)
-        self._write_gradients(writes)
-        for handle, changed in writes.hooks.items():
-            changed.apply(self._table.object_of(handle))
-        for handle, flag in writes.requires_grad.items():
-            self._table.object_of(handle).requires_grad_(flag)
-            self._control.mark_flag_known(handle)
-        for handle, changes in writes.control.items():
-            patch_object(self._table.object_of(handle), changes)
-            self._buffers.places.note(handle)
-        for handle, state in writes.optimizer_states.items():
-            self._loaded_states.add(handle)
-            held = attributes(self._table.object_of(handle))["state"]
-            held.clear()
-            held.update(state)
-        for handle, states in writes.metrics.items():
-            metric = self._table.object_of(handle)
-            restore_states(metric, self._share(metric, states))
-        written = [*writes.tensors, *writes.control]
-        for handle in written:
-            self._mark_known(handle)
-        return written
-
-    def _share(self, metric: Any, states: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
-        return share_of_states(metric, states, self.rank, self._world_size)
-
-    def _write_gradients(self, writes: Writes) -> None:
-        for handle in writes.cleared_gradients:
-            self._table.object_of(handle).grad = None
-        self._set_gradients(writes.gradients)
-
-    def _set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        for handle, gradient in gradients.items():
-            parameter = self._table.object_of(handle)
-            parameter.grad = gradient.clone().to(parameter.device)
 
     def _is_shared(self, obj: Any) -> bool:
         """Whether a function that holds `obj` holds more than a copy."""

@@ -29,6 +29,7 @@ class SavedRows:
     Args:
         module: That.
 
+    >>> import torch
     >>> model = torch.nn.ModuleDict({"words": ShardedEmbedding(100, 2, seed=1)})
     >>> _ = model["words"](torch.tensor([7]))
     >>> list(SavedRows(model).state_dict())

@@ -14,12 +14,13 @@ from raydist.pipelines.engine.executor import Executor, InlineExecutor
 from raydist.pipelines.engine.fusion import Stage, chain_of, fuse
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.metered_iterator import MeteredIterator
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, Planner
+from raydist.pipelines.engine.op import DatasetOp, IterContext, Planner
 from raydist.pipelines.engine.op_iterator import OpIterator
-from raydist.pipelines.engine.stage import StageIterator
-from raydist.pipelines.engine.stage_dispatch import StageWorkers
+from raydist.pipelines.engine.op_kinds import ElementwiseOp
+from raydist.pipelines.engine.stages.stage import StageIterator
+from raydist.pipelines.engine.stages.stage_dispatch import StageWorkers
+from raydist.pipelines.engine.stages.unordered_stage import UnorderedStageIterator
 from raydist.pipelines.engine.threads import ThreadExecutor
-from raydist.pipelines.engine.unordered_stage import UnorderedStageIterator
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 

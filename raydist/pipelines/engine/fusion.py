@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from raydist.options import Options
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_kinds import ElementwiseOp
 
 __all__ = ["Stage", "chain_of", "fuse"]
 

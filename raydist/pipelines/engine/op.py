@@ -20,14 +20,13 @@ from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.engine.arrival_order import ArrivalOrders
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.engine.executor import Executor
-from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 from raydist.pipelines.metering.reading import StageKind
 
-__all__ = ["DatasetOp", "ElementwiseOp", "IterContext", "Placement", "Planned", "Planner", "SourceOp", "UnaryOp"]
+__all__ = ["DatasetOp", "IterContext", "Placement", "Planned", "Planner"]
 
 Placement = Literal["inline", "pool", "exchange"]
 """Where an operation may run: with its consumer, on a pool of workers, or where all elements pass (reordering)."""
@@ -176,65 +175,6 @@ class DatasetOp(ABC):
     def full_label(self) -> str:
         """`label`, and what the user calls the operation."""
         return self.label if self.given_name is None else f'{self.label} "{self.given_name}"'
-
-
-class SourceOp(DatasetOp):
-    """An operation that reads no other."""
-
-    @final
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return ()
-
-
-@dataclass(frozen=True, eq=False)
-class UnaryOp(DatasetOp):
-    """An operation on the elements of one input. Where it says nothing else, it has as many, and of the same kind."""
-
-    input: DatasetOp
-
-    @final
-    @property
-    def inputs(self) -> tuple[DatasetOp, ...]:
-        return (self.input,)
-
-    def cardinality(self) -> int:
-        return self.input.cardinality()
-
-    def element_spec(self) -> Any:
-        return self.input.element_spec()
-
-
-class ElementwiseOp(DatasetOp):
-    """An operation that works element by element (or block by block) and can therefore run anywhere, in parallel."""
-
-    placement: ClassVar[Placement] = "pool"
-
-    @abstractmethod
-    def kernel(self, ctx: IterContext) -> Kernel:
-        """The work on one block."""
-
-    @property
-    def parallelism(self) -> int | None:
-        """Calls at a time; None lets the executor choose; 1 means in order, in one thread.
-
-        Neighbours are fused into one stage only if theirs are equal.
-        """
-        return None
-
-    @property
-    def deterministic(self) -> bool | None:
-        """False lets results come in any order; None leaves it to `Options.deterministic`."""
-        return None
-
-    @property
-    def rows_together(self) -> int:
-        """Elements that the consumer takes at a time: blocks had better be multiples of it."""
-        return 1
-
-    @final
-    def make_iterator(self, ctx: IterContext) -> OpIterator:
-        return ctx.build(self)
 
 
 class Planned(Protocol):

@@ -14,7 +14,8 @@ import pyarrow as pa
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
 from raydist.pipelines.formats.arrow_sizes import ArrowSizes
-from raydist.pipelines.formats.files import as_arrow_file, data_loss, file_errors, open_file
+from raydist.pipelines.formats.files import data_loss, file_errors
+from raydist.pipelines.formats.opening import as_arrow_file, open_file
 
 __all__ = ["ArrowFile", "arrow_errors"]
 

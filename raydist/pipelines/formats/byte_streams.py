@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from typing import Any, final
 
 from raydist.errors import DataLossError, InvalidArgumentError
-from raydist.pipelines.formats.files import data_loss, file_errors, open_file
+from raydist.pipelines.formats.files import data_loss, file_errors
+from raydist.pipelines.formats.opening import open_file
 
 __all__ = ["ByteStream", "check_compression", "open_stream", "window_bits"]
 

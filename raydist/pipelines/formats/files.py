@@ -1,17 +1,15 @@
-"""Opening files by path or URI, with errors that name the file and the way out.
+"""What files are called, and errors that name the file and the way out.
 
-A path is local, or a URI that fsspec or, where fsspec lacks the package for it, pyarrow.fs can open.
+A path is local, or a URI of another file system.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol, final
+from typing import Any, Protocol, final
 
 from raydist.errors import (
     DataLossError,
@@ -22,24 +20,18 @@ from raydist.errors import (
     SpecError,
 )
 from raydist.pipelines.formats.remote_file import (
-    RemoteFile,
     http_status,
     is_network_error,
-    open_system,
-    with_retries,
 )
 
 __all__ = [
     "OpenFile",
     "ReadableFile",
-    "as_arrow_file",
-    "create_file",
     "data_loss",
     "file_errors",
     "local_file",
     "local_path",
-    "open_file",
-    "open_within",
+    "not_plain",
     "path_text",
     "secrets_in",
     "shown_uri",
@@ -59,13 +51,6 @@ class ReadableFile(Protocol):
     def close(self) -> None: ...
 
 
-def as_arrow_file(file: ReadableFile) -> Any:
-    """The file as pyarrow's readers take it."""
-    import pyarrow  # only its readers need it
-
-    return file if isinstance(file, pyarrow.NativeFile) else pyarrow.PythonFile(file, mode="r")
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class OpenFile:
@@ -78,14 +63,6 @@ class OpenFile:
 
     file: ReadableFile
     size: int | None
-
-
-@final
-class _LocalFile(io.FileIO):
-    """Closed without a ResourceWarning when it is dropped: an iterator that was not read to its end is no mistake."""
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def path_text(path: Any) -> str:
@@ -170,48 +147,6 @@ def shown_uri(uri: str) -> str:
     return uri
 
 
-def open_file(path: str) -> OpenFile:
-    """Open a file for reading. What a remote system fails to do is tried again a few times: see `remote_file.py`.
-
-    Raises:
-        NotFoundError: There is no such file.
-        InvalidArgumentError: It is a directory, a FIFO, a device or a socket, or the URI's scheme is unknown.
-        FailedPreconditionError: It may not be read, or the package for the URI's scheme is not installed.
-    """
-    with file_errors(path):
-        local = local_path(path)
-        return _open_uri(path) if local is None else _open_local(local)
-
-
-def open_within(folder: str, path: str) -> OpenFile:
-    """Open a file of a folder that others may have filled. Errors as those of :func:`open_file`.
-
-    Raises:
-        InvalidArgumentError: It is a link that leads out of the folder.
-    """
-    local, inner = local_path(folder), local_path(path)
-    if local is not None and inner is not None:
-        found = os.path.realpath(inner)
-        if os.path.commonpath([found, os.path.realpath(local)]) != os.path.realpath(local):
-            raise InvalidArgumentError(
-                f"A file of {folder!r} must lie in it, but {path!r} is a link to {found!r}. Copy it there."
-            )
-    return open_file(path)
-
-
-def create_file(path: str) -> BinaryIO:
-    """Open a file for writing, empty. Errors as those of :func:`open_file`."""
-    with file_errors(path):
-        local = local_path(path)
-        if local is not None:
-            _require_plain(local, os.stat(local).st_mode if os.path.lexists(local) else stat.S_IFREG)
-            return open(local, "wb")
-        import fsspec  # only URIs need it
-
-        file: BinaryIO = fsspec.open(path, "wb").open()
-        return file
-
-
 @contextmanager
 def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
     """Turn what systems say about `path` into our errors; others get a note with the place."""
@@ -224,7 +159,7 @@ def file_errors(path: str, offset: int | None = None) -> Iterator[None]:
             f"The file must exist, got {path!r}. Check the path, and that this node sees it."
         ) from error
     except IsADirectoryError as error:
-        raise _not_plain(path, "a directory") from error
+        raise not_plain(path, "a directory") from error
     except Exception as error:
         if isinstance(error, PermissionError) or http_status(error) in _DENIED:
             raise FailedPreconditionError(
@@ -250,62 +185,10 @@ def _of_server(path: str, error: Exception) -> FailedPreconditionError:
     return found
 
 
-def _open_local(path: str) -> OpenFile:
-    # O_NONBLOCK: opening a FIFO would wait for its writer, without limit. It has no effect on plain files.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = _LocalFile(descriptor, "rb")
-    try:
-        status = os.fstat(descriptor)
-        _require_plain(path, status.st_mode)
-    except BaseException:
-        file.close()
-        raise
-    return OpenFile(file, status.st_size)
-
-
-def _open_uri(path: str) -> OpenFile:
-    try:
-        system, inner = open_system(path)
-    except (ImportError, ValueError) as error:
-        return _open_with_arrow(path, error)
-    if with_retries(lambda: system.isdir(inner)):
-        raise _not_plain(path, "a directory")
-    file = RemoteFile(lambda: system.open(inner, "rb"))
-    return OpenFile(file, file.size_bytes)
-
-
-def _open_with_arrow(path: str, fsspec_error: Exception) -> OpenFile:
-    import pyarrow  # only URIs that fsspec cannot open need it
-    from pyarrow import fs
-
-    try:
-        system, inner = fs.FileSystem.from_uri(path)
-    except pyarrow.ArrowInvalid:
-        message = f"The URI's scheme must be one that fsspec or pyarrow.fs knows, got {path!r}: {fsspec_error}."
-        kind = FailedPreconditionError if isinstance(fsspec_error, ImportError) else InvalidArgumentError
-        raise kind(message) from fsspec_error
-    file = system.open_input_file(inner)
-    return OpenFile(file, file.size())
-
-
-def _require_plain(path: str, mode: int) -> None:
-    for is_kind, kind in _SPECIAL_KINDS:
-        if is_kind(mode):
-            raise _not_plain(path, kind)
-
-
-def _not_plain(path: str, kind: str) -> InvalidArgumentError:
+def not_plain(path: str, kind: str) -> InvalidArgumentError:
+    """The error of a name of something else than a plain file, such as "a directory"."""
     hint = " Give the files in it." if kind == "a directory" else " Copy its data into a file first."
     return InvalidArgumentError(f"A file name must name a plain file, but {path!r} is {kind}.{hint}")
-
-
-_SPECIAL_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-)
 
 
 def _user() -> str:

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
-from raydist.pipelines.formats.files import OpenFile, as_arrow_file, data_loss, file_errors, open_file
+from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors
+from raydist.pipelines.formats.opening import as_arrow_file, open_file
 from raydist.pipelines.formats.parquet_footer import ParquetFooter, parse_footer
 
 __all__ = ["ParquetFile", "parquet_errors", "read_footer"]

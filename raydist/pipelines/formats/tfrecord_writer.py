@@ -9,7 +9,8 @@ from typing import Any, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.pipelines.formats.byte_streams import check_compression, window_bits
-from raydist.pipelines.formats.files import create_file, path_text
+from raydist.pipelines.formats.files import path_text
+from raydist.pipelines.formats.opening import create_file
 from raydist.pipelines.formats.tfrecord import frame
 
 __all__ = ["TFRecordOptions", "TFRecordWriter"]

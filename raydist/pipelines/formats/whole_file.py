@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from raydist.pipelines.formats.files import file_errors, open_file, path_text
+from raydist.pipelines.formats.files import file_errors, path_text
+from raydist.pipelines.formats.opening import open_file
 
 __all__ = ["read_file"]
 

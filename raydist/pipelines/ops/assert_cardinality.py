@@ -8,8 +8,9 @@ from typing import final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, keep_items
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 

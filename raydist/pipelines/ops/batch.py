@@ -23,8 +23,9 @@ from raydist.pipelines.elements.items import (
 )
 from raydist.pipelines.elements.recycled_memory import RecycledMemory
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.resume import Outbox, read_items
 
 __all__ = ["BatchOp", "cut_into_batches"]

@@ -8,8 +8,9 @@ from typing import Any, final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_item
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 

@@ -13,7 +13,8 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 
 __all__ = ["EnumerateOp"]
 

@@ -14,7 +14,8 @@ from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["FilterOp", "ask_rows"]

@@ -10,7 +10,8 @@ from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.ops.map import MapOp
 from raydist.pipelines.sources.torch_datasets import is_sample_reader

@@ -9,8 +9,9 @@ from typing import ClassVar, final
 
 from raydist.foreign_errors import message_of, what_was_raised
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.values import UNKNOWN_CARDINALITY
 

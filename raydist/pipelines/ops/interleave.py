@@ -13,8 +13,9 @@ from typing import Any, ClassVar, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.functions import function_label
-from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator
 from raydist.pipelines.ops.cycle import Cycle, SlotAhead
 from raydist.pipelines.ops.cycle_turns import CycleTurns

@@ -16,8 +16,9 @@ from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_watched
 from raydist.pipelines.engine.request_size import RequestSize
 from raydist.pipelines.sources.memory import MemoryOp

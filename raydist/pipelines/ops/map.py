@@ -16,7 +16,8 @@ from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.engine.vectorised import VectorisedKernel
 from raydist.pipelines.ops.seeded_datasets import with_seeds

@@ -12,8 +12,9 @@ from raydist.nest import unflatten
 from raydist.pipelines.elements.blocks import Block, concat_blocks
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_items, drop_items, keep_items
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.padding import Padding

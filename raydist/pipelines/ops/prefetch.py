@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.ops.reading_ahead import ahead_in_a_thread, ahead_where_it_pays
 from raydist.values import AUTOTUNE
 

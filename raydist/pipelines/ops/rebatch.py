@@ -15,8 +15,9 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import flatten_element, map_element
 from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.batch import cut_into_batches

@@ -16,8 +16,9 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import call_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.seeds import RandomKey
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import (
     BorderIterator,
     OneKind,

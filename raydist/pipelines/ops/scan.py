@@ -17,8 +17,9 @@ from raydist.pipelines.elements.functions import element_rows, function_label
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.tensor_functions import note_numpy_in_torch, receiving_tensors
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.probe import probe_spec
 from raydist.pipelines.engine.producers import OneKind, Producer, ReplayIterator, read_item
 from raydist.pipelines.ops.map import items_of_results

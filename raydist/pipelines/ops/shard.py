@@ -10,8 +10,9 @@ import numpy as np
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 

@@ -18,8 +18,9 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.row_buffer import RowBuffer
 from raydist.pipelines.elements.seeds import RandomKey, draw_seed
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.stored.fingerprint import NOT_IN_FINGERPRINT
 from raydist.values import UNKNOWN_CARDINALITY
 

@@ -10,8 +10,9 @@ import numpy as np
 from raydist.errors import FailedPreconditionError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.ops.repeat import RepeatOp
 from raydist.pipelines.ops.shuffle import ShuffleOp

@@ -9,8 +9,9 @@ from typing import Any, final
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.items import Item, IteratorState
-from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.nested import graph_of, open_nested
 from raydist.pipelines.sources.table_files import TableFilesIterator

@@ -7,8 +7,9 @@ from typing import ClassVar, final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["TakeOp"]

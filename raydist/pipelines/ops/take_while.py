@@ -11,8 +11,9 @@ from raydist.foreign_errors import annotate
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer, read_item
 from raydist.pipelines.ops.filter import ask_rows
 from raydist.values import UNKNOWN_CARDINALITY

@@ -12,7 +12,8 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import ElementwiseOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
 from raydist.values import UNKNOWN_CARDINALITY
 
 __all__ = ["UnbatchOp"]

@@ -12,8 +12,9 @@ from raydist.errors import SpecError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import Producer, ReplayIterator, read_item
 from raydist.values import UNKNOWN_CARDINALITY
 

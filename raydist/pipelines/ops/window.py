@@ -23,8 +23,9 @@ from raydist.pipelines.elements.items import (
     keep_items,
 )
 from raydist.pipelines.elements.spec import DatasetSpec, TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, UnaryOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import ClosesInput, OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 from raydist.pipelines.engine.producers import BorderIterator, ResumableProducer
 from raydist.pipelines.engine.resume import read_items
 from raydist.pipelines.ops.stacked_windows import StackedWindows

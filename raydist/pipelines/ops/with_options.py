@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from raydist.options import Options
-from raydist.pipelines.engine.op import IterContext, UnaryOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import UnaryOp
 
 __all__ = ["WithOptionsOp"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raydist.pipelines.elements.functions import wants_rng
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp
+from raydist.pipelines.engine.op import DatasetOp
+from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.ops.batch import BatchOp
 from raydist.pipelines.ops.gather import GatherOp
 from raydist.pipelines.ops.map import MapOp

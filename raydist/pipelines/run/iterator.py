@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import threading
@@ -10,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar, final
 
-from raydist.errors import InvalidArgumentError, OutOfRangeError
+from raydist.errors import OutOfRangeError
 from raydist.options import Options
 from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.key_order import KeyOrder
-from raydist.pipelines.elements.saved_state import require_pipelines, require_settings, require_state, state_errors
-from raydist.pipelines.engine.build import Plan
+from raydist.pipelines.elements.saved_state import state_errors
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
@@ -25,13 +23,13 @@ from raydist.pipelines.metering.stats import PipelineStats, stats_of
 from raydist.pipelines.run.chain_length import explain_recursion
 from raydist.pipelines.run.executors import local_executor
 from raydist.pipelines.run.optional import Optional
+from raydist.pipelines.run.pipeline_states import PipelineStates
 from raydist.pipelines.run.plan import make_plan
 from raydist.pipelines.run.reopened import ReopenedEngine
 
 __all__ = ["DatasetIterator"]
 
 _T = TypeVar("_T")
-_STATE_VERSION = 1
 _CLOSE_S = 4.0  # how long close() waits for another thread's `next`; then it stops what that one waits for
 
 
@@ -76,10 +74,11 @@ class DatasetIterator(Generic[_T]):
     ) -> None:
         self._op = op
         self._convert = convert
-        self._plan: Plan = make_plan(op, options)
+        plan = make_plan(op, options)
+        self._states = PipelineStates(plan)
         self.meters = meters or IterationMeters()
         """What every stage has done since the iteration began."""
-        self._engine = ReopenedEngine(self._plan, options, make_executor, self.meters, seed=seed, epoch=epoch)
+        self._engine = ReopenedEngine(plan, options, make_executor, self.meters, seed=seed, epoch=epoch)
         self._to_skip = 0  # elements behind that which were handed out before
         # A list's iterator hands out each of its rows once, whoever asks: what threads share needs no lock.
         self._rows: Iterator[_T] = iter([])
@@ -218,26 +217,7 @@ class DatasetIterator(Generic[_T]):
             return self._state_at(self._position())
 
     def _state_at(self, place: tuple[IteratorState, int]) -> IteratorState:
-        at, skip = place
-        orders = self._engine.orders.since(at)
-        return {
-            "version": _STATE_VERSION,
-            "pipeline": self._fingerprint,
-            "seed": self._engine.seed,
-            "epoch": self._engine.epoch,
-            "at": at,
-            "skip": skip,
-            **({"orders": orders} if orders else {}),
-            **({"settings": settings} if (settings := self._order_settings) else {}),
-        }
-
-    @functools.cached_property  # a state is asked for with every step of a distributed dataset
-    def _fingerprint(self) -> str:
-        return self._plan.fingerprint
-
-    @functools.cached_property
-    def _order_settings(self) -> dict[str, str]:
-        return self._plan.order_settings
+        return self._states.state_of(self._engine, *place)
 
     def _position(self) -> tuple[IteratorState, int]:
         left = operator.length_hint(self._rows)  # asked once: other threads may take rows meanwhile
@@ -274,14 +254,7 @@ class DatasetIterator(Generic[_T]):
         2
         """
         self._process.require("loaded")
-        require_pipelines(require_state(state), 1)
-        found = (state.get("version"), state.get("pipeline"))
-        if found != (_STATE_VERSION, self._fingerprint):
-            raise InvalidArgumentError(
-                f"The state must be of this pipeline ({self._fingerprint}), got one of {state.get('pipeline')!r} "
-                f"(version {state.get('version')!r}). Build the dataset as it was when the state was saved."
-            )
-        require_settings(state, self._order_settings)
+        self._states.require(state)
         with self._lock, state_errors(state):
             self.close()
             self._engine.closed = self._engine.ended = False

@@ -13,8 +13,9 @@ import pyarrow as pa
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.arrow_rows import RowSchema, null_rows
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
 

@@ -15,8 +15,9 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.values import INFINITE_CARDINALITY
 
 __all__ = ["DrawsOp"]

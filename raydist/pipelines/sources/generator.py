@@ -14,8 +14,9 @@ from raydist.pipelines.elements.element_nests import map_element
 from raydist.pipelines.elements.functions import function_label
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY

@@ -14,8 +14,9 @@ from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec, spec_of_value
-from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
 

@@ -15,12 +15,14 @@ from raydist.nest import LEAF, Structure, flatten, unflatten
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.leaf_values import as_leaf
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
-from raydist.pipelines.formats.files import local_path, open_file, path_text
+from raydist.pipelines.formats.files import local_path, path_text
 from raydist.pipelines.formats.npz_file import stored_arrays
 from raydist.pipelines.formats.numpy_format import StoredArray, stored_array
+from raydist.pipelines.formats.opening import open_file
 from raydist.pipelines.sources.indexed import IndexedIterator
 from raydist.pipelines.sources.memory import MemoryOp
 

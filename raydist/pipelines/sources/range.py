@@ -12,8 +12,9 @@ from raydist.errors import InvalidArgumentError
 from raydist.nest import LEAF
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.random_access import RandomAccess
 from raydist.pipelines.sources.indexed import IndexedIterator
 

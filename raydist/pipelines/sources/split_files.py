@@ -19,8 +19,9 @@ from raydist.pipelines.elements.blocks import Block, object_column
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
 from raydist.pipelines.elements.spec import STR, TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
-from raydist.pipelines.engine.op import DatasetOp, ElementwiseOp, IterContext, SourceOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import ElementwiseOp, SourceOp
 from raydist.pipelines.sources.file_format import FileSplit, SplitFormat
 
 __all__ = ["FileSplitsOp", "SplitFilesOp"]

@@ -10,8 +10,9 @@ from typing import Any, final
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState
-from raydist.pipelines.engine.op import IterContext, SourceOp
+from raydist.pipelines.engine.op import IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.engine.resume import Outbox
 from raydist.pipelines.formats.files import path_text
 from raydist.pipelines.sources.file_format import TableFormat, TableReader

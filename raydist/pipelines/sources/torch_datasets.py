@@ -13,8 +13,9 @@ from raydist.errors import FailedPreconditionError, SpecError
 from raydist.pipelines.elements.blocks import Block, common_specs
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.elements.spec import TensorSpec
-from raydist.pipelines.engine.op import DatasetOp, IterContext, SourceOp
+from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_iterator import OpIterator
+from raydist.pipelines.engine.op_kinds import SourceOp
 from raydist.pipelines.sources.generator import GeneratorIterator, GeneratorOp
 from raydist.pipelines.sources.signature import Signature
 from raydist.values import UNKNOWN_CARDINALITY

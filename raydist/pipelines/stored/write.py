@@ -16,7 +16,8 @@ from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.functions import call_rows
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.leaf_values import as_leaf
-from raydist.pipelines.formats.files import open_within, path_text
+from raydist.pipelines.formats.files import path_text
+from raydist.pipelines.formats.opening import open_within
 from raydist.pipelines.stored.chunks import ChunkWriter
 from raydist.pipelines.stored.containers import Container, ContainerWriter
 from raydist.pipelines.stored.manifest import Manifest, StoredFile

@@ -8,20 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-import torch
-from torch import nn
-
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.pipelines.formats.files import local_file
 from raydist.strategies.global_step import counter_of
 from raydist.summaries.writer import SummaryWriter, create_file_writer
-from raydist.summary.embeddings import embedding
-from raydist.summary.media import image, text
+from raydist.summary.media import text
 from raydist.summary.runs import graph
-from raydist.summary.scalars import histogram, scalar
+from raydist.summary.scalars import scalar
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.input_clock import InputClock
 from raydist.training.callbacks.learning_rates import rates_of
+from raydist.training.callbacks.shown_parameters import ShownParameters
 
 if TYPE_CHECKING:
     import os
@@ -93,23 +90,16 @@ class TensorBoard(Callback):
             raise InvalidArgumentError(
                 f'update_freq must be "epoch", "batch" or a number of steps >= 1, got {update_freq!r}.'
             )
-        if min(histogram_freq, embeddings_freq) < 0:
-            raise InvalidArgumentError(
-                f"histogram_freq and embeddings_freq must be >= 0, got {histogram_freq!r} and {embeddings_freq!r}."
-            )
         if profile_batch:
             raise InvalidArgumentError(
                 f"profile_batch must be 0, got {profile_batch!r}: steps run in other processes. Use torch.profiler in "
                 "a step function of your own."
             )
         self._log_dir = Path(local_file(log_dir, "The directory of TensorBoard"))
-        self._histogram_freq = histogram_freq
         self._write_graph = write_graph
-        self._write_images = write_images
         self._write_steps_per_second = write_steps_per_second
         self._every = update_freq if isinstance(update_freq, int) else int(update_freq == "batch")
-        self._embeddings_freq = embeddings_freq
-        self._embeddings_metadata = embeddings_metadata
+        self._parameters = ShownParameters(histogram_freq, write_images, embeddings_freq, embeddings_metadata)
         self._writers: dict[str, SummaryWriter] = {}
         self._purge_step: int | None = None
         self._train_step = self._epoch_began_at = 0
@@ -210,7 +200,7 @@ class TensorBoard(Callback):
                 rates = rates_of(self.model.optimizer)
                 scalar("epoch_learning_rate", rates[0])
             self._show_times(step - self._epoch_began_at)
-            self._show_parameters(epoch)
+            self._parameters.show(self.model.module, epoch)
         validation = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
         if validation:
             with self._writer("validation").as_default(step):
@@ -255,22 +245,6 @@ class TensorBoard(Callback):
             scalar("input/batches_per_second", stats.elements / stats.elapsed_s if stats.elapsed_s else 0.0)
             text("input/bottleneck", stats.findings[0] if stats.bottleneck else "none")
 
-    def _show_parameters(self, epoch: int) -> None:
-        if _is_due(self._histogram_freq, epoch):
-            for name, value in self.model.module.named_parameters():
-                path = name.replace(".", "/")
-                histogram(f"{path}/histogram", value)
-                if self._write_images and value.dim() == 2:
-                    image(f"{path}/image", _as_picture(value), max_outputs=1, dataformats="HW")
-        if _is_due(self._embeddings_freq, epoch):
-            for name, module in self.model.module.named_modules():
-                if isinstance(module, nn.Embedding):
-                    embedding(name or "embedding", module.weight, metadata=self._labels(name))
-
-    def _labels(self, name: str) -> Sequence[Any] | None:
-        given = self._embeddings_metadata
-        return given.get(name) if isinstance(given, Mapping) else given
-
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Closes the files.
 
@@ -284,10 +258,6 @@ class TensorBoard(Callback):
             writer.close()
 
 
-def _is_due(every: int, epoch: int) -> bool:
-    return every > 0 and epoch % every == 0
-
-
 def _show_scalars(prefix: str, logs: Mapping[str, Any]) -> None:
     for name, value in _numbers(logs).items():
         scalar(prefix + name, value)
@@ -296,10 +266,3 @@ def _show_scalars(prefix: str, logs: Mapping[str, Any]) -> None:
 def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
     """Those of the logs that are single numbers."""
     return {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
-
-
-def _as_picture(values: torch.Tensor) -> torch.Tensor:
-    """Scaled to [0, 1]; all the same is grey."""
-    plain = values.detach().float()
-    least, most = plain.min(), plain.max()
-    return (plain - least) / (most - least) if most > least else torch.full_like(plain, 0.5)

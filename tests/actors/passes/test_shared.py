@@ -19,7 +19,7 @@ from raydist.options import InputOptions, Timeouts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.run.split import Cut
-from tests.pipelines.engine.stages import block_of, spec_of
+from tests.pipelines.engine.toy_stages import block_of, spec_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -11,7 +11,7 @@ from raydist.errors import UnavailableError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.kernel import run_stage
-from tests.pipelines.engine.stages import SOURCE, block_of, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 SPEC = spec_of(SOURCE.map(lambda x: x * 10))
 BLOCK = block_of(SOURCE)

@@ -21,7 +21,7 @@ from raydist.pipelines.engine.executor import _Ready as Ready
 from raydist.pipelines.engine.kernel import StageSpec
 from tests.contracts.datasets import DATASETS
 from tests.contracts.op import check_op
-from tests.pipelines.engine.stages import block_of
+from tests.pipelines.engine.toy_stages import block_of
 
 MEMORY = 1 << 22
 

@@ -21,6 +21,7 @@ from raydist.foreign_errors import message_of
 from raydist.options import Timeouts
 from tests.conftest import live_actors
 from tests.contracts.op import iterate
+from tests.odd_errors import Departure, Mute
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -60,27 +61,12 @@ GUILTY = 5
 ENDED = r"must not end its process: map-1 .* ended that of .*worker-\d+ on element 5 of its input, "
 
 
-class Departure(BaseException):
-    """No Exception, and does not end its process."""
-
-
-class Odd(Exception):
-    """Wants two arguments, has no message, and its notes are no list."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(first)
-        self.__notes__ = "odd"  # type: ignore[assignment]  # what users do
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
 def departs(x: Any) -> Any:
     raise Departure("left")
 
 
 def fails_oddly(x: Any) -> Any:
-    raise Odd(1, 2)
+    raise Mute(1, 2)
 
 
 def dataset_of(hostile: Callable[[Any], Any]) -> Dataset:
@@ -96,7 +82,7 @@ def dataset_of(hostile: Callable[[Any], Any]) -> Dataset:
         (crashes, RaydistError, ENDED + r"2 times \(Fatal Python error: Segmentation fault\)"),
         (swells, MemoryError, r"10\.0 GiB"),
         (departs, Departure, "left"),
-        (fails_oddly, Odd, ""),
+        (fails_oddly, Mute, ""),
     ],
 )
 def test_one_element_fails_and_all_others_arrive(

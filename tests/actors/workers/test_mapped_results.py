@@ -10,7 +10,7 @@ from raydist.actors.workers.mapped_results import MappedResults
 from raydist.dataset import Dataset
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
-from tests.pipelines.engine.stages import block_of
+from tests.pipelines.engine.toy_stages import block_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

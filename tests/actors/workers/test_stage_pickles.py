@@ -9,7 +9,7 @@ from raydist.actors.workers.stage_pickles import StagePickles
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.kernel import run_stage
-from tests.pipelines.engine.stages import SOURCE, block_of, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 
 def test_a_stage_is_pickled_once_and_named_by_its_contents() -> None:

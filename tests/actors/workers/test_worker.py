@@ -19,7 +19,7 @@ from raydist.pipelines.elements.items import ElementError, StageResult
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.kernel import StageSpec, run_stage
 from raydist.pipelines.run.iterator import DatasetIterator
-from tests.pipelines.engine.stages import block_of
+from tests.pipelines.engine.toy_stages import block_of
 
 
 class Seen(Executor):

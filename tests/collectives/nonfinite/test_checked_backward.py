@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from raydist.collectives.nonfinite.checked_backward import CheckedBackward, parameters_under
 from raydist.collectives.nonfinite.policy import NonfinitePolicy, OnNonfinite
 from raydist.errors import FailedPreconditionError
+from tests.collectives.gradient_steps import ONCE_A_SEGMENT, STEPS
 from tests.collectives.models import MODELS, build, loss_of, rows
-from tests.collectives.test_gradients import ONCE_A_SEGMENT, STEPS
 
 NAN = float("nan")
 

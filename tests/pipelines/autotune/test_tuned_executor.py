@@ -17,7 +17,7 @@ from raydist.pipelines.autotune.tuned_executor import TunedExecutor
 from raydist.pipelines.autotune.tuner import Tuner
 from raydist.pipelines.run.iterator import DatasetIterator
 from tests.contracts.op import iterate
-from tests.pipelines.engine.stages import SOURCE, block_of, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 
 def map_threads() -> list[threading.Thread]:

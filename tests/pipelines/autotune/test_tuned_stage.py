@@ -8,7 +8,7 @@ from raydist.pipelines.autotune.tuned_part import TunedPart
 from raydist.pipelines.autotune.tuned_stage import TunedStage
 from raydist.pipelines.engine.budget import Budgets
 from raydist.pipelines.metering.iteration_meters import IterationMeters
-from tests.pipelines.engine.stages import SOURCE, block_of, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 BLOCK = block_of(SOURCE)
 WHERE = spec_of(SOURCE.map(lambda x: threading.current_thread() is threading.main_thread()))

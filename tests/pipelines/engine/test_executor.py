@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.executor import InlineExecutor
-from tests.pipelines.engine.stages import SOURCE, block_of, divide, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, divide, spec_of
 
 
 def test_inline_work_is_done_at_once() -> None:

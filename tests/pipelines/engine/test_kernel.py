@@ -7,7 +7,7 @@ from typing import final
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.engine.kernel import Kernel, StageSpec, run_stage
-from tests.pipelines.engine.stages import SOURCE, block_of, divide, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, divide, spec_of
 
 
 def test_kernels_run_one_after_the_other_and_errors_keep_their_place() -> None:

@@ -7,7 +7,7 @@ import pytest
 from raydist.errors import CancelledError, DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.engine.threads import ThreadExecutor
-from tests.pipelines.engine.stages import SOURCE, block_of, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
 BLOCK = block_of(SOURCE)
 

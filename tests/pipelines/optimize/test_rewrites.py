@@ -7,7 +7,7 @@ from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
 from raydist.pipelines.engine.build import walk
 from raydist.pipelines.engine.executor import Executor
-from raydist.pipelines.engine.op import ElementwiseOp
+from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.run.plan import make_plan
 from raydist.values import AUTOTUNE, UNKNOWN_CARDINALITY

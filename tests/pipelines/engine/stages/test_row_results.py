@@ -10,8 +10,8 @@ from raydist.dataset import Dataset
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import StageResult
 from raydist.pipelines.engine.kernel import run_stage
-from raydist.pipelines.engine.row_results import join_results
-from tests.pipelines.engine.stages import SOURCE, block_of, divide, spec_of
+from raydist.pipelines.engine.stages.row_results import join_results
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, divide, spec_of
 
 
 def shape_of(result: StageResult) -> list[Any]:

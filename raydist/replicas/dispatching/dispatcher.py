@@ -9,7 +9,7 @@ from typing import Any, final
 
 from raydist.errors import CancelledError
 from raydist.foreign_errors import what_was_raised
-from raydist.replicas.pace import Pace
+from raydist.replicas.dispatching.pace import Pace
 from raydist.replicas.results import StepResult
 from raydist.replicas.step_message import GroupResult, PlannedStep
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from raydist.errors import CancelledError
 from raydist.mirroring.shipment import Shipment
-from raydist.replicas.dispatcher import Dispatcher, SentGroup
-from raydist.replicas.pace import Pace
+from raydist.replicas.dispatching.dispatcher import Dispatcher, SentGroup
+from raydist.replicas.dispatching.pace import Pace
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
 from raydist.replicas.step_message import GroupResult, PlannedStep

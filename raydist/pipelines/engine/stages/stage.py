@@ -14,7 +14,7 @@ from raydist.pipelines.elements.saved_state import counts_in, texts_in
 from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import MACHINERY_ERRORS, OpIterator
 from raydist.pipelines.engine.resume import Outbox
-from raydist.pipelines.engine.stage_dispatch import SentBlock, StageDispatch, StageWorkers
+from raydist.pipelines.engine.stages.stage_dispatch import SentBlock, StageDispatch, StageWorkers
 from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["StageIterator"]

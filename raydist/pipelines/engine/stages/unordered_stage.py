@@ -17,7 +17,7 @@ from raydist.pipelines.engine.kernel import StageSpec
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.producers import read_item
 from raydist.pipelines.engine.resume import Outbox, read_items
-from raydist.pipelines.engine.stage_dispatch import SentBlock, StageDispatch, StageWorkers
+from raydist.pipelines.engine.stages.stage_dispatch import SentBlock, StageDispatch, StageWorkers
 from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["UnorderedStageIterator"]

@@ -10,7 +10,8 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.engine.build import build
 from raydist.pipelines.engine.executor import InlineExecutor
 from raydist.pipelines.engine.kernel import StageSpec
-from raydist.pipelines.engine.op import ElementwiseOp, IterContext
+from raydist.pipelines.engine.op import IterContext
+from raydist.pipelines.engine.op_kinds import ElementwiseOp
 from raydist.pipelines.run.plan import make_nested_plan, make_plan
 
 __all__ = ["SOURCE", "block_of", "divide", "spec_of"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.replicas.pace import Pace
+from raydist.replicas.dispatching.pace import Pace
 
 
 def test_a_function_that_is_not_known_goes_alone() -> None:

@@ -5,10 +5,10 @@ import pytest
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.engine.executor import InlineExecutor
-from raydist.pipelines.engine.stage_dispatch import StageDispatch, StageWorkers
+from raydist.pipelines.engine.stages.stage_dispatch import StageDispatch, StageWorkers
 from raydist.pipelines.engine.threads import ThreadExecutor
 from raydist.pipelines.metering.meter import Meter
-from tests.pipelines.engine.stages import SOURCE, block_of, divide, spec_of
+from tests.pipelines.engine.toy_stages import SOURCE, block_of, divide, spec_of
 
 
 def test_a_window_is_what_the_executor_has_and_the_user_allows() -> None:

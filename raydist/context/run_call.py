@@ -1,0 +1,33 @@
+"""What `strategy.run` may be called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raydist.errors import InvalidArgumentError
+from raydist.options import RunOptions
+
+__all__ = ["require_call"]
+
+
+def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) -> None:
+    """InvalidArgumentError unless `strategy.run(fn, args, kwargs, options)` can be meant so."""
+    if not callable(fn):
+        raise InvalidArgumentError(
+            f"strategy.run needs a function, got {fn!r:.80}. Give the function itself and its arguments as args."
+        )
+    if not isinstance(args, tuple | list):
+        raise InvalidArgumentError(
+            f"args must be a tuple of the function's arguments, got {type(args).__name__}. For one: args=(batch,)."
+        )
+    if not isinstance(kwargs, Mapping | None):
+        raise InvalidArgumentError(f"kwargs must be a dict of the function's named arguments, got {kwargs!r:.80}.")
+    if not isinstance(options, RunOptions | None):
+        raise InvalidArgumentError(f"options must be rd.RunOptions(...), got {options!r:.80}.")
+    from raydist.distributed_dataset import DistributedDataset  # a replica needs none of it
+
+    if any(isinstance(arg, DistributedDataset) for arg in args):
+        raise InvalidArgumentError(
+            "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop inside."
+        )

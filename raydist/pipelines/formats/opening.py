@@ -1,0 +1,127 @@
+"""Opening files by path or URI.
+
+A path is local, or a URI that fsspec or, where fsspec lacks the package for it, pyarrow.fs can open.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from typing import Any, BinaryIO, final
+
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.pipelines.formats.files import OpenFile, ReadableFile, file_errors, local_path, not_plain
+from raydist.pipelines.formats.remote_file import RemoteFile, open_system, with_retries
+
+__all__ = ["as_arrow_file", "create_file", "open_file", "open_within"]
+
+
+def as_arrow_file(file: ReadableFile) -> Any:
+    """The file as pyarrow's readers take it."""
+    import pyarrow  # only its readers need it
+
+    return file if isinstance(file, pyarrow.NativeFile) else pyarrow.PythonFile(file, mode="r")
+
+
+def open_file(path: str) -> OpenFile:
+    """Open a file for reading. What a remote system fails to do is tried again a few times: see `remote_file.py`.
+
+    Raises:
+        NotFoundError: There is no such file.
+        InvalidArgumentError: It is a directory, a FIFO, a device or a socket, or the URI's scheme is unknown.
+        FailedPreconditionError: It may not be read, or the package for the URI's scheme is not installed.
+    """
+    with file_errors(path):
+        local = local_path(path)
+        return _open_uri(path) if local is None else _open_local(local)
+
+
+def open_within(folder: str, path: str) -> OpenFile:
+    """Open a file of a folder that others may have filled. Errors as those of :func:`open_file`.
+
+    Raises:
+        InvalidArgumentError: It is a link that leads out of the folder.
+    """
+    local, inner = local_path(folder), local_path(path)
+    if local is not None and inner is not None:
+        found = os.path.realpath(inner)
+        if os.path.commonpath([found, os.path.realpath(local)]) != os.path.realpath(local):
+            raise InvalidArgumentError(
+                f"A file of {folder!r} must lie in it, but {path!r} is a link to {found!r}. Copy it there."
+            )
+    return open_file(path)
+
+
+def create_file(path: str) -> BinaryIO:
+    """Open a file for writing, empty. Errors as those of :func:`open_file`."""
+    with file_errors(path):
+        local = local_path(path)
+        if local is not None:
+            _require_plain(local, os.stat(local).st_mode if os.path.lexists(local) else stat.S_IFREG)
+            return open(local, "wb")
+        import fsspec  # only URIs need it
+
+        file: BinaryIO = fsspec.open(path, "wb").open()
+        return file
+
+
+@final
+class _LocalFile(io.FileIO):
+    """Closed without a ResourceWarning when it is dropped: an iterator that was not read to its end is no mistake."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _open_local(path: str) -> OpenFile:
+    # O_NONBLOCK: opening a FIFO would wait for its writer, without limit. It has no effect on plain files.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = _LocalFile(descriptor, "rb")
+    try:
+        status = os.fstat(descriptor)
+        _require_plain(path, status.st_mode)
+    except BaseException:
+        file.close()
+        raise
+    return OpenFile(file, status.st_size)
+
+
+def _open_uri(path: str) -> OpenFile:
+    try:
+        system, inner = open_system(path)
+    except (ImportError, ValueError) as error:
+        return _open_with_arrow(path, error)
+    if with_retries(lambda: system.isdir(inner)):
+        raise not_plain(path, "a directory")
+    file = RemoteFile(lambda: system.open(inner, "rb"))
+    return OpenFile(file, file.size_bytes)
+
+
+def _open_with_arrow(path: str, fsspec_error: Exception) -> OpenFile:
+    import pyarrow  # only URIs that fsspec cannot open need it
+    from pyarrow import fs
+
+    try:
+        system, inner = fs.FileSystem.from_uri(path)
+    except pyarrow.ArrowInvalid:
+        message = f"The URI's scheme must be one that fsspec or pyarrow.fs knows, got {path!r}: {fsspec_error}."
+        kind = FailedPreconditionError if isinstance(fsspec_error, ImportError) else InvalidArgumentError
+        raise kind(message) from fsspec_error
+    file = system.open_input_file(inner)
+    return OpenFile(file, file.size())
+
+
+def _require_plain(path: str, mode: int) -> None:
+    for is_kind, kind in _SPECIAL_KINDS:
+        if is_kind(mode):
+            raise not_plain(path, kind)
+
+
+_SPECIAL_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)

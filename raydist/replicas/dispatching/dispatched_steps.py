@@ -1,0 +1,207 @@
+"""Steps that are under way on replicas in lock step: sending them, waiting for how they end, telling of errors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from raydist.actors.replica import ReplicaActors
+from raydist.actors.step_channel import Answer
+from raydist.errors import FailedPreconditionError, Preempted
+from raydist.foreign_errors import what_was_raised
+from raydist.owning_process import OwningProcess
+from raydist.preemption.boundaries import leave
+from raydist.replicas.dispatching.dispatcher import DispatchedStep, Dispatcher, SentGroup
+from raydist.replicas.dispatching.pace import Pace
+from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.replica_calls import ReplicaCalls
+from raydist.replicas.results import StepOutcome, StepResult
+from raydist.replicas.step_message import GroupResult, PlannedStep, address_steps
+from raydist.values import Part
+
+__all__ = ["DispatchedSteps"]
+
+
+@final
+class DispatchedSteps:
+    """A window of steps, sent in order. Used by one thread.
+
+    Args:
+        actors: The replicas' processes.
+        calls: Of their runners: told when one of them fails.
+        num_replicas: How many replicas there are.
+        step_s: The limit of a step.
+        process: Who may use them.
+
+    Attributes:
+        num_replicas: How many replicas there are.
+    """
+
+    def __init__(
+        self, actors: ReplicaActors, calls: ReplicaCalls, num_replicas: int, step_s: float, process: OwningProcess
+    ) -> None:
+        self.num_replicas = num_replicas
+        self._actors = actors
+        self._calls = calls
+        self._step_s = step_s
+        self._process = process
+        self._sent = tuple(SentObjects() for _ in range(num_replicas))
+        self._pace = Pace(num_replicas)
+        self._dispatcher = Dispatcher(self._send, lambda ref, within_s: actors.are_ready([ref], within_s), self._pace)
+        self._untold: Exception | None = None
+        self.on_results: list[Callable[[Sequence[StepResult]], None]] = []
+        """Told of each step that has ended, in their order: every replica's result. Must not raise, or wait."""
+
+    @property
+    def num_under_way(self) -> int:
+        """Steps that nobody has waited for."""
+        return self._dispatcher.num_steps
+
+    def dispatch(self, step: PlannedStep) -> StepOutcome:
+        """Send one step to every replica, now or soon.
+
+        Blocks only while too many are under way; then the error of the oldest ones may come out.
+        """
+        self._calls.require_alive()
+        while self._dispatcher.num_steps >= self._dispatcher.window_with(step):
+            self._finish_oldest()
+            self.tell()
+        step.carries_values  # noqa: B018  # results among its arguments may have to be waited for: not in the dispatcher
+        return _Outcome(self, self._dispatcher.add(step))
+
+    def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
+        try:
+            return self._actors.send_steps(address_steps(steps, self._sent))
+        except BaseException:  # KeyboardInterrupt: who was sent the steps would wait for who was not
+            self._calls.give_up()
+            raise
+
+    def wait(self) -> None:
+        """Return once every dispatched step is done; raises the error of the first that failed."""
+        self.tell()
+        while self._finish_oldest():
+            self.tell()
+
+    def give_up(self) -> None:
+        """Forget steps that nobody will wait for: they follow one that failed, and were refused."""
+        for group in self._dispatcher.give_up():
+            self._actors.discard(group.refs)
+        for sent in self._sent:
+            sent.forget()
+
+    def tell(self) -> None:
+        """Raise the error of a step that nobody has been told about."""
+        self._process.require("used")
+        error, self._untold = self._untold, None
+        if error is not None:
+            raise _to_raise(error)
+
+    def _finish_oldest(self) -> bool:
+        """Wait for the oldest group; False if there is none. An error is told later."""
+        group = self._dispatcher.oldest()
+        if group is None:
+            return False
+        consequence = self._calls.failed  # of what was told already
+        try:
+            self._finish(group)
+        finally:
+            self._dispatcher.finished(group)
+        self._untold = self._untold if consequence else group.error
+        return True
+
+    def _finish(self, group: SentGroup, *, present: bool = True) -> None:
+        """Wait until it is known how the steps ended. One that nobody waited for says nothing about what is now."""
+        try:
+            group.succeed(self._wait_for(group, present=present))
+        except Exception as error:
+            before = self._actors.done_before_failure(group.refs)
+            group.fail(error, [answer or GroupResult(()) for answer in before])
+        else:
+            self._learn(group)
+        for place in range(group.num_done):
+            for told in self.on_results:
+                told(group.results_at(place))
+        group.drop_summaries()
+        for remark in group.remarks:
+            warnings.warn(remark, stacklevel=2)
+
+    def _wait_for(self, group: SentGroup, *, present: bool) -> list[GroupResult]:
+        limit_s = self._step_s * group.num_steps
+        return self._calls.wait(group.refs, limit_s, group.title, "Timeouts.step_s", present=present)
+
+    def _learn(self, group: SentGroup) -> None:
+        for place, key in enumerate(group.keys):
+            size = max(result.num_bytes for result in group.results_at(place))
+            self._pace.learn(key, seconds=group.seconds_a_step, num_bytes=size)
+
+    def results_of(self, step: DispatchedStep) -> list[StepResult]:
+        """The results of one step in rank order; raises its error, as often as it is asked for."""
+        self._process.require("used")
+        group = self._group_of(step)
+        while not group.finished and self._dispatcher.is_under_way(group):
+            self._finish_oldest()
+            if not group.finished:
+                self.tell()
+        if not group.finished:
+            self._finish(group, present=False)
+        try:
+            return group.results_at(step.place)
+        except BaseException as error:
+            _to_raise(error)
+            # What came of it is told here, and not again when the strategy closes.
+            if self._untold is not None and error is what_was_raised(self._untold):
+                self._untold = None
+            raise
+
+    def _group_of(self, step: DispatchedStep) -> SentGroup:
+        if step.group is None:
+            self._dispatcher.flush()
+        if step.group is None:
+            raise FailedPreconditionError(f"raydist bug: step {step.step} must have been sent by now.")
+        return step.group
+
+    def part_of(self, step: DispatchedStep, rank: int, leaf_index: int) -> Part:
+        """Where a leaf of one replica's result of a step will be; the leaf itself where only the driver has it.
+
+        Blocks until the step is done, where its result comes through the step channel.
+        """
+        known_by = self._group_of(step).refs[rank]
+        if not isinstance(known_by, Answer):
+            return Part(ref=known_by, leaf_index=leaf_index, place=step.place)
+        result = self.results_of(step)[rank]
+        if known_by.ref is not None:
+            return Part(ref=known_by.ref, leaf_index=leaf_index, place=step.place)
+        return Part(value=result.leaf(leaf_index))
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self._dispatcher.close()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome(StepOutcome):
+    """A step of all replicas."""
+
+    steps: DispatchedSteps
+    step: DispatchedStep
+
+    @property
+    def num_replicas(self) -> int:
+        return self.steps.num_replicas
+
+    def results(self) -> list[StepResult]:
+        return self.steps.results_of(self.step)
+
+    def part(self, rank: int, leaf_index: int) -> Part:
+        return self.steps.part_of(self.step, rank, leaf_index)
+
+
+def _to_raise(error: BaseException) -> BaseException:
+    """What was raised. Where replicas have left the process, the driver's side leaves it now, too."""
+    raised = what_was_raised(error)
+    if isinstance(raised, Preempted):
+        leave(before_draw=False)
+    return raised

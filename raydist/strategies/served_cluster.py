@@ -1,0 +1,143 @@
+"""The workers and parameter servers of one strategy: planned when somebody asks, started when first needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from raydist.cluster import address_of, connect
+from raydist.coordinator.launch_served import Launched, launch_served
+from raydist.coordinator.served_request import ServedPlan, ServedRequest, plan_served
+from raydist.deferred_compiler import defer_compiler
+from raydist.errors import InvalidArgumentError
+from raydist.options import Timeouts
+from raydist.parameter_servers.consistency import Consistency
+from raydist.parameter_servers.partitioners import VariablePartitioner
+from raydist.preemption.boundaries import add_step_queue
+from raydist.strategies.worker_request import assign_hosts
+
+__all__ = ["ServedCluster", "ServedTerms"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ServedTerms:
+    """How variables are served.
+
+    Attributes:
+        consistency: What workers may read.
+        partitioner: How variables are split; None: not at all.
+        prefetch_pulls: What came with a push does for the next closure.
+
+    Raises:
+        InvalidArgumentError: `partitioner` is no function.
+    """
+
+    consistency: Consistency = "async"
+    partitioner: VariablePartitioner | None = None
+    prefetch_pulls: bool = True
+
+    def __post_init__(self) -> None:
+        if self.partitioner is not None and not callable(self.partitioner):
+            raise InvalidArgumentError(
+                "variable_partitioner must be a function of (shape, dtype), such as rd.MinSizePartitioner(), or None, "
+                f"got {self.partitioner!r:.80}."
+            )
+
+
+@final
+class ServedCluster:
+    """See the module. Used by one thread.
+
+    Args:
+        name: The strategy.
+        request: What it was asked for.
+        terms: How variables are served.
+        timeouts: The limit of every wait.
+        close_when_dropped: Given what ends the processes, once there are some.
+        on_start: Told when workers and servers have been started.
+
+    Attributes:
+        launched: Workers and servers; None as long as nobody needed them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        request: ServedRequest,
+        terms: ServedTerms,
+        timeouts: Timeouts,
+        *,
+        close_when_dropped: Callable[[Callable[[], None]], None],
+        on_start: Callable[[Launched], None],
+    ) -> None:
+        self.launched: Launched | None = None
+        self._name = name
+        self._request = request
+        self._terms = terms
+        self._timeouts = timeouts
+        self._close_when_dropped = close_when_dropped
+        self._on_start = on_start
+        self._served_plan: ServedPlan | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are. Where that was left open, it may start or join Ray."""
+        return self._request.num_workers or len(self.plan().setups)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """One device name for each worker."""
+        return tuple(setup.worker_devices[0] for setup in self.plan().setups)
+
+    def device_types(self) -> set[str]:
+        """The kinds of devices that workers have."""
+        return {torch.device(setup.device).type for setup in self.plan().setups}
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of workers and servers, as far as they have some."""
+        return () if self.launched is None else (*self.launched.worker_hosts, *self.launched.server_hosts)
+
+    def plan(self) -> ServedPlan:
+        """What to start. May start or join Ray (limit: `Timeouts.start_s`)."""
+        if self._served_plan is None:
+            cluster = connect()
+            find = functools.partial(assign_hosts, nodes=cluster.nodes, resolve=address_of)
+            self._served_plan = plan_served(
+                self._name,
+                self._request,
+                cluster,
+                self._timeouts,
+                worker_addresses=find(self._request.worker_hosts),
+                server_addresses=find(self._request.server_hosts),
+            )
+        return self._served_plan
+
+    def launch(self) -> Launched:
+        """Workers and servers; the workers may still be starting: meanwhile the driver builds its model."""
+        if self.launched is None:
+            defer_compiler()  # the driver makes optimizers, too
+            launched = launch_served(self.plan(), self._timeouts)
+            self._close_when_dropped(launched.close)
+            try:
+                self._start(launched)
+            except BaseException:
+                launched.close()
+                raise
+            add_step_queue(launched.coordinator)
+            self.launched = launched
+            self._on_start(launched)
+        return self.launched
+
+    def _start(self, launched: Launched) -> None:
+        launched.start(
+            self._timeouts,
+            consistency=self._terms.consistency,
+            partitioner=self._terms.partitioner,
+            prefetch_pulls=self._terms.prefetch_pulls,
+            server_memory=int(self.plan().server_resources.get("memory", 0)) or None,
+        )

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from raydist.checkpoints.random_state import RESTORED_REPLICAS
+from raydist.mirroring.shipment import Shipment
+from raydist.options import RunOptions
+from raydist.replicas.step import StepHeader
+from raydist.replicas.step_headers import StepHeaders
+from raydist.values import ReduceOp
+
+
+def following(headers: StepHeaders, **options: Any) -> StepHeader:
+    return headers.following(
+        Shipment(digest=b"step"), RunOptions(**options), ReduceOp.SUM, generation=2, summaries=None
+    )
+
+
+def test_steps_are_numbered_and_say_how_they_are_run() -> None:
+    torch.manual_seed(11)
+    headers = StepHeaders()
+    first = following(headers)
+    second = following(headers, empty_batch="zero_rows", check_in_sync=True)
+    assert (first.step, second.step, headers.count) == (0, 1, 2)
+    assert (first.stand_in, second.stand_in) == (True, False)
+    assert (first.check_in_sync, second.check_in_sync) == (RunOptions().check_in_sync, True)
+    assert (second.generation, second.gradient_reduce_op, second.seed[0]) == (2, ReduceOp.SUM, 11)
+
+
+def test_steps_that_only_pass_gradients_on_need_no_count_of_them() -> None:
+    headers = StepHeaders()
+    following(headers)
+    assert not headers.looked
+    following(headers, on_nonfinite="skip")
+    following(headers)
+    assert headers.looked
+
+
+def test_random_states_that_were_restored_go_along_once() -> None:
+    headers = StepHeaders()
+    following(headers)
+    RESTORED_REPLICAS.restore([[b"one"], [b"two"]])
+    assert following(headers).random == ((b"one",), (b"two",))
+    assert following(headers).random == ()

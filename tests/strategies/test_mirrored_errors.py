@@ -1,0 +1,191 @@
+"""What goes wrong in steps on real replicas, and what is told of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+import torch
+from torch import nn
+
+import raydist as rd
+from tests.odd_errors import Departure, Mute
+from tests.strategies.replica_rows import rows
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+def test_mismatched_collectives_are_shown_on_all_replicas(two: rd.MirroredStrategy) -> None:
+    def step(x: torch.Tensor) -> Any:
+        return rd.get_replica_context().all_reduce("SUM", x)
+
+    with pytest.raises(rd.CollectiveMismatchError, match=r"(?s)\(1,\).*\(2,\)|\[1\].*\[2\]"):
+        two.run(step, args=(rows(two, [[1.0], [2.0, 3.0]]),))
+    assert two.gather(two.run(step, args=(rows(two, [[1.0], [2.0]]),)), 0).tolist() == [3.0, 3.0]
+
+
+def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+
+    def step(x: torch.Tensor, fails_on: int) -> Any:
+        ctx = rd.get_replica_context()
+        if ctx.replica_id_in_sync_group == fails_on:
+            raise KeyError("my own error")
+        return ctx.all_reduce("SUM", model(x.float().view(-1, 1)).sum())
+
+    x = rows(two, [[1.0], [2.0]])
+    for fails_on in (0, 1):
+        with pytest.raises(KeyError, match="my own error") as caught:
+            two.local_results(two.run(step, args=(x, fails_on)))
+        assert f"on replica {fails_on}" in "".join(caught.value.__notes__)
+        values = two.run(step, args=(x, -1)).values
+        assert values[0] == values[1]
+
+
+@pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Mute, (1, 2))])
+def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
+    two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]
+) -> None:
+    def step(fails: bool) -> int:
+        if fails and rd.get_replica_context().replica_id_in_sync_group == 1:
+            raise kind(*args)
+        return 1
+
+    with pytest.raises(kind) as caught:
+        two.local_results(two.run(step, args=(True,)))
+    assert caught.value.args == args[:1]
+    host = re.escape(f"of node {ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]}).")
+    assert re.search(rf"In step \d+ on replica 1 \(cpu\) {host}", "".join(caught.value.__notes__))
+    assert two.run(step, args=(False,)).values == (1, 1)
+
+
+def test_an_error_of_a_dispatched_step_comes_with_the_next_synchronising_call(two: rd.MirroredStrategy) -> None:
+    def step(fail: bool) -> int:
+        assert not fail, "asked to fail"
+        return 1
+
+    two.run(step, args=(False,))
+    result = two.run(step, args=(True,))
+    with pytest.raises(AssertionError, match="asked to fail"):
+        two.local_results(result)
+    assert two.run(step, args=(False,)).values == (1, 1)
+
+
+def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
+    def step(fail: bool) -> int:
+        assert not fail, "asked to fail"
+        return 1
+
+    two.run(step, args=(False,))
+    failed = two.run(step, args=(True,))
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="asked to fail"):
+            two.local_results(failed)
+        assert two.run(lambda: rd.get_replica_context().all_reduce("SUM", 1.0).item()).values == (2.0, 2.0)
+
+
+def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
+    lock = threading.Lock()
+
+    def step() -> bool:
+        return lock.locked()
+
+    with pytest.raises((TypeError, rd.FailedPreconditionError), match="lock"):
+        two.run(step)
+    with pytest.raises(rd.SpecError, match="got lock"):
+        two.run(lambda: threading.Lock())
+
+
+def test_an_error_is_told_once(ray_cluster: None) -> None:
+    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+    with strategy, pytest.raises(ZeroDivisionError):
+        strategy.local_results(strategy.run(lambda: 1 / 0))
+    assert strategy._closed
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "message"),
+    [
+        (3, (), "needs a function, got 3"),
+        (len, rd.PerReplica([1, 2]), r"must be a tuple of the function's arguments, got PerReplica"),
+        (len, "distributed", r"iter\(dataset\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mirrored", "one device"])
+def test_bad_calls(two: rd.MirroredStrategy, kind: str, fn: Any, args: Any, message: str) -> None:
+    strategy = two if kind == "mirrored" else rd.OneDeviceStrategy()
+    if args == "distributed":
+        args = (strategy.distribute_dataset(rd.Dataset.range(3).batch(1)),)
+    with pytest.raises(rd.InvalidArgumentError, match=message):
+        strategy.run(fn, args=args)
+
+
+def test_a_dataset_function_must_give_a_dataset(two: rd.MirroredStrategy) -> None:
+    with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
+        two.distribute_datasets_from_function(lambda ctx: [1])  # type: ignore[arg-type, return-value]
+
+
+def test_what_was_made_outside_of_the_scope_is_named(two: rd.MirroredStrategy) -> None:
+    outside = nn.Linear(1, 1)
+    foreign = torch.optim.SGD(outside.parameters(), lr=0.1)
+    with pytest.raises(
+        rd.FailedPreconditionError, match=r"under the scope of MirroredStrategy-.*parameter .* of module Linear"
+    ):
+        two.run(lambda: outside.weight.sum())
+    with pytest.raises(rd.FailedPreconditionError, match=r"under the scope of MirroredStrategy-.*of optimizer SGD"):
+        two.run(lambda: foreign.step())
+
+
+def test_a_variable_of_another_strategy_is_named(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+
+    def step() -> float:
+        return float(model.weight.sum())
+
+    two.run(step)
+    other = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+    message = f"belongs to another one than {other._name}"
+    with other, pytest.raises(rd.FailedPreconditionError, match=message):
+        other.run(step)
+
+
+def test_only_datasets_can_be_distributed(two: rd.MirroredStrategy) -> None:
+    with pytest.raises(rd.SpecError, match="raydist.Dataset must be given, got list"):
+        two.distribute_dataset([1, 2, 3])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda strategy, results, model: [strategy.local_results(result) for result in results],
+        lambda strategy, results, model: strategy.local_results(results[-1]),
+        lambda strategy, results, model: strategy.reduce("SUM", results[0], axis=None),
+        lambda strategy, results, model: model.state_dict(),
+        lambda strategy, results, model: model.weight.sum().item(),
+        lambda strategy, results, model: [strategy.run(lambda: 1).values for _ in range(3)],
+    ],
+    ids=["all", "last", "reduce", "state", "variable", "next"],
+)
+def test_an_error_that_was_caught_is_not_raised_again(two: rd.MirroredStrategy, meet: Callable[..., Any]) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+
+    def step(fail: bool) -> Any:
+        if fail:
+            raise KeyError("mine")
+        return model(torch.ones(1, 1)).sum()
+
+    two.local_results(two.run(step, args=(False,)))
+    results = [two.run(step, args=(number == 0,)) for number in range(4)]
+    with pytest.raises((KeyError, rd.CancelledError)):
+        meet(two, results, model)
+    group = two._launched
+    assert group is not None
+    group.wait_to_close()  # what closing waits for
+    assert two.run(lambda: 1).values == (1, 1)

@@ -1,0 +1,79 @@
+"""How strategies with real replicas begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+from tests.conftest import live_actors
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("ending", ["close", "error in a step", "error on the driver"])
+def test_variables_keep_their_final_values(ray_cluster: None, ending: str) -> None:
+    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+
+    def train() -> None:
+        with torch.no_grad():
+            weight.add_(1.0)
+
+    def fail() -> None:
+        raise KeyError("from the step")
+
+    with contextlib.suppress(KeyError), strategy:
+        with strategy.scope():
+            weight = nn.Parameter(torch.zeros(2))
+        strategy.run(train)
+        if ending == "error in a step":
+            strategy.run(fail)
+            assert weight.tolist() == [], "reading must raise the step's error"
+        if ending == "error on the driver":
+            raise KeyError
+    assert type(weight) is nn.Parameter
+    assert weight.tolist() == [1.0, 1.0]
+
+
+def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:
+    before = live_actors()
+    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
+    strategy.run(lambda: None)
+    assert live_actors() - before
+    del strategy
+    gc.collect()
+    end = time.monotonic() + 10
+    while live_actors() - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert live_actors() - before == set()
+
+
+def test_nothing_runs_after_close() -> None:
+    strategy = rd.MirroredStrategy(2)
+    strategy.close()
+    strategy.close()
+    with pytest.raises(rd.FailedPreconditionError, match="is closed and can't run a step"):
+        strategy.run(lambda: None)
+    with pytest.raises(rd.FailedPreconditionError, match="is closed and can't distribute"):
+        strategy.distribute_dataset(rd.Dataset.range(3).batch(1))
+
+
+@pytest.mark.parametrize("bad", ["quantum:0", ["cpu", "cuda:0"], 0, []])
+def test_bad_devices_fail_before_anything_starts(bad: Any) -> None:
+    with pytest.raises(rd.InvalidArgumentError, match="got"):
+        rd.MirroredStrategy(bad)
+
+
+def test_more_replicas_than_fit(ray_cluster: None) -> None:
+    strategy = rd.MirroredStrategy(64, timeouts=rd.Timeouts(start_s=1.0))
+    with pytest.raises(
+        rd.DeadlineExceededError, match=r"could not place 64 replicas within 1 s. Asked: 64 x .*CPU.*free"
+    ):
+        strategy.scope().__enter__()
+    strategy.close()
