@@ -30,11 +30,12 @@ LEAK_GRACE_S = 10.0
 """How long what a test closed may take to be gone (I7 allows 10 s)."""
 
 # Threads that libraries start once and keep: Ray's log and error listeners, its client connections, torch's pools,
-# fsspec's event loop. PythonGCThread is Ray's too: it starts when the object store asks for a garbage collection. None
-# of these may begin the name of a thread of ours (raydist-...).
+# fsspec's event loop. PythonGCThread is Ray's too: it starts when the object store asks for a garbage collection; Dummy
+# is how Python names one that another language began. None of these may begin the name of a thread of ours
+# (raydist-...).
 LIBRARY_THREADS = (
     *("ray_", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
-    *("fsspecIO", "PythonGCThread"),
+    *("fsspecIO", "PythonGCThread", "Dummy"),
 )
 LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
 LIVING = ("RESTARTING", "DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING")

@@ -27,7 +27,6 @@ from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.deferred_compiler import defer_compiler
 from raydist.distributed_dataset import InputSide
-from raydist.mirroring.calls import MirrorCalls
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.shipment import Shipment
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
@@ -43,6 +42,7 @@ from raydist.replicas.step_headers import StepHeaders
 from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
+from raydist.strategies.lock_step_link import LockStepLink
 from raydist.values import PerReplica
 
 __all__ = ["SynchronousStrategy"]
@@ -62,7 +62,7 @@ class SynchronousStrategy(HostedStrategy):
         self._launch_plan: LaunchPlan | None = None
         self._launched: ReplicaGroup | None = None
         self._started = False
-        self._mirror = MirrorDriver(self._name, _Link(self), self._device_types)
+        self._mirror = MirrorDriver(self._name, LockStepLink(self._replicas), self._device_types)
         self._memory = StructureMemory()
         self._headers = StepHeaders()
         self._num_looks = 0
@@ -312,17 +312,3 @@ class _LoopHost:
 
     def drain(self) -> None:
         self._strategy._drain()
-
-
-@final
-class _Link:
-    """How the driver half of the mirrored variables reaches the replicas: a `ReplicaLink`."""
-
-    def __init__(self, strategy: SynchronousStrategy) -> None:
-        self._strategy = strategy
-
-    def call(self, rank: int, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
-        return self._strategy._replicas().ask_mirror(rank, method, *args)
-
-    def call_all(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> list[_T]:
-        return self._strategy._replicas().ask_mirrors(method, *args)

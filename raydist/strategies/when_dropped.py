@@ -42,7 +42,7 @@ def _close_elsewhere(closers: list[Callable[[], None]]) -> None:
     if not threading.main_thread().is_alive():  # the program ends: no thread may begin any more
         _close(closers)
     else:
-        threading.Thread(target=_close, args=(closers,), name="raydist-closes-dropped").start()
+        threading.Thread(target=_close, args=(closers,), name="raydist-closes-dropped", daemon=False).start()
 
 
 def _close(closers: list[Callable[[], None]]) -> None:

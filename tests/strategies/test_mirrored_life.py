@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
 from typing import Any
 
 import pytest
+import ray
 import torch
 from torch import nn
 
@@ -41,13 +43,23 @@ def test_variables_keep_their_final_values(ray_cluster: None, ending: str) -> No
     assert weight.tolist() == [1.0, 1.0]
 
 
-def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:
+def test_a_strategy_that_is_dropped_on_the_thread_that_brings_rays_answers_leaves_nothing(ray_cluster: None) -> None:
+    """As garbage is collected by whatever thread is at work."""
     before = live_actors()
-    strategy = rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})
-    strategy.run(lambda: None)
+    strategies = [rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01})]
+    strategies[0].run(lambda: None)
     assert live_actors() - before
-    del strategy
-    gc.collect()
+    dropped = threading.Event()
+
+    def drop(answer: Any) -> None:
+        strategies.clear()
+        gc.collect()
+        dropped.set()
+
+    answer: Any = ray.remote(num_cpus=0)(lambda: 1).remote()
+    answer._on_completed(drop)
+    assert dropped.wait(30)
+    assert ray.get(ray.remote(num_cpus=0)(lambda: 2).remote(), timeout=30) == 2
     end = time.monotonic() + 10
     while live_actors() - before and time.monotonic() < end:
         time.sleep(0.05)
