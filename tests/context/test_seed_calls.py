@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import manual_seed, seed
 
-from raydist.replicas.seed_calls import num_seed_calls
+from raydist.context.seed_calls import num_seed_calls
 
 
 def test_every_way_to_seed_counts() -> None:
