@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raydist.checkpoints.contents import CheckpointContents
-from raydist.checkpoints.restoring import RestoreReport
+from raydist.checkpoints.restoring.restored_objects import RestoreReport
 from raydist.checkpoints.sharing.started_save import start_save
 from raydist.context.current import has_strategy, in_cross_replica_context
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
@@ -89,6 +89,9 @@ class Checkpoint:
         self, path: str | os.PathLike[str], strict: bool = True, only: Sequence[str] | str | None = None
     ) -> RestoreReport:
         """Have the objects go on from saved states. All is read and compared before anything is changed.
+
+        Modules and optimizers that replicas hold, or will, they read themselves, a share of the bytes each, where they
+        can open the files. Waits for dispatched steps, at most `Timeouts.step_s` for each half.
 
         Args:
             path: Of the checkpoint.

@@ -16,11 +16,11 @@ from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.named_objects import named_objects, other_names
 from raydist.checkpoints.pending_gradients import PendingGradients
 from raydist.checkpoints.random_state import are_random_states, random_states, set_random_states
-from raydist.checkpoints.restoring import RestoreReport, chosen_objects, restore_objects
+from raydist.checkpoints.restoring.restored_objects import RestoreReport, chosen_objects, restore_objects
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint, open_checkpoint
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
 from raydist.context.step_counter import StepCounter
-from raydist.context.training_strategy import CountsSteps, training_strategy
+from raydist.context.training_strategy import CountsSteps, open_strategies, training_strategy
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.directory_files import DirectoryFiles
@@ -158,7 +158,8 @@ class CheckpointContents:
         if only is None:
             named = wanted = self._named_as(checkpoint)
         random = None if only is not None else _random_states_of(checkpoint)
-        report = restore_objects(named, wanted, checkpoint, strict, whole=only is None)
+        restorers = [each for strategy in open_strategies() if (each := strategy._find_restorer()) is not None]
+        report = restore_objects(named, wanted, checkpoint, strict, whole=only is None, restorers=restorers)
         if random is not None:
             set_random_states(random)
         return report

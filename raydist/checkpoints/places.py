@@ -36,13 +36,12 @@ def _place(key: Any, entry: Any) -> FilePlace:
     rows = _lengths(more[0], 2) if more else None
     _lengths([begin, end, crc], 3)
     place = FilePlace(str(dtype), _lengths(shape, _MOST_DIMENSIONS), begin, end, crc, rows)
-    lengths = place.shape if rows is None else (rows[1] - rows[0], *place.shape[1:])
     if rows is not None and not (place.shape and rows[0] <= rows[1] <= place.shape[0]):
         raise ValueError(f"rows {rows} of tensor {key!r:.100} cannot be: its shape is {place.shape}")
     if math.prod(max(1, length) for length in place.shape) > _MOST_NUMBERS:
         raise ValueError(f"tensor {key!r:.100} is too large: its shape is {place.shape}")
-    if end - begin != math.prod(lengths) * stored_dtype(place.dtype).itemsize:
-        raise ValueError(f"tensor {key!r:.100}, {dtype} of shape {lengths}, cannot be {end - begin} bytes")
+    if end - begin != math.prod(place.slice_shape) * stored_dtype(place.dtype).itemsize:
+        raise ValueError(f"tensor {key!r:.100}, {dtype} of shape {place.slice_shape}, cannot be {end - begin} bytes")
     return place
 
 

@@ -9,6 +9,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from raydist.context.seed_calls import num_seed_calls
+
 __all__ = [
     "REPLICAS",
     "RESTORED_REPLICAS",
@@ -85,19 +87,17 @@ class RestoredReplicas:
     def __init__(self) -> None:
         self.count = 0
         self.states: tuple[tuple[bytes, ...], ...] = ()
+        self._num_seed_calls = 0
 
     def restore(self, states: Sequence[Sequence[bytes]]) -> None:
         """Have the replicas of the next step go on from these."""
         self.states = tuple(tuple(bytes(part) for part in each) for each in states)
         self.count += 1
-
-    def forget(self) -> None:
-        """The program has seeded torch since: replicas begin where that says."""
-        self.states = ()
+        self._num_seed_calls = num_seed_calls()
 
     def since(self, count: int) -> tuple[tuple[bytes, ...], ...]:
-        """Those that were restored since `count` was this; none where nothing was."""
-        return self.states if count != self.count else ()
+        """Those that were restored since `count` was this; none where nothing was, or the program has seeded torch."""
+        return self.states if count != self.count and num_seed_calls() == self._num_seed_calls else ()
 
 
 RESTORED_REPLICAS = RestoredReplicas()  # one for the process, as torch's generator is, which it belongs to

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, final
 
 import google_crc32c
@@ -14,7 +15,7 @@ from raydist.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["read_tensors"]
+__all__ = ["read_slices", "read_tensors"]
 
 _PIECE_BYTES = 1 << 20
 
@@ -38,13 +39,32 @@ def read_tensors(
     several = tuple(files)
     if len(several) > 1:  # slices get memory for the whole tensor: all of it must be there
         for file in several:
-            _read(directory, file, lambda reader: None)
+            with _opened(directory, file):
+                pass
     for file in several:
-        _read(directory, file, lambda reader: reader.read_into(tensors, wanted))
+        with _opened(directory, file) as reader:
+            reader.read_into(tensors, wanted)
     return tensors
 
 
-def _read(directory: DirectoryFiles, file: TensorFile, action: Callable[[_FileReader], None]) -> None:
+def read_slices(directory: DirectoryFiles, file: TensorFile, keys: Collection[str]) -> dict[str, torch.Tensor]:
+    """What one file has of some tensors, on the CPU: all of each, or its rows that are there. Its header is read, too.
+
+    Args:
+        directory: Of the checkpoint.
+        file: From the manifest.
+        keys: Of the tensors; none to read the header alone.
+
+    Raises:
+        DataLossError: The file is missing, cut off or damaged. Names it, and the tensor.
+    """
+    with _opened(directory, file) as reader:
+        return reader.read_slices(keys)
+
+
+@contextlib.contextmanager
+def _opened(directory: DirectoryFiles, file: TensorFile) -> Iterator[_FileReader]:
+    """A file of as many bytes as were written, where its system can tell."""
     path = f"{directory.shown}/{file.name}"
     try:
         opened = directory.open(file.name)
@@ -56,7 +76,7 @@ def _read(directory: DirectoryFiles, file: TensorFile, action: Callable[[_FileRe
         with file_errors(path):
             reader = _FileReader(opened, path, file)
             reader.check_size()
-            action(reader)
+            yield reader
     finally:
         opened.file.close()
 
@@ -92,10 +112,22 @@ class _FileReader:
         if crc != self._file.header_crc32c:
             raise self._loss("its header differs from what was written", 0)
 
+    def read_slices(self, keys: Collection[str]) -> dict[str, torch.Tensor]:
+        """What it has of these tensors, each in memory of its own."""
+        self._check_header()
+        found: dict[str, torch.Tensor] = {}
+        for key, place in self._file.tensors.items():
+            if key in keys:
+                found[key] = torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype))
+                self._fill(found[key], key, place)
+        return found
+
     def _read(self, key: str, place: FilePlace, tensors: dict[str, torch.Tensor]) -> None:
         if key not in tensors:
             tensors[key] = torch.empty(place.shape, dtype=stored_dtype(place.dtype))
-        target = tensors[key] if place.rows is None else tensors[key][slice(*place.rows)]
+        self._fill(tensors[key] if place.rows is None else tensors[key][slice(*place.rows)], key, place)
+
+    def _fill(self, target: torch.Tensor, key: str, place: FilePlace) -> None:
         flat: Any = target.reshape(-1).view(torch.uint8).numpy()
         what = f"tensor {key!r}"
         if self._at != place.begin:

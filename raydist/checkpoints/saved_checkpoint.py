@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, final
+
+import torch
 
 from raydist.checkpoints.entries import unpack_state
 from raydist.checkpoints.manifest import CheckpointManifest, SavedObject
 from raydist.checkpoints.new_files import MANIFEST_NAME
 from raydist.checkpoints.read_tensors import read_tensors
-from raydist.checkpoints.tensor_file import FilePlace
+from raydist.checkpoints.tensor_file import FilePlace, TensorFile
 from raydist.errors import DataLossError, NotFoundError, RaydistError
 from raydist.pipelines.formats.files import file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
@@ -40,15 +42,30 @@ class SavedCheckpoint:
 
     def places(self, name: str) -> Mapping[str, FilePlace]:
         """The tensors of an object; of slices, any."""
-        files = self.manifest.tensor_files(self._home(name))
-        return {key: place for file in files for key, place in file.tensors.items()}
+        return {key: place for file in self.files(name) for key, place in file.tensors.items()}
+
+    def files(self, name: str) -> tuple[TensorFile, ...]:
+        """The files with the tensors of an object."""
+        return self.manifest.tensor_files(self._home(name))
+
+    def part(self, names: Collection[str]) -> SavedCheckpoint:
+        """It without all but some of the objects: as little as possible, for those who have to do with them alone."""
+        objects = {name: self.manifest.objects[name] for each in names for name in (each, self._home(each))}
+        files = {file.name: file for name in names for file in self.files(name)}
+        return replace(self, manifest=CheckpointManifest(objects, tuple(files.values())))
 
     def state(self, name: str) -> Any:
         """The state of an object. DataLossError where it is damaged."""
-        home = self._home(name)
-        tensors = read_tensors(self.directory, self.manifest.tensor_files(home))
+        return self.state_of(name, read_tensors(self.directory, self.files(name)))
+
+    def require_state(self, name: str) -> None:
+        """DataLossError where what is saved of an object can be no state, whatever its tensors are."""
+        self.state_of(name, dict.fromkeys(self.places(name), torch.empty(0)))
+
+    def state_of(self, name: str, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """The state of an object whose tensors were read. DataLossError where it can be none."""
         try:
-            return unpack_state(self.manifest.objects[home].values, tensors)
+            return unpack_state(self.saved(name).values, tensors)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.loss(f"the state of {name!r} is none: {error!s:.300}") from error
 

@@ -74,6 +74,16 @@ class FilePlace:
     crc32c: int
     rows: tuple[int, int] | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """That it takes in the file."""
+        return self.end - self.begin
+
+    @property
+    def slice_shape(self) -> tuple[int, ...]:
+        """Of what is there."""
+        return self.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.shape[1:])
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,10 @@ class Strategy(StrategyInput, StrategyValues):
     def _add_steps(self, count: int) -> None:
         """So many batches were trained on. Here steps count for themselves."""
 
+    def _find_restorer(self) -> Any:
+        """What restores objects where they are held, a `ShareRestorer`; None where the driver does."""
+        return None
+
     def _make_counter(self) -> StepCounter:
         """What counts global steps, mirrored as all that is made in the scope."""
         if self._counter is None:

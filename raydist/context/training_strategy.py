@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from raydist.context.current import current, in_cross_replica_context
 from raydist.context.step_counter import StepCounter
 
-__all__ = ["CountsSteps", "note_strategy", "training_strategy"]
+__all__ = ["CountsSteps", "note_strategy", "open_strategies", "training_strategy"]
 
 
 class CountsSteps(Protocol):
@@ -24,6 +24,7 @@ class CountsSteps(Protocol):
     def _make_counter(self) -> StepCounter: ...
 
     def _has_made(self, obj: Any) -> bool: ...
+    def _find_restorer(self) -> Any: ...
 
 
 @functools.cache
@@ -35,6 +36,20 @@ def _living() -> weakref.WeakSet[CountsSteps]:
 def note_strategy(strategy: CountsSteps) -> None:
     """A strategy was made."""
     _living().add(strategy)
+
+
+def open_strategies() -> list[CountsSteps]:
+    """Those of this process that are not closed.
+
+    >>> strategy = rd.OneDeviceStrategy("cpu")
+    >>> strategy in open_strategies()
+    True
+    """
+    return [each for each in _own_strategies() if not each._closed]
+
+
+def _own_strategies() -> list[CountsSteps]:
+    return [each for each in list(_living()) if not each._is_default]
 
 
 def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
@@ -53,7 +68,6 @@ def training_strategy(objects: Collection[Any] = ()) -> CountsSteps | None:
     """
     if in_cross_replica_context():
         return cast("CountsSteps", current())
-    living = [each for each in list(_living()) if not each._is_default]
-    makers = [each for each in living if any(each._has_made(obj) for obj in objects)]
-    found = makers or [each for each in living if not each._closed]
+    makers = [each for each in _own_strategies() if any(each._has_made(obj) for obj in objects)]
+    found = makers or open_strategies()
     return found[0] if len(found) == 1 else None

@@ -6,9 +6,9 @@ import pickle
 
 import torch
 
+from raydist.context.seed_calls import num_seed_calls
 from raydist.mirroring.shipment import Shipment
 from raydist.options import RunOptions
-from raydist.replicas.seed_calls import num_seed_calls
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summaries.order import SummaryOrder
 from raydist.values import ReduceOp

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.errors import FailedPreconditionError
@@ -29,6 +30,7 @@ from raydist.mirroring.metric_states import metrics_in
 from raydist.mirroring.mirrored_rows import MirroredRows
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.origin import Origin
+from raydist.mirroring.parts import held_parameters, modules_of
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Shipment, ShipmentContents, Writes
 from raydist.mirroring.step_functions import StepFunctions
@@ -64,7 +66,7 @@ class MirrorDriver:
         self._lock = threading.RLock()
         self._scope = Scope()
         self._table = DriverTable()
-        self._origin = Origin(name, self._scope, devices, self._is_mirrored, self._mirrored, serves_rows=serves_rows)
+        self._origin = Origin(name, self._scope, devices, self.is_mirrored, self._mirrored, serves_rows=serves_rows)
         self._classes = MirroredClasses(self)
         self._variables = Variables(link, self._table, self._scope, self._origin, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
@@ -83,7 +85,7 @@ class MirrorDriver:
             return "divided"
         if self.has_metrics(obj):
             return "whole"
-        buffers = (attributes(part)["_buffers"].values() for part in _modules_of(obj))
+        buffers = (attributes(part)["_buffers"].values() for part in modules_of(obj))
         return "whole" if any(buffer is not None for held in buffers for buffer in held) else "divided"
 
     def items_alone(self, objects: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -101,7 +103,20 @@ class MirrorDriver:
         """Whether it is a metric, or a module with some in it. Waits for nothing."""
         return bool(metrics_in({"": obj}))
 
-    def _is_mirrored(self, obj: Any) -> bool:
+    def holds(self, obj: Any) -> bool:
+        """Whether replicas have a module or an optimizer, or can be sent it: it was made here. Waits for nothing."""
+        if self._released:
+            return False
+        if self.is_mirrored(obj):
+            return True
+        parameters = list(held_parameters(obj))
+        made_here = obj in self._scope if isinstance(obj, torch.nn.Module) else bool(parameters)
+        return made_here and all(
+            (each in self._scope or self.is_mirrored(each)) and not is_lazy(each) for each in parameters
+        )
+
+    def is_mirrored(self, obj: Any) -> bool:
+        """Whether replicas have it already."""
         return self._table.handle_of(obj) is not None
 
     def _mirrored(self) -> list[Any]:
@@ -147,7 +162,7 @@ class MirrorDriver:
             function, digest = self._functions.pickle(discovery, fn)
             arguments = self._pickle_arguments(discovery, args, kwargs or {})
             for each in carried:
-                if not self._is_mirrored(each):
+                if not self.is_mirrored(each):
                     discovery.pickle(each, "what all steps have")
             writes = Writes()
             states = self._collect(writes)
@@ -325,14 +340,6 @@ class MirrorDriver:
     def _require_open(self) -> None:
         if self._released:
             raise FailedPreconditionError(f"{self._name} must be open, it was closed. Create a new strategy.")
-
-
-def _modules_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """A module and those in it. Reads no attribute: that would wait for dispatched steps."""
-    yield module
-    for part in attributes(module)["_modules"].values():
-        if part is not None:
-            yield from _modules_of(part)
 
 
 def _contents(shipment: Shipment, writes: Writes) -> ShipmentContents:

@@ -53,8 +53,15 @@ class ReplicaSaver:
     def how(self, obj: Any) -> Literal["divided", "whole"]:
         """See `ShareSaver`."""
         # Rules of one's own may let replicas differ: of these the driver reads the first one, too.
-        alike = all(type(setup.rules) is ReplicaRules for setup in self._setups())
-        return self._mirror.how_saved(obj) if alike else "whole"
+        return self._mirror.how_saved(obj) if self._have_one_rule() else "whole"
+
+    def are_alike(self) -> bool:
+        """Whether what is in the memory of a replica is in that of all others as well."""
+        # A TPU's tensors are read by all of its replicas together.
+        return self._have_one_rule() and {torch.device(each.device).type for each in self._setups()} <= {"cpu", "cuda"}
+
+    def _have_one_rule(self) -> bool:
+        return all(type(setup.rules) is ReplicaRules for setup in self._setups())
 
     def begin(
         self, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]

@@ -16,6 +16,8 @@ import torch
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loops.replica_loops import ReplicaLoops
+from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
+from raydist.checkpoints.sharing.share_reader import ShareReader
 from raydist.checkpoints.sharing.share_writer import MergedStates, ShareWriter
 from raydist.checkpoints.sharing.shares import Share
 from raydist.collectives.base import Communicator, Membership
@@ -78,13 +80,17 @@ class ReplicaRunner:
         self._device = self._accelerator.device
         self._view = ReplicaView(setup.worker_devices, lambda: self._mirror.objects())
         self._saves = ShareWriter(setup.rank, setup.world_size, self._device, self._merged)
+        exchange = ByteExchange(setup.rank, self._device, lambda tensor, root: self.variables.broadcast(tensor, root))
+        self._restores = ShareReader(
+            setup.rank, setup.world_size, exchange.share, lambda objects: self._mirror.given_alike(objects.values())
+        )
         self._loops = ReplicaLoops(self._saves)
         self._refusals = Refusals(setup.rank)
         self._mirror = MirrorReplica(
             setup.rank,
             world_size=setup.world_size,
             device=str(self._device),
-            externals={"strategy": self._view, "saves": self._saves},
+            externals={"strategy": self._view, "saves": self._saves, "restores": self._restores},
             carry_out=self._step_optimizer,
         )
         self._seat = GroupSeat(setup, join_group, self._device)

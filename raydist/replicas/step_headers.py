@@ -7,9 +7,9 @@ from typing import final
 import torch
 
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
+from raydist.context.seed_calls import num_seed_calls
 from raydist.mirroring.shipment import Shipment
 from raydist.options import RunOptions
-from raydist.replicas.seed_calls import num_seed_calls
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summaries.order import SummaryOrder
 from raydist.values import ReduceOp

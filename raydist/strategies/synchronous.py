@@ -20,6 +20,7 @@ from raydist.checkpoints.loops.driver_loop import DriverLoop
 from raydist.checkpoints.loops.manager_here import lending_managers
 from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.checkpoints.sharing.shares import Share
 from raydist.context.run_call import require_call
 from raydist.context.strategy_stats import StrategyStats
@@ -31,8 +32,9 @@ from raydist.mirroring.shipment import Shipment
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
+from raydist.replicas.replica_restorer import RESTORES, ReplicaRestorer
 from raydist.replicas.replica_saver import SAVES, ReplicaSaver
-from raydist.replicas.results import StepValues, StructureMemory, returns_nothing
+from raydist.replicas.results import StepOutcome, StepValues, StructureMemory, returns_nothing
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader
@@ -67,6 +69,7 @@ class SynchronousStrategy(HostedStrategy):
         self._loop: DriverLoop | None = None
         self._saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts)
         self._mirror.share_saver = self._saver
+        self._restorer = ReplicaRestorer(self._mirror, self._saver.are_alike, self._ask_readers)
         self._nonfinite_counts = (0, 0)
 
     @abstractmethod
@@ -159,14 +162,31 @@ class SynchronousStrategy(HostedStrategy):
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""
         self._require_open("save")
+        step, _ = self._dispatch_beside(function, (SAVES, *args), {"saves": SAVES})
+        ask = functools.partial(self._launch().ask_beside, ReplicaRunner.share_of, step, token)
+        return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
+
+    @final
+    def _find_restorer(self) -> ShareRestorer | None:
+        return self._restorer
+
+    def _ask_readers(self, function: Callable[..., bytes], *args: Any) -> Sequence[bytes]:
+        """What a function of their readers gives on all replicas, after all that was dispatched."""
+        self._require_open("restore")
+        _, outcome = self._dispatch_beside(function, (RESTORES, *args), {"restores": RESTORES})
+        return [result.leaf(0) for result in outcome.results()]
+
+    def _dispatch_beside(
+        self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any]
+    ) -> tuple[int, StepOutcome]:
+        """Dispatch what is no step of the program; its number, and what will come of it."""
         group = self._replicas()
-        shipment = self._mirror.prepare(function, (SAVES, *args), externals={"strategy": self, "saves": SAVES})
+        shipment = self._mirror.prepare(function, args, externals={"strategy": self, **externals})
         header = replace(self._next_header(shipment, RunOptions()), looks_only=True, summaries=None)
         self._num_looks += 1
-        group.dispatch(PlannedStep(header, shipment.per_replica))
+        outcome = group.dispatch(PlannedStep(header, shipment.per_replica))
         self._mirror.dispatched()
-        ask = functools.partial(group.ask_beside, ReplicaRunner.share_of, header.step, token)
-        return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
+        return header.step, outcome
 
     def _hosts(self) -> tuple[str, ...]:
         """The nodes of the replicas, as far as they have some."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raydist.checkpoints.entries import pack_state, unpack_state
-from raydist.checkpoints.random_state import random_states, set_random_states
+from raydist.checkpoints.random_state import RestoredReplicas, random_states, set_random_states
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +37,11 @@ def test_what_follows_is_the_same() -> None:
 def test_others_are_an_error() -> None:
     with pytest.raises((ValueError, TypeError, KeyError, RuntimeError)):
         set_random_states({"torch": b"123", "python": (3, b"", None)})
+
+
+def test_a_program_that_seeds_after_a_restore_begins_where_it_says() -> None:
+    restored = RestoredReplicas()
+    restored.restore([[b"1"], [b"2"]])
+    assert restored.since(0) == ((b"1",), (b"2",))
+    torch.manual_seed(3)
+    assert restored.since(0) == ()

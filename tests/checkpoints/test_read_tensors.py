@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from raydist.checkpoints.new_files import NewFiles
-from raydist.checkpoints.read_tensors import read_tensors
-from raydist.checkpoints.tensor_file import TensorFile, write_tensors
+from raydist.checkpoints.read_tensors import read_slices, read_tensors
+from raydist.checkpoints.tensor_file import RowRange, TensorFile, write_tensor_file, write_tensors
 from raydist.errors import DataLossError
 from raydist.pipelines.stored.directory_files import directory_files
 
@@ -46,6 +46,26 @@ def test_damage_names_file_and_tensor(damage: Callable[[bytes], bytes], told: st
         read_tensors(new.files, files)
     assert raised.value.path == str(path)
     assert str(path) in str(raised.value)
+
+
+def test_some_tensors_of_a_file(tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    rows = {"a": RowRange(100, 200, 300)}
+    file = write_tensor_file(new, "model.safetensors", TENSORS, rows)
+    found = read_slices(new.files, file, ["a"])
+    assert list(found) == ["a"]
+    assert torch.equal(found["a"], TENSORS["a"]), "the rows that are there"
+    assert read_slices(new.files, file, []) == {}
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
+    content[-1] ^= 4  # of b
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert torch.equal(read_slices(new.files, file, ["a"])["a"], TENSORS["a"])
+    with pytest.raises(DataLossError, match="tensor 'b' differs"):
+        read_slices(new.files, file, ["b"])
+    content[9] ^= 4
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(DataLossError, match="its header differs"):
+        read_slices(new.files, file, [])
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import raydist as rd
 from raydist.context import training_strategy as module
 from raydist.context.step_counter import StepCounter
-from raydist.context.training_strategy import training_strategy
+from raydist.context.training_strategy import open_strategies, training_strategy
 
 
 @dataclass
@@ -29,6 +29,9 @@ class Made:
     def _make_counter(self) -> StepCounter:
         return StepCounter()
 
+    def _find_restorer(self) -> None:
+        return None
+
 
 class Living(list[Any]):
     """Those of a process."""
@@ -45,6 +48,12 @@ def test_the_only_one_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Made()
     living(monkeypatch, Made(_closed=True), one, Made(_is_default=True))
     assert training_strategy() is one
+
+
+def test_all_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Made(), Made()
+    living(monkeypatch, Made(_closed=True), one, Made(_is_default=True), other)
+    assert open_strategies() == [one, other]
 
 
 def test_none_of_several(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,22 @@ def build() -> tuple[Any, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSche
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
+def test_what_replicas_can_be_sent() -> None:
+    mirror, elsewhere = Mirror(), nn.Linear(1, 1)
+    with mirror.scope():
+        layer, lazy, mixed = nn.Linear(1, 1), nn.LazyLinear(1), nn.Sequential(nn.Linear(1, 1))
+    mixed.append(elsewhere)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (layer, elsewhere)]
+    held = [mirror.driver.holds(each) for each in (layer, lazy, mixed, elsewhere, *optimizers)]
+    assert held == [True, False, False, False, True, False]
+    optimizer = optimizers[0]
+    mirror.run(lambda: optimizer.param_groups[0]["lr"])
+    assert mirror.driver.is_mirrored(layer.weight)
+    assert mirror.driver.holds(optimizer)
+    mirror.driver.release()
+    assert not mirror.driver.holds(layer)
+
+
 def program(run: Any, scope: Any) -> tuple[Any, Any, list[float]]:
     """Training, evaluation on the driver, a schedule, freezing, and going back to a checkpoint."""
     with scope():

@@ -44,3 +44,12 @@ def test_random_states_that_were_restored_go_along_once() -> None:
     RESTORED_REPLICAS.restore([[b"one"], [b"two"]])
     assert following(headers).random == ((b"one",), (b"two",))
     assert following(headers).random == ()
+
+
+def test_a_program_that_seeds_torch_after_a_restore_begins_there() -> None:
+    headers = StepHeaders()
+    RESTORED_REPLICAS.restore([[b"one"], [b"two"]])
+    torch.manual_seed(torch.initial_seed())
+    assert following(headers).random == ()
+    RESTORED_REPLICAS.restore([[b"one"], [b"two"]])
+    assert following(headers).random == ((b"one",), (b"two",))

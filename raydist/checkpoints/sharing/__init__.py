@@ -1,1 +1,1 @@
-"""Saving by all who hold something: replicas write their shares, this process the rest."""
+"""Saving and restoring by all who hold something: replicas write and read their shares, this process the rest."""

@@ -115,7 +115,7 @@ def start_save(
         staging: Takes copies, so that training may go on; None where the caller writes at once.
     """
     named = contents.named()
-    saver, remote = _remote_objects(named)
+    saver, remote = (None, {}) if directory.only_here else _remote_objects(named)
     capture = contents.capture(copy=False, details=details, skip=remote)
     if staging is not None:
         capture = staging.copied(capture)
@@ -125,8 +125,8 @@ def start_save(
     stems = file_stems(named, new)
     whole = frozenset(name for name, obj in remote.items() if saver.how(obj) == "whole")
     request = ShareRequest(uuid.uuid4().hex, new, stems, whole, UNDIVIDED_BYTES)
-    modules = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module)}
-    return StartedSave(directory, tuple(named), capture, new, saver.begin(request, remote, modules))
+    theirs = {name: obj for name, obj in named.items() if isinstance(obj, nn.Module) and _saver_of(obj) is saver}
+    return StartedSave(directory, tuple(named), capture, new, saver.begin(request, remote, theirs))
 
 
 def _remote_objects(named: Mapping[str, Any]) -> tuple[ShareSaver | None, dict[str, Any]]:

@@ -6,7 +6,7 @@ wants to read (`collect_*`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -171,6 +171,11 @@ class MirrorReplica(MirrorCalls):
     def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
         """The buffers that replicas agree on after each batch, and how; in an order that is the same on all."""
         return self._buffers.written()
+
+    def given_alike(self, objects: Iterable[Any]) -> None:
+        """All replicas have given these the same states: of buffers whose shares add up, keep this replica's."""
+        mine = {id(buffer) for obj in objects if isinstance(obj, torch.nn.Module) for buffer in obj.buffers()}
+        self._buffers.arrived([handle for handle, buffer in self._buffers.items() if id(buffer) in mine])
 
     def merger(self, gather: Callable[[Any], list[Any]]) -> StateMerger:
         """Merges what replicas hold apart; see there."""

@@ -37,6 +37,11 @@ class DirectoryFiles(ABC):
     def shown(self) -> str:
         """Where it is, for messages: without credentials."""
 
+    @property
+    def only_here(self) -> bool:
+        """Whether it is in the memory of this process: no other one sees the same files."""
+        return False
+
     @abstractmethod
     def make(self) -> bool:
         """See that the directory exists. Returns whether it surely did not before."""

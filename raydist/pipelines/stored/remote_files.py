@@ -37,6 +37,10 @@ class RemoteFiles(DirectoryFiles):
     def shown(self) -> str:
         return shown_uri(self.uri)
 
+    @property
+    def only_here(self) -> bool:
+        return any(part.startswith("memory:") for part in self.uri.split("::"))
+
     def make(self) -> bool:
         system, inner = self._system()
         with self._errors():

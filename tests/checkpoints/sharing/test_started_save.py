@@ -103,6 +103,17 @@ def test_an_optimizer_over_modules_that_replicas_do_not_know_is_the_drivers(tmp_
     assert saver.names == ["state"]
 
 
+def test_what_only_this_process_sees_it_writes(tmp_path: Path) -> None:
+    saver = Saver()
+    first = objects(saver)
+    path = f"memory://{tmp_path.name}/c"
+    Checkpoint(**first).save(path)
+    assert saver.names == []
+    other = objects(Saver())
+    Checkpoint(**other).restore(path)
+    assert torch.equal(other["model"].weight, first["model"].weight)
+
+
 def test_nothing_is_there_where_a_replica_fails(tmp_path: Path) -> None:
     saver = Saver()
     saver.lost = True

@@ -18,6 +18,11 @@ from raydist.pipelines.formats.files import secrets_in, shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, LocalFiles, RemoteFiles, directory_files
 
 
+def test_what_only_this_process_sees() -> None:
+    uris = ["/tmp/x", "file:///tmp/x", "memory://x", "simplecache::memory://x", "s3://memory/x"]
+    assert [directory_files(uri).only_here for uri in uris] == [False, False, True, True, False]
+
+
 @pytest.fixture(params=["local", "remote"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> DirectoryFiles:
     uri = str(tmp_path / "x") if request.param == "local" else f"memory://{uuid.uuid4().hex}/x"

@@ -10,8 +10,6 @@ from typing import Any, final
 
 import torch
 
-from raydist.checkpoints.random_state import RESTORED_REPLICAS
-
 __all__ = ["num_seed_calls"]
 
 
@@ -39,7 +37,6 @@ class _SeedCalls:
         def seed_custom_device(seed: Any) -> None:
             with self._lock:
                 self._count += 1
-            RESTORED_REPLICAS.forget()
             original(seed)
 
         module._seed_custom_device = seed_custom_device

@@ -1,0 +1,1 @@
+"""Giving saved states to objects: all is compared and read before anything is changed."""

@@ -1,0 +1,179 @@
+"""A replica's half of a restore: reads and checks its share of the files, and once all have, takes what all have read.
+
+Nothing is changed before every replica holds everything, and the last wait for another one is over.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from raydist.actors.portable_errors import pack_error
+from raydist.checkpoints.dtypes import stored_dtype
+from raydist.checkpoints.read_tensors import read_slices
+from raydist.checkpoints.restoring.compared_objects import differences_of, refused
+from raydist.checkpoints.restoring.given_states import GivenStates
+from raydist.checkpoints.sharing.planned_reads import PlannedRead, plan_reads
+from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
+from raydist.checkpoints.tensor_file import FilePlace
+from raydist.errors import DataLossError, FailedPreconditionError, NotFoundError
+
+__all__ = ["ShareReader", "TakenStates", "commit_share", "discard_share", "prepare_share"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _ReadShare:
+    """What a replica has read: for each of its planned reads, tensors or slices by name."""
+
+    request: RestoreRequest
+    reads: Sequence[Mapping[str, torch.Tensor]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TakenStates:
+    """What all replicas have read: by name of an object, its tensors."""
+
+    request: RestoreRequest
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+
+    def state(self, name: str) -> Any:
+        """The state of an object."""
+        return self.request.checkpoint.state_of(self.request.saved[name], self.tensors[name])
+
+
+@final
+class ShareReader:
+    """The restores of one replica, of which it reads a share each. Used by the replica's thread.
+
+    Args:
+        rank: The replica.
+        num_replicas: All of them.
+        exchange: Fills what others have read; see `ByteExchange.share`.
+        after: Told of the objects that have been given the same states on all replicas.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_replicas: int,
+        exchange: Callable[[Sequence[Sequence[torch.Tensor]]], None],
+        after: Callable[[Mapping[str, Any]], None] = lambda objects: None,
+    ) -> None:
+        self._rank, self._num_replicas = rank, num_replicas
+        self._exchange = exchange
+        self._after = after
+        self._read: _ReadShare | None = None
+
+    def prepare(
+        self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> PreparedShare:
+        """Compare, and where all fits, read and check this replica's share. Changes nothing.
+
+        Args:
+            request: What to do.
+            objects: The objects to restore, as they are here.
+            modules: Those that name the parameters of optimizers.
+
+        Raises:
+            DataLossError: A file is damaged; names it, and the tensor. Or what is saved can be no state.
+        """
+        self._read = None
+        differences = {
+            name: tuple(differences_of(name, obj, modules, request.checkpoint, request.saved[name]))
+            for name, obj in objects.items()
+        }
+        if any(refused(found, request.strict) for found in differences.values()):
+            return PreparedShare(differences)
+        for saved in request.saved.values():
+            request.checkpoint.require_state(saved)
+        mine = plan_reads(request.files(), self._num_replicas)[self._rank]
+        try:
+            reads = [read_slices(request.checkpoint.directory, each.file, each.keys) for each in mine]
+        except Exception as error:
+            if isinstance(error, DataLossError) and not isinstance(error.__cause__, NotFoundError):
+                raise
+            return PreparedShare(differences, sees_files=False)
+        self._read = _ReadShare(request, reads)
+        return PreparedShare(differences)
+
+    def take(self, token: str) -> TakenStates:
+        """What all have read. All replicas must call it; what goes wrong here does so on all of them."""
+        read, self._read = self._read, None
+        if read is None or read.request.token != token:
+            raise FailedPreconditionError(
+                f"raydist bug: replica {self._rank} must have read its share before others are given it."
+            )
+        plan = plan_reads(read.request.files(), self._num_replicas)
+        shares = [[_memory(each) for each in reads] for reads in plan]
+        shares[self._rank] = [dict(each) for each in read.reads]
+        self._exchange([[tensor for each in share for tensor in each.values()] for share in shares])
+        tensors: dict[str, dict[str, torch.Tensor]] = {name: {} for name in read.request.saved}
+        for planned, found in zip(chain(*plan), chain(*shares), strict=True):
+            for key, tensor in found.items():
+                _put(tensors[planned.owner], key, planned.file.tensors[key], tensor)
+        return TakenStates(read.request, tensors)
+
+    def commit(self, taken: TakenStates, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        """Change the objects. Waits for nobody.
+
+        Raises:
+            InvalidArgumentError: An object refuses its state. It does so on all replicas, and nothing is changed.
+        """
+        GivenStates(objects, modules, taken.request.strict).give({name: taken.state(name) for name in objects})
+        self._after(objects)
+
+    def discard(self) -> None:
+        """Forget what was read."""
+        self._read = None
+
+
+def _memory(read: PlannedRead) -> dict[str, torch.Tensor]:
+    """For what another replica has read."""
+    places = {key: place for key, place in read.file.tensors.items() if key in read.keys}
+    return {key: torch.empty(place.slice_shape, dtype=stored_dtype(place.dtype)) for key, place in places.items()}
+
+
+def _put(tensors: dict[str, torch.Tensor], key: str, place: FilePlace, found: torch.Tensor) -> None:
+    """A tensor, or rows of one, among those of an object."""
+    if place.rows is None:
+        tensors[key] = found
+        return
+    if key not in tensors:
+        tensors[key] = torch.empty(place.shape, dtype=found.dtype)
+    tensors[key][slice(*place.rows)] = found
+
+
+def _told(do: Callable[[], PreparedShare | None]) -> bytes:
+    """Pickle of what it returns, or of its error: one that is raised here would end the replicas' group."""
+    try:
+        return pickle.dumps(do())
+    except Exception as error:
+        return pickle.dumps(pack_error(error))
+
+
+def prepare_share(
+    reader: ShareReader, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> bytes:
+    """The function that replicas run first."""
+    return _told(lambda: reader.prepare(request, objects, modules))
+
+
+def commit_share(
+    reader: ShareReader, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> bytes:
+    """The function that replicas run once all have read their shares."""
+    taken = reader.take(token)
+    return _told(lambda: reader.commit(taken, objects, modules))
+
+
+def discard_share(reader: ShareReader) -> bytes:
+    """The function that replicas run instead, where something was wrong."""
+    return _told(reader.discard)

@@ -1,0 +1,95 @@
+"""How restores reach what replicas hold: the driver's end."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from torch import nn
+
+from raydist.actors.portable_errors import PortableError
+from raydist.actors.supervision import root_cause
+from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
+from raydist.checkpoints.sharing.share_reader import commit_share, discard_share, prepare_share
+from raydist.errors import FailedPreconditionError
+from raydist.mirroring.driver import MirrorDriver
+from raydist.mirroring.parts import has_load_hooks
+
+__all__ = ["RESTORES", "ReplicaRestorer"]
+
+
+@final
+class _Restores:
+    """Stands for the `ShareReader` that each replica has."""
+
+
+RESTORES: Any = _Restores()
+
+
+@final
+class ReplicaRestorer:
+    """A `ShareRestorer` of a strategy whose replicas run in lock step.
+
+    Args:
+        mirror: The driver's objects.
+        are_alike: Whether all replicas hold the same, in memory that is their own.
+        ask: Has replicas run a function of their `ShareReader` after all steps before, and waits; given that function
+            and its other arguments.
+    """
+
+    def __init__(
+        self, mirror: MirrorDriver, are_alike: Callable[[], bool], ask: Callable[..., Sequence[bytes]]
+    ) -> None:
+        self._mirror = mirror
+        self._are_alike = are_alike
+        self._ask = ask
+
+    def holds(self, obj: Any) -> bool:
+        """See `ShareRestorer`."""
+        return self._mirror.holds(obj)
+
+    def can_restore(self, obj: Any) -> bool:
+        """See `ShareRestorer`. What replicas count apart, and what calls back into the program, stays here."""
+        return (
+            self._mirror.holds(obj)
+            and not self._mirror.has_metrics(obj)
+            and not has_load_hooks(obj)
+            and self._are_alike()
+        )
+
+    def prepare(
+        self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> Sequence[PreparedShare] | None:
+        """See `ShareRestorer`."""
+        are_new = not all(map(self._mirror.is_mirrored, (*objects.values(), *modules.values())))
+        try:
+            answers = self._ask(prepare_share, request, dict(objects), dict(modules))
+        except FailedPreconditionError:
+            if are_new:  # a step will say why they cannot be sent
+                return None
+            raise
+        try:
+            return _results(answers)
+        except BaseException:
+            with contextlib.suppress(Exception):  # its own error is what must be seen
+                self.discard()
+            raise
+
+    def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+        """See `ShareRestorer`."""
+        _results(self._ask(commit_share, token, dict(objects), dict(modules)))
+
+    def discard(self) -> None:
+        """See `ShareRestorer`."""
+        self._ask(discard_share)
+
+
+def _results(answers: Sequence[bytes]) -> list[Any]:
+    """What replicas have returned; raises what one has raised."""
+    found = [pickle.loads(each) for each in answers]
+    errors = [each.restore() for each in found if isinstance(each, PortableError)]
+    if errors:
+        raise root_cause(errors)
+    return found

@@ -1,0 +1,209 @@
+"""Restores under strategies with replicas: they read the files, and the driver reads no tensor of theirs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.checkpoints import read_tensors
+from raydist.replicas.replica_restorer import ReplicaRestorer
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+class Net(torch.nn.Module):
+    """With statistics, and something that replicas add up."""
+
+    rows: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("rows", torch.zeros(()))
+        rd.set_aggregation(self, "rows", synchronization="on_read", aggregation="sum")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.add_(len(x))
+        result: torch.Tensor = self.norm(torch.nn.functional.dropout(self.linear(x), 0.3))
+        return result
+
+
+class Run:
+    """A program: a model and what belongs to it."""
+
+    def __init__(self, strategy: rd.Strategy, seed: int) -> None:
+        self.strategy = strategy
+        torch.manual_seed(seed)
+        with strategy.scope():
+            self.model = Net()
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1 * seed)
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+            self.mean = rd.Mean()
+        self.plain = torch.nn.Linear(2, 1)  # the driver's own
+        self.checkpoint = rd.Checkpoint(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            mean=self.mean,
+        )
+
+    def train(self, steps: int) -> None:
+        model, optimizer, mean = self.model, self.optimizer, self.mean
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            mean.update(loss.detach(), weight=len(x))
+
+        rows = torch.arange(24.0).reshape(6, 4).sin()
+        for _ in range(steps):
+            for batch in self.strategy.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(6)):
+                self.strategy.run(step, args=(batch,))
+            self.scheduler.step()
+
+    def values(self) -> dict[str, torch.Tensor]:
+        state = self.optimizer.state_dict()
+        moments = {f"{name}.{key}": each for name, part in state["state"].items() for key, each in part.items()}
+        rate = torch.tensor(state["param_groups"][0]["lr"])
+        found = {**self.model.state_dict(), **moments, "rate": rate, "mean": self.mean.compute()}
+        return {name: value.detach().clone() for name, value in found.items()}
+
+    def of_replicas(self) -> list[Any]:
+        """What each replica has of it."""
+        model, optimizer = self.model, self.optimizer
+
+        def look() -> list[float]:
+            tensors = [
+                *model.state_dict().values(),
+                *(each for part in optimizer.state.values() for each in part.values()),
+            ]
+            return [float(tensor.double().sum()) for tensor in tensors]
+
+        return list(self.strategy.local_results(self.strategy.run(look)))
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.fixture
+def read_by_driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files of which this process reads tensors."""
+    found: list[str] = []
+    original = read_tensors._FileReader._some
+
+    def some(self: Any, size: int, what: str) -> bytes:
+        found.append(Path(self._path).name)
+        return original(self, size, what)
+
+    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    return found
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_replicas_read_what_they_hold(
+    num_steps: int, two: rd.MirroredStrategy, tmp_path: Path, read_by_driver: list[str]
+) -> None:
+    """Objects that were trained already, and those of a program that begins."""
+    first = Run(two, 1)
+    first.train(2)
+    first.checkpoint.save(tmp_path / "c")
+    saved = first.values()
+    first.train(2)
+    again = Run(two, 2)
+    again.train(num_steps)
+    count = two.stats().steps
+    again.checkpoint.restore(tmp_path / "c")
+    assert set(read_by_driver) <= {"mean.safetensors"}
+    assert two.stats().steps == count, "a restore is no step"
+    assert_same(again.values(), saved)
+    again.train(2)
+    assert_same(again.values(), first.values(), 1e-6)  # running statistics are their mean on all replicas now
+
+
+def test_damage_changes_nothing_on_any_replica(two: rd.MirroredStrategy, tmp_path: Path) -> None:
+    run = Run(two, 1)
+    run.train(1)
+    run.checkpoint.save(tmp_path / "c")
+    run.train(1)
+    values, held = run.values(), run.of_replicas()
+    for name in ("model", "optimizer"):
+        file = tmp_path / "c" / f"{name}.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(rd.DataLossError, match=rf"{name}.safetensors.*tensor '.*' differs"):
+            run.checkpoint.restore(tmp_path / "c")
+        content[-1] ^= 1
+        file.write_bytes(content)
+        assert_same(run.values(), values)
+        assert run.of_replicas() == held
+    run.checkpoint.restore(tmp_path / "c")  # they go on together
+    run.train(1)
+
+
+def test_in_memory_of_the_driver(two: rd.MirroredStrategy) -> None:
+    run = Run(two, 1)
+    run.train(1)
+    path = run.checkpoint.save(f"memory://{uuid.uuid4().hex}/c")
+    saved = run.values()
+    run.train(1)
+    run.checkpoint.restore(path)
+    assert_same(run.values(), saved)
+
+
+def test_beside_what_is_the_drivers_own(two: rd.MirroredStrategy, tmp_path: Path, read_by_driver: list[str]) -> None:
+    run = Run(two, 1)
+    run.train(1)
+    checkpoint = rd.Checkpoint(model=run.model, optimizer=run.optimizer, plain=run.plain)
+    checkpoint.save(tmp_path / "c")
+    saved, weight = run.values(), run.plain.weight.tolist()
+    run.train(1)
+    with torch.no_grad():
+        run.plain.weight.zero_()
+    checkpoint.restore(tmp_path / "c")
+    assert set(read_by_driver) == {"optimizer.safetensors", "plain.safetensors"}, "its modules are not all replicas'"
+    assert run.plain.weight.tolist() == weight
+    found = {**run.values(), "mean": saved["mean"], "rate": saved["rate"]}  # of a metric and a scheduler
+    assert_same(found, saved)
+
+
+@pytest.fixture
+def fragile(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
+    """A strategy that a test breaks."""
+    limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
+    made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+    yield made
+    made._abort(fetch=False)
+
+
+def test_a_replica_that_dies_when_all_have_read(
+    fragile: rd.MirroredStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, progress = Run(fragile, 1), rd.State(step=1)
+    checkpoint = rd.Checkpoint(model=run.model, optimizer=run.optimizer, progress=progress)
+    run.train(1)
+    checkpoint.save(tmp_path / "c")
+    progress.step = 2
+    process = fragile.local_results(fragile.run(os.getpid))[1]
+    original = ReplicaRestorer.commit
+
+    def commit(self: ReplicaRestorer, *args: Any) -> None:
+        os.kill(process, signal.SIGKILL)
+        original(self, *args)
+
+    monkeypatch.setattr(ReplicaRestorer, "commit", commit)
+    with pytest.raises(rd.UnavailableError, match="replica 1 of MirroredStrategy-.* is gone"):
+        checkpoint.restore(tmp_path / "c")
+    assert progress.step == 2
