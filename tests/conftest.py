@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.shared_files import shared_files
+from tests.shared_files import shared_files, used_by_others
 
 # Before torch is imported, here and in every process that a test starts: many small processes share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -138,6 +138,7 @@ def _no_leaks(shared_actors: set[str], shared_threads: set[threading.Thread]) ->
     yield
     for name, probe in probes.items():
         left = _wait_until_gone(probe, before[name])
+        left -= used_by_others(left)
         assert not left, f"The test left {name} behind after {LEAK_GRACE_S} s: {left}"
     assert _environment() == environment, "The test changed environment variables; use monkeypatch.setenv."
 

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import mmap
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.shared_files import left_behind, used_by_others
+
+_MAP = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 0)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+_START = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid, flush=True)"
+
+
+@pytest.fixture
+def file() -> Iterator[Path]:
+    path = Path("/dev/shm", f"raydist-of-a-test-{uuid.uuid4().hex}")
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    yield path
+    path.unlink()
+
+
+def test_what_nobody_has_mapped_is_left_behind(file: Path) -> None:
+    assert left_behind((), within_s=0) >= {file.name}
+
+
+def test_what_a_child_has_mapped_is_left_behind(file: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", _MAP, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"mapped\n"
+        assert used_by_others({file.name}) == set()
+        child.communicate()
+
+
+def test_what_a_process_has_mapped_that_is_no_child_is_in_use(file: Path) -> None:
+    command = [sys.executable, "-c", _START, sys.executable, "-c", _MAP, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        assert {starter.stdout.readline()[:1].isdigit(), starter.stdout.readline()[:1].isdigit()} == {True, False}
+        starter.wait(20)  # then the other one has no parent any more
+        assert used_by_others({file.name}) == {file.name}
