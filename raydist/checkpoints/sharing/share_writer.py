@@ -17,6 +17,7 @@ from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.saved_kinds import class_of_state, kind_of_state, state_of
 from raydist.checkpoints.sharing.reports import SaveReports
 from raydist.checkpoints.sharing.shares import PlannedFile, Share, ShareRequest, ShareTerms, plan_files
+from raydist.checkpoints.sharing.staging import StagedShares
 from raydist.checkpoints.tensor_file import write_tensor_file
 
 __all__ = ["MergedStates", "ShareWriter", "begin_share"]
@@ -86,6 +87,7 @@ class ShareWriter:
         self._merge = merge
         self._rank, self._num_replicas, self._device = rank, num_replicas, device
         self._reports = SaveReports()
+        self._staged = StagedShares()
         self._lock = threading.Lock()
         self._copies: dict[str, _CopiedShare] = {}  # not written yet
         self._requests: dict[str, ShareRequest] = {}  # not copied yet
@@ -132,6 +134,9 @@ class ShareWriter:
                 (file.owner, file.number): write_tensor_file(request.new, file.name(request), tensors)
                 for file, tensors in copied.files
             }
+            self._staged.give_back(
+                {(file.owner, key): each for file, tensors in copied.files for key, each in tensors.items()}
+            )
             return Share(written, copied.objects, copied.random, copied.copy_s)
 
         self._reports.write(request.token, write)
@@ -164,7 +169,10 @@ class ShareWriter:
             for each in plan_files(sizes, self._num_replicas, terms.whole, terms.small_bytes)
             if each.rank == self._rank
         ]
-        return saved, [(file, {key: _copy(tensors[file.owner][key]) for key in file.keys}) for file in mine]
+        copied = self._staged.copied
+        return saved, [
+            (file, {key: copied(file.owner, key, tensors[file.owner][key]) for key in file.keys}) for file in mine
+        ]
 
     def _random(self) -> tuple[bytes, ...]:
         states = [torch.get_rng_state()]
@@ -186,10 +194,6 @@ class ShareWriter:
     def close(self, within_s: float) -> None:
         """Wait for what is being written."""
         self._reports.close(within_s)
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
 
 
 def begin_share(

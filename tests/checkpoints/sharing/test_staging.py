@@ -6,7 +6,7 @@ import torch
 
 from raydist.checkpoints.capture import Capture, CapturedObject
 from raydist.checkpoints.manifest import SavedObject
-from raydist.checkpoints.sharing.staging import StagedStates
+from raydist.checkpoints.sharing.staging import StagedShares, StagedStates
 
 
 def capture(**tensors: torch.Tensor) -> Capture:
@@ -34,3 +34,23 @@ def test_parameters_are_copied_without_their_history() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     copied = StagedStates().copied(capture(w=parameter)).objects["model"].tensors["w"]
     assert not copied.requires_grad
+
+
+def test_memory_of_a_share_is_used_again_once_it_is_given_back() -> None:
+    staged = StagedShares()
+    first = staged.copied("model", "w", torch.ones(3))
+    second = staged.copied("model", "w", torch.zeros(3))
+    assert second.data_ptr() != first.data_ptr()
+    assert first.tolist() == [1, 1, 1], "it is being written"
+    staged.give_back({("model", "w"): first})
+    assert staged.copied("model", "w", torch.zeros(3)).data_ptr() == first.data_ptr()
+    assert staged.copied("model", "w", torch.zeros(3)).data_ptr() != first.data_ptr()
+
+
+def test_only_the_last_share_keeps_its_memory() -> None:
+    staged = StagedShares()
+    copies = {name: staged.copied("model", name, torch.ones(3)) for name in ("w", "v")}
+    staged.give_back({("model", "w"): copies["w"]})
+    staged.give_back({("model", "v"): copies["v"]})
+    assert set(staged._free) == {("model", "v")}
+    assert staged.copied("model", "v", torch.ones(4)).shape == (4,)
