@@ -7,7 +7,7 @@ from typing import Any, final
 
 from raydist.parameter_servers.requests import ServerRequest
 
-__all__ = ["BeginRestore", "CommitRestore", "DiscardRestore", "RestoreReport"]
+__all__ = ["BeginRestore", "CommitRestore", "DiscardRestore", "ReadReport"]
 
 
 @final
@@ -24,7 +24,7 @@ class BeginRestore(ServerRequest):
 
 @final
 @dataclass(frozen=True, slots=True)
-class RestoreReport(ServerRequest):
+class ReadReport(ServerRequest):
     """Say what has become of that; answer: `value` is what `TableRestorer.report` gives."""
 
     token: str

@@ -1,4 +1,4 @@
-"""The part of a restore that replicas or servers have: they read and check, and change what they hold if all is well."""
+"""The part of a restore that replicas or servers have: they read and check, and change what they hold at the end."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from raydist.parameter_servers.requests import (
     SaveReport,
     ServerRequest,
 )
-from raydist.parameter_servers.restore_requests import BeginRestore, CommitRestore, DiscardRestore, RestoreReport
+from raydist.parameter_servers.restore_requests import BeginRestore, CommitRestore, DiscardRestore, ReadReport
 from raydist.parameter_servers.row_requests import CreateTable, RowState, SetRowState
 from raydist.parameter_servers.serving.embedding_tables import ServedTable, TableMaker
 from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
@@ -110,7 +110,7 @@ class Holdings:
         match request, self._restorer:
             case BeginRestore(), TableRestorer() as restorer:
                 return restorer.begin(request.order, self)
-            case RestoreReport(), TableRestorer() as restorer:
+            case ReadReport(), TableRestorer() as restorer:
                 return restorer.report(request.token)
             case CommitRestore(), TableRestorer() as restorer:
                 return restorer.commit(request.token, self)
