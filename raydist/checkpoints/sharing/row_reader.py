@@ -115,4 +115,6 @@ class _Reading:
 
     def _require_wanted(self) -> None:
         if not self._is_wanted:
-            raise CancelledError(f"Restore {self.order.token} was given up before all rows were read. Begin another one.")
+            raise CancelledError(
+                f"Restore {self.order.token} was given up before all rows were read. Begin another one."
+            )

@@ -13,8 +13,8 @@ import torch
 
 import raydist as rd
 from raydist.actors.portable_errors import PortableError
+from raydist.checkpoints.read_tensors import read_rows
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
-from raydist.checkpoints.sharing import stored_rows
 from raydist.checkpoints.sharing.restore_orders import RestoreOrder, StoredTable
 from raydist.checkpoints.sharing.restore_request import PreparedShare
 from raydist.checkpoints.sharing.row_reader import RowReader
@@ -105,13 +105,13 @@ def test_what_was_not_read_well_cannot_be_committed(order: RestoreOrder, tmp_pat
 
 def test_who_is_told_to_forget_reads_no_further(order: RestoreOrder, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, reader, held = threading.Event(), RowReader(), Held()
-    original = stored_rows.read_rows
+    original = read_rows
 
     def slow(*args: Any) -> Iterator[torch.Tensor]:
         assert gate.wait(10)
         return original(*args)
 
-    monkeypatch.setattr(stored_rows, "read_rows", slow)
+    monkeypatch.setattr("raydist.checkpoints.sharing.stored_rows.read_rows", slow)
     reader.begin(order, held)
     reading = reader._reading
     assert reading is not None

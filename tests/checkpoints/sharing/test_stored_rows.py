@@ -19,12 +19,13 @@ TOUCHED = torch.arange(0, 500, 2)
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[SavedCheckpoint, Any]:
-    bag = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(500, 2), "tags": rd.ShardedEmbedding(500, 1)})
-    optimizer = torch.optim.Adam(bag["words"].parameters())
-    bag["words"](TOUCHED).sum().backward()
+    words = rd.ShardedEmbedding(500, 2)
+    bag = torch.nn.ModuleDict({"words": words, "tags": rd.ShardedEmbedding(500, 1)})
+    optimizer = torch.optim.Adam(words.parameters())
+    words(TOUCHED).sum().backward()
     optimizer.step()
     rd.Checkpoint(bag=bag).save(tmp_path / "c")
-    return open_checkpoint(directory_files(str(tmp_path / "c"))), bag["words"].export_rows()
+    return open_checkpoint(directory_files(str(tmp_path / "c"))), words.export_rows()
 
 
 def whole(value: Any) -> Any:
