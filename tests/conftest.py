@@ -125,14 +125,18 @@ def shared_threads() -> set[threading.Thread]:
 
 
 @pytest.fixture(autouse=True)
-def _no_leaks(shared_actors: set[str], shared_threads: set[threading.Thread]) -> Iterator[None]:
+def _no_leaks(
+    request: pytest.FixtureRequest, shared_actors: set[str], shared_threads: set[threading.Thread]
+) -> Iterator[None]:
     """Fail a test that leaves threads, actors, shared memory, environment variables or a process group behind."""
     probes: dict[str, Callable[[], set[Any]]] = {
         "threads": lambda: _foreign_threads() - shared_threads,
         "shared-memory files": shared_files,
-        "actors": lambda: live_actors() - shared_actors,
         "process groups": _process_group,
     }
+    # Asking Ray takes 30 ms, for which thousands of tests have no use.
+    if request.node.get_closest_marker("ray") or "ray_cluster" in request.fixturenames:
+        probes["actors"] = lambda: live_actors() - shared_actors
     before = {name: probe() for name, probe in probes.items()}
     environment = _environment()
     yield

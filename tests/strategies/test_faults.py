@@ -236,9 +236,11 @@ def test_what_outlives_its_ray_says_so_and_closes() -> None:
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 import ray, torch
 import raydist as rd
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which what a shell starts in the background ignores
 
 def step(x):
     time.sleep(0.05)
