@@ -15,7 +15,7 @@ from raydist.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["read_slices", "read_tensors"]
+__all__ = ["read_rows", "read_slices", "read_tensors"]
 
 _PIECE_BYTES = 1 << 20
 
@@ -60,6 +60,21 @@ def read_slices(directory: DirectoryFiles, file: TensorFile, keys: Collection[st
     """
     with _opened(directory, file) as reader:
         return reader.read_slices(keys)
+
+
+def read_rows(directory: DirectoryFiles, file: TensorFile, key: str) -> Iterator[torch.Tensor]:
+    """What one file has of a tensor, some rows at a time (1 MiB); the file's header is not looked at.
+
+    Args:
+        directory: Of the checkpoint.
+        file: From the manifest.
+        key: Of the tensor, which has rows.
+
+    Raises:
+        DataLossError: The file is missing or cut off; or, behind the last row, the tensor is damaged. Names both.
+    """
+    with _opened(directory, file) as reader:
+        yield from reader.rows(key)
 
 
 @contextlib.contextmanager
@@ -127,18 +142,41 @@ class _FileReader:
             tensors[key] = torch.empty(place.shape, dtype=stored_dtype(place.dtype))
         self._fill(tensors[key] if place.rows is None else tensors[key][slice(*place.rows)], key, place)
 
+    def rows(self, key: str) -> Iterator[torch.Tensor]:
+        """What it has of a tensor, some rows at a time."""
+        place, what = self._file.tensors[key], f"tensor {key!r}"
+        count, *row = place.slice_shape
+        step = max(1, _PIECE_BYTES * count // max(1, place.num_bytes))
+        self._go_to(place.begin)
+        crc = 0
+        for begin in range(0, count, step):
+            rows = torch.empty((min(step, count - begin), *row), dtype=stored_dtype(place.dtype))
+            crc = self._read_into(rows, what, crc)
+            yield rows
+        self._require(crc, place, what)
+
     def _fill(self, target: torch.Tensor, key: str, place: FilePlace) -> None:
-        flat: Any = target.reshape(-1).view(torch.uint8).numpy()
         what = f"tensor {key!r}"
-        if self._at != place.begin:
-            self._opened.file.seek(place.begin)
-            self._at = place.begin
-        crc = done = 0
+        self._go_to(place.begin)
+        self._require(self._read_into(target, what, 0), place, what)
+
+    def _go_to(self, begin: int) -> None:
+        if self._at != begin:
+            self._opened.file.seek(begin)
+            self._at = begin
+
+    def _read_into(self, target: torch.Tensor, what: str, crc: int) -> int:
+        """Read what comes next; the checksum goes on from `crc`."""
+        flat: Any = target.reshape(-1).view(torch.uint8).numpy()
+        done = 0
         while done < len(flat):
             piece = self._some(min(len(flat) - done, _PIECE_BYTES), what)
             memoryview(flat)[done : done + len(piece)] = piece
             crc = google_crc32c.extend(crc, piece)
             done += len(piece)
+        return crc
+
+    def _require(self, crc: int, place: FilePlace, what: str) -> None:
         if crc != place.crc32c:
             raise self._loss(f"{what} differs from what was written", place.begin)
 

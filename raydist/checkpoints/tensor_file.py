@@ -246,6 +246,8 @@ def _name_in_file(key: str, rows: tuple[int, int] | None) -> str:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     plain = tensor.detach().cpu().contiguous()
+    if not plain.numel():  # numpy's arrays without elements become tensors that cannot be seen as bytes
+        return memoryview(b"")
     flat: Any = plain.reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 

@@ -12,6 +12,7 @@ from raydist.parameter_servers.closure_requests import DropArrival, FenceWorker,
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.partitioners import VariablePartitioner, plan_slices
 from raydist.parameter_servers.requests import DropObjects, SaveReport, Sender, Statistics
+from raydist.parameter_servers.restore_requests import CommitRestore, DiscardRestore, ReadReport
 from raydist.parameter_servers.server_stats import ServerStats
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import ServerClient
@@ -110,6 +111,21 @@ class ServedSide:
         """What has become of a save on each server; see `SliceSaver.report`."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(SaveReport(token))]
+
+    def restored(self, token: str) -> list[Any]:
+        """What has become of a restore on each server; see `TableRestorer.report`."""
+        with self._asking:
+            return [answer.value for answer in self._client.ask_all(ReadReport(token))]
+
+    def commit_restore(self, token: str) -> None:
+        """Let every server have what it has read."""
+        with self._asking:
+            self._client.ask_all(CommitRestore(token))
+
+    def discard_restore(self) -> None:
+        """Let every server forget what it has read."""
+        with self._asking:
+            self._client.ask_all(DiscardRestore())
 
     def statistics(self) -> list[ServerStats]:
         """What each server has done so far."""

@@ -19,6 +19,7 @@ from raydist.parameter_servers.serving.embedding_tables import TableMaker
 from raydist.parameter_servers.serving.holdings import Holdings
 from raydist.parameter_servers.serving.ledger import Ledger
 from raydist.parameter_servers.serving.slice_saver import SliceSaver
+from raydist.parameter_servers.serving.table_restorer import TableRestorer
 from raydist.parameter_servers.serving.turn_requests import TurnRequest, TurnRequests
 from raydist.parameter_servers.serving.turns import Turns
 from raydist.parameter_servers.serving.waiting import Answered, Later, Reply, Waits
@@ -42,6 +43,7 @@ class ParameterServer:
         timeout_s: How long a reader in another process may stand in the way of a change.
         make_table: Makes its part of an embedding table.
         saver: Writes its part of checkpoints.
+        restorer: Reads it.
 
     Raises:
         InvalidArgumentError: `consistency` is none.
@@ -58,12 +60,19 @@ class ParameterServer:
         timeout_s: float = 30.0,
         make_table: TableMaker = RowTable,
         saver: SliceSaver | None = None,
+        restorer: TableRestorer | None = None,
     ) -> None:
         self._number = number
         turns = Turns(require_consistency(consistency))
         self._meter, self._waits, ledger = ServerMeter(), Waits(), Ledger()
         self._has = Holdings(
-            number, num_servers, memory=memory, timeout_s=timeout_s, make_table=make_table, saver=saver
+            number,
+            num_servers,
+            memory=memory,
+            timeout_s=timeout_s,
+            make_table=make_table,
+            saver=saver,
+            restorer=restorer,
         )
         values = self._values = self._has.values
         self._changes = Changes(values, self._has.optimizers, ledger, self._waits, self._meter)

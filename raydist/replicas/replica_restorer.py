@@ -16,6 +16,7 @@ from raydist.checkpoints.sharing.share_reader import commit_share, discard_share
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.parts import has_load_hooks
+from raydist.parameter_servers.rows.saved_rows import SavedRows
 
 __all__ = ["RESTORES", "ReplicaRestorer"]
 
@@ -48,16 +49,11 @@ class ReplicaRestorer:
 
     def holds(self, obj: Any) -> bool:
         """See `ShareRestorer`."""
-        return self._mirror.holds(obj)
+        return not isinstance(obj, SavedRows) and self._mirror.holds(obj)
 
     def can_restore(self, obj: Any) -> bool:
         """See `ShareRestorer`. What replicas count apart, and what calls back into the program, stays here."""
-        return (
-            self._mirror.holds(obj)
-            and not self._mirror.has_metrics(obj)
-            and not has_load_hooks(obj)
-            and self._are_alike()
-        )
+        return self.holds(obj) and not self._mirror.has_metrics(obj) and not has_load_hooks(obj) and self._are_alike()
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]

@@ -9,16 +9,19 @@ from typing import Any, TypeVar, TypeVarTuple, final
 
 from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from raydist.context.run_call import require_call
 from raydist.context.step_counter import StepCounter
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.coordinator.closure_header import closure_header
+from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.launch_served import Launched
 from raydist.coordinator.per_worker_input import PerWorkerInput
 from raydist.coordinator.remote_value import RemoteValue, fetched, holds_remote
+from raydist.coordinator.restoring import SERVED_RESTORES, ServedRestorer
 from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
 from raydist.coordinator.served_request import ServedRequest
 from raydist.coordinator.workers_link import WorkersLink
@@ -142,6 +145,9 @@ class ParameterServerStrategy(HostedStrategy):
         self.per_worker = PerWorkerInput(lambda: self.num_workers, self._coordinator, self._pipelines, self._timeouts)
         self._num_steps = 0
         self._mirror.share_saver = ServedSaver(self._mirror, self._save_shares, self._cluster.nodes)
+        self._restorer = ServedRestorer(
+            self._mirror, self._run_alone, self._drain, lambda: self._cluster.launch().side, self._timeouts.step_s
+        )
         self._uncounted = 0  # closures that make global steps, and are not in the counter yet
         self._last_stats = StrategyStats()
         self.attached = {}
@@ -265,14 +271,32 @@ class ParameterServerStrategy(HostedStrategy):
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have servers copy what they hold once all that was scheduled has ended, before anything else begins."""
         self._require_open("save")
-        launched = self._cluster.launch()
-        externals = {"strategy": self, "shares": SERVED_SHARES, **self.per_worker.externals()}
-        shipment = self._mirror.prepare(function, (SERVED_SHARES, *args), externals=externals)
-        make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
-        closure = launched.coordinator.schedule(shipment, make_header, shipment.digest, alone=True)
-        self._mirror.dispatched()
-        ask = functools.partial(ask_served, closure, functools.partial(launched.side.saved, token))
+        side = self._cluster.launch().side
+        closure = self._schedule_alone(function, (SERVED_SHARES, *args), {"shares": SERVED_SHARES})
+        ask = functools.partial(ask_served, closure, functools.partial(side.saved, token))
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
+
+    def _schedule_alone(
+        self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any]
+    ) -> Closure:
+        """Have a worker do what is no step of the program, while nothing else runs."""
+        shipment = self._mirror.prepare(
+            function, args, externals={"strategy": self, **externals, **self.per_worker.externals()}
+        )
+        make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
+        closure = self._coordinator().schedule(shipment, make_header, shipment.digest, alone=True)
+        self._mirror.dispatched()
+        return closure
+
+    def _find_restorer(self) -> ShareRestorer | None:
+        return self._restorer
+
+    def _run_alone(self, function: Callable[..., None], *args: Any) -> None:
+        """Have a worker ask the servers for their part of a restore, after all that was scheduled."""
+        self._require_open("restore")
+        self._coordinator().join()
+        closure = self._schedule_alone(function, (SERVED_RESTORES, *args), {"row_restores": SERVED_RESTORES})
+        self._coordinator().value_of(closure)
 
     def _header(
         self,

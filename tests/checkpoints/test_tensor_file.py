@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import google_crc32c
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -117,3 +118,11 @@ def test_there_are_failpoints_within(new: NewFiles) -> None:
     assert pieces > 3
     within = ["checkpoint.within_file"] * (1 + pieces)  # the header, too
     assert passed == [*within, "checkpoint.before_flush", "checkpoint.after_flush"]
+
+
+def test_what_has_no_elements_wherever_it_comes_from(tmp_path: Path) -> None:
+    new = NewFiles(directory_files(str(tmp_path)))
+    tensors = {"a": torch.from_numpy(np.empty(3, np.int64)[:0].copy()), "b": torch.empty(0, 2)}
+    write_tensor_file(new, "model.safetensors", tensors)
+    found = load_file(tmp_path / "model.safetensors")
+    assert {key: tensor.shape for key, tensor in found.items()} == {"a": (0,), "b": (0, 2)}

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
+from raydist.checkpoints.sharing.row_reader import RowReader
 from raydist.checkpoints.sharing.slice_writer import SliceWriter
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.remote_value import RemoteValue
+from raydist.coordinator.restoring import SERVED_RESTORES, ServedRestorer
 from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
 from raydist.coordinator.served_side import ServedSide
 from raydist.mirroring.calls import MirrorCalls
@@ -46,7 +48,15 @@ class ServersHere:
     def __init__(self, num_servers: int, consistency: Consistency, memory: int | None = None) -> None:
         self.names = [f"parameter server {number}" for number in range(num_servers)]
         self.servers = [
-            ParameterServer(number, num_servers, consistency, memory=memory, make_table=RowTable, saver=SliceWriter())
+            ParameterServer(
+                number,
+                num_servers,
+                consistency,
+                memory=memory,
+                make_table=RowTable,
+                saver=SliceWriter(),
+                restorer=RowReader(),
+            )
             for number in range(num_servers)
         ]
         self._doors = [
@@ -67,7 +77,8 @@ class Served:
         link: Any = self
         self.mirror = MirrorDriver("served", link, serves_rows=True)
         self.mirror.share_saver = ServedSaver(self.mirror, self._save, lambda: ["here"])
-        self.externals = {"strategy": self, "shares": SERVED_SHARES}
+        self.restorer = ServedRestorer(self.mirror, self._run_alone, coordinator.join, lambda: side, 20.0)
+        self.externals = {"strategy": self, "shares": SERVED_SHARES, "row_restores": SERVED_RESTORES}
 
     def call(self, rank: int, method: Callable[..., Any], *args: Any) -> Any:
         return self.coordinator.read("mirror", method, *args)
@@ -94,6 +105,10 @@ class Served:
     def _save(self, fn: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         closure = self._schedule(fn, SERVED_SHARES, *args, looks_only=True)
         return DispatchedSave(partial(ask_served, closure, partial(self.side.saved, token)), 20.0)
+
+    def _run_alone(self, fn: Callable[..., Any], *args: Any) -> None:
+        self.coordinator.join()
+        self.coordinator.value_of(self._schedule(fn, SERVED_RESTORES, *args, looks_only=True))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The part of a restore that replicas have: they read and check, and change what they hold when all is well."""
+"""The part of a restore that replicas or servers have: they read and check, and change what they hold at the end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from raydist.checkpoints.differences import Difference
 from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
 from raydist.checkpoints.saved_kinds import kind_of_state
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
+from raydist.parameter_servers.rows.saved_rows import SavedRows
 
 __all__ = ["ShareRestorer", "SharedRestore", "shared_restore"]
 
 
 class ShareRestorer(Protocol):
-    """A strategy whose replicas read what they hold. What they are asked waits for dispatched steps, and its end."""
+    """A strategy whose replicas, or servers, read what they hold.
+
+    What they are asked waits for dispatched steps, and its end.
+    """
 
     def holds(self, obj: Any) -> bool:
         """Whether replicas hold an object, or can be sent it. Waits for nothing."""
@@ -100,7 +104,7 @@ def shared_restore(
     """
     if checkpoint.directory.only_here:
         return None
-    kinds = {name: kind for name, obj in objects.items() if (kind := kind_of_state(obj)) in ("module", "optimizer")}
+    kinds = {name: kind for name, obj in objects.items() if (kind := _kind(obj)) in ("module", "optimizer", "rows")}
     restorer = next((each for each in restorers if any(each.holds(objects[name]) for name in kinds)), None)
     if restorer is None:
         return None
@@ -110,7 +114,11 @@ def shared_restore(
         name: objects[name]
         for name, kind in kinds.items()
         if restorer.holds(objects[name])
-        and (kind == "module" or len(theirs) == len(naming))  # which modules name the parameters of optimizers
+        and (kind != "optimizer" or len(theirs) == len(naming))  # which modules name the parameters of optimizers
         and restorer.can_restore(objects[name])
     }
     return SharedRestore(restorer, remote, theirs) if remote else None
+
+
+def _kind(obj: Any) -> str:
+    return "rows" if isinstance(obj, SavedRows) else kind_of_state(obj)

@@ -9,7 +9,7 @@ remembers of the table.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import torch
@@ -106,13 +106,18 @@ class LazyUpdate:
         rows = {key: held.values[: self._values.count].clone() for key, held in self._rows.items()}
         return {"rows": rows, "scalars": copy.deepcopy(self._scalars)}
 
-    def load(self, rows: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> None:
-        """Remember this, of rows by place."""
+    def load(self, rows: Mapping[str, Iterable[torch.Tensor]], scalars: Mapping[str, Any]) -> None:
+        """Remember this: of the rows by place, some of them after the others, and of the table."""
         most, width = self._values.values.shape
-        for key, values in rows.items():
-            self._rows[key] = held = ReservedRows(most, width, values.dtype)
-            held.extend(len(values))
-            held.values[: len(values)] = values
+        for key, pieces in rows.items():
+            self._rows.pop(key, None)
+            for values in pieces:
+                if key not in self._rows:
+                    self._rows[key] = ReservedRows(most, width, values.dtype)
+                held = self._rows[key]
+                begin = held.count
+                held.extend(begin + len(values))
+                held.values[begin : held.count] = values
         self._scalars = copy.deepcopy(dict(scalars))
 
 

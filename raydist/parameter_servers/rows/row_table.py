@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, final
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.first_values import first_values
 from raydist.parameter_servers.rows.lazy_update import LazyUpdate, optimizer_name
+from raydist.parameter_servers.rows.own_rows import OwnRows, own_rows
 from raydist.parameter_servers.rows.reserved import ReservedRows
 from raydist.parameter_servers.rows.row_index import index_for
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
@@ -123,47 +125,54 @@ class RowTable:
         """Have the rows of these states that are this server's, and no others.
 
         Args:
-            states: What `state` gave on every server, of whatever number.
+            states: What `state` gave on every server, of whatever number. What it has of each row may be a `RowColumn`.
 
         Raises:
-            InvalidArgumentError: They are of another table.
+            InvalidArgumentError: They are of another table, and nothing is changed; or a row is there twice, or what is
+                remembered is not all there: then this table is of no use any more.
         """
-        for state in states:
-            _require_fitting(state, self.spec)
+        found = [own_rows(state, self.spec, self._server, self._num_servers) for state in states]
         self._clear()
-        for state in states:
-            self._take(state)
+        for own in found:
+            self._take(own)
         for name in {name for state in states for name in state["optimizers"]}:
-            self._remember(name, states)
+            self._remember(name, found)
 
-    def _own(self, state: Mapping[str, Any]) -> torch.Tensor:
-        """Where a state has this server's rows."""
-        return torch.nonzero(self.spec.servers_of(state["rows"], self._num_servers) == self._server).reshape(-1)
+    def anew(self) -> RowTable:
+        """A table for the same rows, of which none exists yet."""
+        return RowTable(self.spec, self._server, self._num_servers)
 
-    def _take(self, state: Mapping[str, Any]) -> None:
-        own = self._own(state)
-        rows = state["rows"][own].numpy()
+    def _take(self, own: OwnRows) -> None:
+        rows = own.numbers.numpy()
+        if not len(rows):  # whose they are reads them
+            return
         if len(np.unique(rows)) < len(rows) or bool((self._index.find(rows) >= 0).any()):
             raise InvalidArgumentError(
                 f"Each row of table {self.spec.name!r} must be in one of the states, some are in several. Give what "
                 "export_rows() returned, once."
             )
         self._index.add(rows)
-        self._append(state["values"][own])
+        for values in own.taken(own.state["values"]):
+            self._append(values)
 
-    def _remember(self, name: str, states: Sequence[Mapping[str, Any]]) -> None:
+    def _remember(self, name: str, found: Sequence[OwnRows]) -> None:
         """What each state says of its rows; of the table, what the state says that has seen most steps."""
-        held = [(state["optimizers"].get(name), own) for state in states if len(own := self._own(state))]
-        everyone = [state["optimizers"][name] for state in states if name in state["optimizers"]]
+        held = [(own.state["optimizers"].get(name), own) for own in found if len(own.numbers)]
+        everyone = [own.state["optimizers"][name] for own in found if name in own.state["optimizers"]]
         keys = {key for remembered in everyone for key in remembered["rows"]}
         if any(remembered is None or remembered["rows"].keys() != keys for remembered, _ in held):
             raise InvalidArgumentError(
                 f"All states of table {self.spec.name!r} must hold what {name} remembers, some do not. Give what "
                 "export_rows() returned, whole."
             )
-        rows = {key: torch.cat([remembered["rows"][key][own] for remembered, own in held]) for key in keys if held}
+        rows = {key: _taken(key, held) for key in keys}
         furthest = max(everyone, key=lambda remembered: float(remembered["scalars"].get("step", 0)))
         self._update(name).load(rows, furthest["scalars"])
+
+
+def _taken(key: str, held: Sequence[tuple[Any, OwnRows]]) -> Iterator[torch.Tensor]:
+    """What is remembered of rows, one state's after the other's."""
+    return chain.from_iterable(own.taken(remembered["rows"][key]) for remembered, own in held)
 
 
 def _added_up(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,14 +181,3 @@ def _added_up(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor
         return rows, gradients
     unique, places = torch.unique(rows, return_inverse=True)
     return unique, gradients.new_zeros((len(unique), gradients.shape[1])).index_add_(0, places, gradients)
-
-
-def _require_fitting(state: Mapping[str, Any], spec: EmbeddingTableSpec) -> None:
-    rows, values = state["rows"], state["values"]
-    highest = int(rows.max()) if len(rows) else -1
-    if values.shape != (len(rows), spec.dim) or highest >= spec.num_rows:
-        raise InvalidArgumentError(
-            f"Rows of table {spec.name!r} must be below {spec.num_rows} and have {spec.dim} values each, got "
-            f"{len(rows)} rows up to {highest} and values of shape {tuple(values.shape)}. Give what export_rows() of "
-            "the same embedding returned."
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, final
 
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.rows.sharded_embedding import ShardedEmbedding
 
-__all__ = ["SavedRows", "row_entry"]
+__all__ = ["SavedRows", "parts_by_table", "require_known", "row_entry"]
 
 
 def row_entry(path: str, part: int) -> str:
@@ -20,6 +20,29 @@ def row_entry(path: str, part: int) -> str:
     'words/0'
     """
     return f"{path}/{part}"
+
+
+def parts_by_table(state: Mapping[str, Any], paths: Iterable[str]) -> dict[str, list[Any]]:
+    """By path of a table what a state has of it: a part for each server that had rows.
+
+    >>> parts_by_table({"words/0": 1, "words/1": 2, "tags/0": 3}, ["words", "more"])
+    {'words': [1, 2], 'more': []}
+    """
+    return {path: [part for entry, part in state.items() if _path_of(entry) == path] for path in paths}
+
+
+def require_known(state: Mapping[str, Any], paths: Collection[str]) -> None:
+    """InvalidArgumentError where a state has rows of other tables than those of these paths."""
+    strange = next((path for path in map(_path_of, state) if path not in paths), None)
+    if strange is not None:
+        raise InvalidArgumentError(
+            f"Saved rows must be of the module's embeddings, which are {', '.join(paths)}, got {strange!r:.100}. "
+            "Restore into a module like the one that was saved."
+        )
+
+
+def _path_of(entry: str) -> str:
+    return entry.rpartition("/")[0]
 
 
 @final
@@ -62,15 +85,8 @@ class SavedRows:
             InvalidArgumentError: There are other tables.
         """
         tables = self.tables()
-        found: dict[str, list[Any]] = {path: [] for path in tables}
-        for entry, part in state.items():
-            path = entry.rpartition("/")[0]
-            if path not in found:
-                raise InvalidArgumentError(
-                    f"Saved rows must be of the module's embeddings, which are {', '.join(tables)}, got {path!r:.100}. "
-                    "Restore into a module like the one that was saved."
-                )
-            found[path].append(part)
+        require_known(state, tables)
+        found = parts_by_table(state, tables)
         for path, table in tables.items():
             table.import_rows(found[path])
 

@@ -40,5 +40,8 @@ class ServedTable(Protocol):
     def state(self) -> dict[str, Any]:
         """All rows, and what optimizers remember of them."""
 
+    def anew(self) -> ServedTable:
+        """A table for the same rows, of which none exists yet."""
+
     def load(self, states: Sequence[Mapping[str, Any]], /) -> None:
         """Have those rows of these states that belong here, and no others."""

@@ -19,11 +19,13 @@ from raydist.parameter_servers.requests import (
     SaveReport,
     ServerRequest,
 )
+from raydist.parameter_servers.restore_requests import BeginRestore, CommitRestore, DiscardRestore, ReadReport
 from raydist.parameter_servers.row_requests import CreateTable, RowState, SetRowState
 from raydist.parameter_servers.serving.embedding_tables import ServedTable, TableMaker
 from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
 from raydist.parameter_servers.serving.served_slices import ServedSlices
 from raydist.parameter_servers.serving.slice_saver import SliceSaver
+from raydist.parameter_servers.serving.table_restorer import TableRestorer
 from raydist.pipelines.engine.machine import free_memory
 
 __all__ = ["Holdings"]
@@ -40,6 +42,7 @@ class Holdings:
         timeout_s: How long a reader in another process may stand in the way of a change.
         make_table: Makes its part of an embedding table.
         saver: Writes its part of checkpoints; None where nobody asks for that.
+        restorer: Reads it.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class Holdings:
         timeout_s: float,
         make_table: TableMaker,
         saver: SliceSaver | None = None,
+        restorer: TableRestorer | None = None,
     ) -> None:
         self._number = number
         self._num_servers = num_servers
         self._memory = memory
         self._make_table = make_table
         self._saver = saver
+        self._restorer = restorer
         self.values = ServedSlices.open(number, timeout_s=timeout_s, room=self._room)
         self.optimizers: dict[int, ServedOptimizer] = {}
         self.tables: dict[int, ServedTable] = {}
@@ -99,6 +104,19 @@ class Holdings:
             case SaveReport(), SliceSaver() as saver:
                 return saver.report(request.token)
             case _:
+                return self._manage_restores(request)
+
+    def _manage_restores(self, request: ServerRequest) -> Any:
+        match request, self._restorer:
+            case BeginRestore(), TableRestorer() as restorer:
+                return restorer.begin(request.order, self)
+            case ReadReport(), TableRestorer() as restorer:
+                return restorer.report(request.token)
+            case CommitRestore(), TableRestorer() as restorer:
+                return restorer.commit(request.token, self)
+            case DiscardRestore(), TableRestorer() as restorer:
+                return restorer.discard()
+            case _:
                 raise InvalidArgumentError(
                     f"Parameter servers must be asked by a ServerRequest that they know, got {type(request).__name__}. "
                     "Use the same version of raydist everywhere."
@@ -117,6 +135,12 @@ class Holdings:
             )
         return self.tables[handle]
 
+    def replace_tables(self, tables: Mapping[int, ServedTable]) -> None:
+        """Have these by their handles, all or none, in place of those that there are. Workers keep no rows."""
+        for handle in tables:
+            self.table(handle)  # says which was never created
+        self.tables.update(tables)
+
     def value(self, number: int) -> torch.Tensor:
         """A slice's values, which the next request may change."""
         return self.values.value(number)
@@ -130,9 +154,10 @@ class Holdings:
         return self.table(handle).state()
 
     def close(self, within_s: float) -> None:
-        """Wait for what is being written, and let go of all memory. May be called twice."""
-        if self._saver is not None:
-            self._saver.close(within_s)
+        """Wait for what is being read or written, and let go of all memory. May be called twice."""
+        for each in (self._restorer, self._saver):
+            if each is not None:
+                each.close(within_s)
         self.values.close()
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch._compile import _disable_dynamo
 
+from raydist.checkpoints.sharing.served_restore import ServedRestores
 from raydist.checkpoints.sharing.served_share import ServedShares
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, EndClosure
@@ -176,7 +177,7 @@ class ServedVariables(WorkerRules):
             self._model.optimizers.read_states()
 
     def externals(self) -> dict[str, Any]:
-        return {"shares": ServedShares(self._model.held)}
+        return {"shares": ServedShares(self._model.held), "row_restores": ServedRestores(self._model.held)}
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return reading_rows(self._model.rows)

@@ -1,0 +1,66 @@
+"""Restores under `ParameterServerStrategy`: servers read rows of embedding tables, and the driver reads none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.checkpoints import read_tensors
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+def made() -> tuple[torch.nn.ModuleDict, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(1000, 3, seed=5), "out": torch.nn.Linear(3, 1)})
+    return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+def train(model: torch.nn.ModuleDict, optimizer: torch.optim.Optimizer, numbers: range, strategy: Any = None) -> None:
+    def step(words: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model["out"](model["words"](words)).square().mean().backward()
+        optimizer.step()
+
+    for number in numbers:
+        words = torch.arange(number, 90, 7)
+        if strategy is None:
+            step(words)
+        else:
+            strategy.run(step, args=(words,)).get()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_servers_read_rows_and_training_goes_on(
+    num_steps: int, served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+    train(model, optimizer, range(3))
+    rd.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "c")
+    saved = model["words"](torch.arange(90)).detach()
+    train(model, optimizer, range(3, 5))
+    read: list[str] = []
+    original = read_tensors._FileReader._some
+
+    def some(self: Any, size: int, what: str) -> bytes:
+        read.append(Path(self._path).name)
+        return original(self, size, what)
+
+    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    strategy = served(2)
+    with strategy.scope():
+        theirs, their_optimizer = made()
+    train(theirs, their_optimizer, range(40, 40 + num_steps), strategy)
+    checkpoint = rd.Checkpoint(model=theirs, optimizer=their_optimizer)
+    checkpoint.restore(tmp_path / "c")
+    assert read
+    assert not any("embedding_rows" in name for name in read)
+    assert torch.equal(theirs["words"](torch.arange(90)).detach(), saved)
+    train(theirs, their_optimizer, range(3, 5), strategy)
+    expected = model["words"](torch.arange(90)).detach()
+    torch.testing.assert_close(theirs["words"](torch.arange(90)).detach(), expected, rtol=1e-5, atol=1e-6)

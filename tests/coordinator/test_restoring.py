@@ -1,0 +1,334 @@
+"""Servers read the rows that they restore: each its own, nothing changes before all have, and the driver reads none."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import raydist as rd
+from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.checkpoints import contents, read_tensors
+from raydist.checkpoints.checkpoint import contents_of
+from raydist.checkpoints.sharing import row_reader
+from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
+from raydist.checkpoints.sharing.staging import StagedStates
+from raydist.checkpoints.sharing.started_save import start_save
+from raydist.coordinator.restoring import ServedRestorer
+from raydist.parameter_servers.rows.row_table import RowTable
+from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.pipelines.stored.directory_files import directory_files
+from tests.coordinator.served_here import Served, served
+from tests.coordinator.test_saving import made_bag, opened, rows_of, train_bag
+
+EVERYTHING = torch.arange(120)  # of them from 90 on none was touched
+SERVER = "raydist-restore"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str, bool]]:
+    """Bytes that were read: by file, by tensor, and whether a server read them."""
+    found: Counter[tuple[str, str, bool]] = Counter()
+    original = read_tensors._FileReader._some
+
+    def some(self: Any, size: int, what: str) -> bytes:
+        piece = original(self, size, what)
+        found[Path(self._path).name, what, threading.current_thread().name == SERVER] += len(piece)
+        return piece
+
+    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
+    return found
+
+
+class Run:
+    """A program whose rows lie on servers."""
+
+    def __init__(self, here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.here = here
+        with here.mirror.scope():
+            self.bag, self.optimizer, self.checkpoint = made_bag()
+        monkeypatch.setattr(contents, "open_strategies", lambda: [self])
+
+    def _find_restorer(self) -> Any:
+        return self.here.restorer
+
+    def train(self, numbers: range) -> None:
+        train_bag(numbers, self.here, self.bag, self.optimizer)
+
+    def rows(self) -> torch.Tensor:
+        return rows_of(self.bag, EVERYTHING)
+
+    def tables(self) -> list[RowTable]:
+        """What each server has."""
+        (tables,) = zip(*(server._has.tables.values() for server in self.here.servers), strict=True)
+        return [table for table in tables if isinstance(table, RowTable)]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[[int | None], tuple[Path, torch.Tensor]]:
+    """Saves a run of three steps on so many servers, or in one process; says where, and its rows."""
+
+    def save(num_servers: int | None) -> tuple[Path, torch.Tensor]:
+        path = tmp_path / "c"
+        if num_servers is None:
+            bag, optimizer, checkpoint = made_bag()
+            train_bag(range(3), None, bag, optimizer)
+            checkpoint.save(path)
+            return path, rows_of(bag, EVERYTHING)
+        with served(1, num_servers) as here:
+            with here.mirror.scope():
+                bag, optimizer, checkpoint = made_bag()
+            train_bag(range(3), here, bag, optimizer)
+            checkpoint.save(path)
+            return path, rows_of(bag, EVERYTHING)
+
+    return save
+
+
+@pytest.mark.parametrize(("before", "after", "num_steps"), [(None, 2, 0), (1, 3, 2), (2, 2, 2), (3, 1, 0), (3, 2, 2)])
+def test_servers_read_the_rows_that_they_own(
+    before: int | None,
+    after: int,
+    num_steps: int,
+    saved: Callable[[int | None], tuple[Path, torch.Tensor]],
+    read: Counter[tuple[str, str, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tables that were trained already, and those of a program that begins; training goes on as without a restart."""
+    path, expected = saved(before)
+    bare, optimizer, checkpoint = made_bag()
+    checkpoint.restore(path)
+    train_bag(range(3, 6), None, bare, optimizer)
+    read.clear()
+    with served(1, after) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(40, 40 + num_steps))
+        monkeypatch.setattr(SavedRows, "state_dict", None)
+        monkeypatch.setattr(SavedRows, "load_state_dict", None)
+        run.checkpoint.restore(path)
+        tables = run.tables()
+        assert sum(table.num_rows for table in tables) == 39, "those of the checkpoint, and no others"
+        assert torch.equal(run.rows(), expected)
+        rows = {name for name, _, _ in read if name.startswith("bag.embedding_rows") and "index" not in name}
+        assert len(rows) == (before or 1)
+        assert not any(name in rows and not by_server for name, _, by_server in read)
+        run.train(range(3, 6))
+        here.coordinator.join()
+        torch.testing.assert_close(run.rows(), rows_of(bare, EVERYTHING), rtol=1e-5, atol=1e-6)
+
+
+def damaged(path: Path, file: str, at: int = -3) -> None:
+    content = bytearray((path / file).read_bytes())
+    content[at] ^= 8
+    (path / file).write_bytes(content)
+
+
+Saved = Callable[[int | None], tuple[Path, torch.Tensor]]
+
+
+@pytest.mark.parametrize("at", [-3, 40, "values"])
+def test_damage_changes_nothing_on_any_server(at: Any, saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever column of whatever server's rows; and of the header."""
+    path, _ = saved(3)
+    (file,) = [each for each in opened(path).files("bag.embedding_rows") if "00002-of" in each.name]
+    place = file.tensors["words/1.values"].begin if at == "values" else at
+    with served(2, 2) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(2))
+        before, weight = run.rows(), run.bag.out.weight.detach().clone()
+        damaged(path, file.name, place)
+        what = "header" if at == 40 else "tensor 'words/1..*"
+        with pytest.raises(rd.DataLossError, match=rf"{file.name}.*{what} differs"):
+            run.checkpoint.restore(path)
+        assert torch.equal(run.rows(), before)
+        assert torch.equal(run.bag.out.weight, weight)
+        damaged(path, file.name, place)
+        run.checkpoint.restore(path)
+        assert not torch.equal(run.rows(), before)
+
+
+def test_where_the_driver_fails_servers_forget_what_they_have_read(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = saved(2)
+    with served(1, 2) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(2))
+        before = run.rows()
+        damaged(path, "bag.safetensors")
+        with pytest.raises(rd.DataLossError, match=r"bag.safetensors"):
+            run.checkpoint.restore(path)
+        assert torch.equal(run.rows(), before)
+        assert all(server._has._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
+        damaged(path, "bag.safetensors")
+        run.checkpoint.restore(path)
+        assert torch.equal(run.rows(), expected)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_files_that_servers_cannot_open_are_the_drivers(
+    is_there: bool, saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = saved(2)
+    file = path / opened(path).files("bag.embedding_rows")[0].name
+    elsewhere = path.parent / "elsewhere"
+    file.rename(elsewhere)
+    original = ServedRestorer.discard
+
+    def discard(self: ServedRestorer) -> None:
+        if is_there:
+            elsewhere.rename(file)
+        original(self)
+
+    monkeypatch.setattr(ServedRestorer, "discard", discard)
+    with served(1, 2) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(2))
+        before = run.rows()
+        if is_there:
+            run.checkpoint.restore(path)
+            assert torch.equal(run.rows(), expected)
+            return
+        with pytest.raises(rd.DataLossError, match=f"{file.name}' is missing"):
+            run.checkpoint.restore(path)
+        assert torch.equal(run.rows(), before)
+
+
+def test_in_memory_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare, optimizer, checkpoint = made_bag()
+    train_bag(range(3), None, bare, optimizer)
+    path = checkpoint.save(f"memory://{uuid.uuid4().hex}/c")
+    monkeypatch.setattr(ServedRestorer, "prepare", None)
+    with served(1, 2) as here:
+        run = Run(here, monkeypatch)
+        run.checkpoint.restore(path)
+        assert torch.equal(run.rows(), rows_of(bare, EVERYTHING))
+
+
+def test_rows_of_another_table_are_refused_and_nothing_is_changed(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved(2)
+    with served(1, 2) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(2))
+        before = run.rows()
+        for sizes, why in (
+            ((1000, 4), r"have 4 values each, got \d+ rows and values of shape \(\d+, 3\)"),
+            ((20, 3), r"must be below 20 .*, got \d+ rows up to \d\d"),
+        ):
+            with here.mirror.scope():
+                other = torch.nn.ModuleDict({"words": rd.ShardedEmbedding(*sizes)})
+            with pytest.raises(rd.InvalidArgumentError, match=why):
+                rd.Checkpoint(bag=other).restore(path, strict=False)
+        with here.mirror.scope():
+            named = torch.nn.ModuleDict({"letters": rd.ShardedEmbedding(1000, 3)})
+        with pytest.raises(rd.InvalidArgumentError, match="embeddings, which are letters, got 'words'"):
+            rd.Checkpoint(bag=named).restore(path, strict=False)
+        assert torch.equal(run.rows(), before)
+
+
+def test_what_can_be_no_rows_is_loss(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = saved(2)
+    files, manifest = directory_files(str(path)), opened(path).manifest
+    rows = manifest.objects["bag.embedding_rows"]
+    whole = rows.values["words/0"]
+    with served(1, 2) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(2))
+        before = run.rows()
+        for part in ({}, 3, {**whole, "rows": 3}, {**whole, "optimizers": 3}, {**whole, "rows": {"$tensor": "no"}}):
+            edited = {**manifest.objects, "bag.embedding_rows": replace(rows, values={**rows.values, "words/0": part})}
+            files.replace("manifest.json", replace(manifest, objects=edited).to_bytes())
+            with pytest.raises(rd.DataLossError, match="'bag.embedding_rows' (are|is) none"):
+                run.checkpoint.restore(path)
+        assert torch.equal(run.rows(), before)
+
+
+def test_a_restore_comes_after_what_was_scheduled_and_before_what_comes_then(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved(2)
+    bare, optimizer, checkpoint = made_bag()
+    checkpoint.restore(path)
+    train_bag(range(3, 6), None, bare, optimizer)
+    with served(1, 2) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(30))  # under way
+        save = start_save(
+            contents_of(run.checkpoint), directory_files(str(path.parent / "other")), {}, staging=StagedStates()
+        )
+        run.checkpoint.restore(path)
+        run.train(range(3, 6))
+        here.coordinator.join()
+        torch.testing.assert_close(run.rows(), rows_of(bare, EVERYTHING), rtol=1e-5, atol=1e-6)
+        save.write()
+
+
+def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, expected = saved(2)
+    with served(2, 2) as here:
+        run = Run(here, monkeypatch)
+        run.train(range(2))
+        here.coordinator.join()
+        begun: list[str] = []
+        original = row_reader.RowReader.begin
+
+        def begin(self: Any, order: Any, held: Any) -> None:
+            original(self, order, held)
+            begun.append(threading.current_thread().name)
+            if len(begun) == 2:  # both servers have begun, and nobody hears of it
+                here.port.kill(int(begun[0].removeprefix("worker ")))
+
+        monkeypatch.setattr(row_reader.RowReader, "begin", begin)
+        run.checkpoint.restore(path)
+        assert len(begun) == 4
+        assert torch.equal(run.rows(), expected)
+
+
+class Answers:
+    """Servers that say what they are to."""
+
+    def __init__(self, *answers: PreparedShare | PortableError | None) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def restored(self, token: str) -> Any:
+        self.asked.append("report")
+        return self.answers
+
+    def commit_restore(self, token: str) -> None:
+        self.asked.append("commit")
+        raise rd.UnavailableError("server 1 is gone")
+
+    def discard_restore(self) -> None:
+        self.asked.append("discard")
+
+
+def test_servers_that_take_too_long_or_fail_are_told_to_forget(saved: Saved) -> None:
+    path, _ = saved(None)
+    bag, _, _ = made_bag()
+    rows = {"bag.embedding_rows": SavedRows(bag)}
+    mirror: Any = type("Mirror", (), {"is_mirrored": lambda self, obj: True})()
+
+    def restoring(servers: Answers) -> None:
+        restorer = ServedRestorer(mirror, lambda *_: None, lambda: None, lambda: servers, 0.01)
+        request = RestoreRequest("a", opened(path), {"bag.embedding_rows": "bag.embedding_rows"}, True)
+        restorer.prepare(request, rows, {})
+        restorer.commit("a", rows, {})
+
+    for servers, error, told in (
+        (Answers(PreparedShare(), None), rd.DeadlineExceededError, "1 of 2 parameter servers have not"),
+        (Answers(None, pack_error(ArithmeticError("no good"))), ArithmeticError, "no good"),
+        (Answers(PreparedShare()), rd.UnavailableError, "server 1 is gone"),
+    ):
+        with pytest.raises(error, match=told):
+            restoring(servers)
+        assert servers.asked[-1] == "discard"
