@@ -67,9 +67,9 @@ def own_rows(state: Mapping[str, Any], spec: EmbeddingTableSpec, server: int, nu
     Raises:
         InvalidArgumentError: The state is of another table.
 
-    >>> state = {"rows": torch.tensor([5, 2, 3]), "values": torch.zeros(3, 4), "optimizers": {}}
+    >>> state = {"rows": torch.tensor([5, 1, 3]), "values": torch.zeros(3, 4), "optimizers": {}}
     >>> own_rows(state, EmbeddingTableSpec(8, 4), 0, 2).numbers.tolist()
-    [2, 3]
+    [5, 3]
     """
     _require_fitting(state, spec)
     places, numbers, begin = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)], 0
