@@ -31,6 +31,7 @@ LAYERS = (
         "job_environment",
         "lasting_thread",
         "deferred_compiler",
+        "large_products",
         "ray_session",
         "feasibility",
         "placement",

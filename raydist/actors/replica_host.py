@@ -18,6 +18,7 @@ from raydist.actors.supervision import RemoteFailure
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.channels.hub import ChannelEnd, Ticket
 from raydist.deferred_compiler import defer_compiler
+from raydist.large_products import speed_up_products
 
 __all__ = ["CrowdedHost", "ReplicaHost"]
 
@@ -35,6 +36,7 @@ class ReplicaHost:
         # that Ray holds ready has it: replicas would wait a second longer for new ones.
         os.environ.update(env or {})
         defer_compiler()
+        speed_up_products()
         keep_pages(None)  # activations and pieces of batches come and go with every step
         self._runner: Any = None
         self._end: ChannelEnd | None = None

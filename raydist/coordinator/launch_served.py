@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from typing import Any, TypeVar, final
 
@@ -16,6 +17,7 @@ from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.served_request import ServedPlan
 from raydist.coordinator.served_side import ServedSide
 from raydist.errors import FailedPreconditionError
+from raydist.large_products import inherited
 from raydist.options import Timeouts
 from raydist.parameter_servers.consistency import Consistency
 from raydist.parameter_servers.partitioners import VariablePartitioner
@@ -158,7 +160,7 @@ def _seat(plan: ServedPlan, reservation: Any, timeouts: Timeouts) -> Launched:
         Seat(
             bundle=plan.num_ps + setup.rank,
             resources=plan.worker_resources,
-            env={"OMP_NUM_THREADS": str(setup.num_threads)},
+            env={"OMP_NUM_THREADS": str(setup.num_threads), **inherited(os.environ)},
             host=setup.host,
             node_id=hosts[plan.num_ps + setup.rank],
         )

@@ -15,6 +15,7 @@ import copyreg
 import importlib
 import io
 import pickle
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, final
@@ -90,7 +91,15 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             # Its own __getstate__ forgets the hooks; its `step` is a bound wrapper that a scheduler put there.
             state = {name: value for name, value in vars(obj).items() if name != "step"}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed
+        if _is_special_module(obj):
+            return importlib.import_module, (obj.__name__,)
         return reduce_compiled(obj) or reduce_parametrized(obj)
+
+
+def _is_special_module(obj: Any) -> bool:
+    """Whether it is a module of its own class (`torch.ops`, `torch.backends.cudnn`): cloudpickle knows plain ones."""
+    is_one = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
+    return is_one and sys.modules.get(obj.__name__) is obj
 
 
 def _module_with(name: str, values: dict[str, Any]) -> types.ModuleType:

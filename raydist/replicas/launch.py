@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from raydist.collectives.opening import open_communicator
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous import RendezvousStore
 from raydist.context.devices import Device
+from raydist.large_products import inherited
 from raydist.options import CommunicationOptions, Timeouts
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.step import ReplicaSetup
@@ -203,7 +205,7 @@ def _seat(plan: LaunchPlan, reservation: Any, timeouts: Timeouts) -> ReplicaGrou
         Seat(
             bundle=plan.bundle_of(setup),
             resources=plan.resources,
-            env={"OMP_NUM_THREADS": str(setup.num_threads)},
+            env={"OMP_NUM_THREADS": str(setup.num_threads), **inherited(os.environ)},
             host=setup.host,
             node_id=host,
         )

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from raydist.errors import FailedPreconditionError
+from raydist.pickling.pickler import dumps, loads
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear
 
@@ -324,3 +325,12 @@ def test_looking_for_models_finds_no_bystanders(library: Any) -> None:
     with mirror.scope():
         library.model = nn.BatchNorm1d(2)
     assert mirror.run(lambda: library.untouched(1)) == [2, 2]
+
+
+def test_modules_of_their_own_classes_are_imported_by_name() -> None:
+    def uses() -> tuple[object, bool]:
+        return torch.ops.aten, torch.backends.cudnn.enabled
+
+    found = loads(dumps((uses, torch.ops, torch.backends.mkldnn), lambda obj: None), lambda pid: None)
+    assert found[0]() == uses()
+    assert found[1:] == (torch.ops, torch.backends.mkldnn)

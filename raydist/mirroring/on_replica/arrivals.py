@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.parameter_hooks import ParameterHooks
+from raydist.large_products import note_weight
 from raydist.mirroring.buffers.replica_buffers import ReplicaBuffers
 from raydist.mirroring.handles import ReplicaTable
 from raydist.mirroring.kinds import patch_object
@@ -92,6 +93,8 @@ class Arrivals:
             self._table.add(handle, obj)
             if isinstance(obj, torch.optim.Optimizer):
                 self._watch(obj)
+            elif isinstance(obj, torch.Tensor):
+                note_weight(obj)
         for handle, _ in items:
             self._buffers.places.note(handle)
 
