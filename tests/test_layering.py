@@ -32,6 +32,7 @@ LAYERS = (
         "lasting_thread",
         "deferred_compiler",
         "large_products",
+        "optimizer_hooks",
         "ray_session",
         "feasibility",
         "placement",

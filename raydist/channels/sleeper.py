@@ -42,4 +42,8 @@ class Sleeper:
                     return
                 self._bell.yield_core()
             self._patience.in_vain()
+            self._bell.sleep(seen, min(seconds, LOOK_S))
+            return
+        began = time.perf_counter()
         self._bell.sleep(seen, min(seconds, LOOK_S))
+        self._patience.slept(time.perf_counter() - began)

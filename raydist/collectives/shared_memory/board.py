@@ -172,7 +172,11 @@ class Board:
                 self._patience.in_time()
                 return
             self._patience.in_vain()
+            self._mine.sleep(seen, seconds)
+            return
+        began = time.perf_counter()
         self._mine.sleep(seen, seconds)
+        self._patience.slept(time.perf_counter() - began)
 
     def _rung_within(self, seen: int, seconds: float) -> bool:
         end = time.perf_counter() + seconds

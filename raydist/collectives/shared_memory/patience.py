@@ -9,6 +9,7 @@ __all__ = ["Patience"]
 
 _WATCH_S = 200e-6
 _MOST_SKIPPED = 64
+_SHORT_SLEEP_S = 2 * _WATCH_S  # with the time that waking takes: watching would have seen it come
 _MOST_A_CORE = 2
 
 
@@ -62,3 +63,8 @@ class Patience:
         """It did not come while it was watched for."""
         self._num_skipped = 0
         self._num_to_skip = min(max(2 * self._num_to_skip, 1), _MOST_SKIPPED)
+
+    def slept(self, seconds: float) -> None:
+        """It came after so long a sleep, without having been watched for."""
+        if seconds < _SHORT_SLEEP_S:
+            self._num_to_skip //= 2

@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from raydist.errors import FailedPreconditionError
+from raydist.optimizer_hooks import is_unobserved, unobserved_step
 
 __all__ = ["note_steps", "refuse_new_parameters"]
 
@@ -64,6 +65,7 @@ def note_steps(
         return
     reference = weakref.ref(optimizer)
     original = type(optimizer).step
+    unobserved = unobserved_step(type(optimizer))
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -75,9 +77,10 @@ def note_steps(
             )
         owner._opt_called = True  # type: ignore[attr-defined]
         on_step()
+        does = unobserved if is_unobserved(owner) else original
         if carry_out is None:
-            return original(owner, *args, **kwargs)
-        return carry_out(owner, functools.partial(original, owner), *args, **kwargs)
+            return does(owner, *args, **kwargs)
+        return carry_out(owner, functools.partial(does, owner), *args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = step  # type: ignore[method-assign]

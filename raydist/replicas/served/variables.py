@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 from raydist.checkpoints.sharing.served_restore import ServedRestores
 from raydist.checkpoints.sharing.served_share import ServedShares
 from raydist.errors import InvalidArgumentError
+from raydist.optimizer_hooks import is_unobserved
 from raydist.parameter_servers.closure_requests import Arrive, BeginClosure, EndClosure
 from raydist.parameter_servers.consistency import BoundedStaleness, Consistency, SyncWithBackups
 from raydist.parameter_servers.link import ServerDoor
@@ -129,7 +130,7 @@ class ServedVariables(WorkerRules):
                 f"{type(optimizer).__name__}.step must be called without arguments where parameter servers carry it "
                 "out, got some. A closure would have to run there: compute the loss, call backward(), and then step()."
             )
-        return self._hooked_push(optimizer)
+        return self._push_of(optimizer) if is_unobserved(optimizer) else self._hooked_push(optimizer)
 
     def _push_of(self, optimizer: torch.optim.Optimizer) -> None:
         self._assign_written(parameters_only=True)

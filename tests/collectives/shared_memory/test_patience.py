@@ -36,6 +36,17 @@ def test_what_comes_in_time_is_watched_for_again() -> None:
     assert [patience.watch_s() > 0 for _ in range(2)] == [False, True]
 
 
+def test_short_sleeps_bring_it_back_sooner() -> None:
+    patience, other = Patience(), Patience()
+    for one in (patience, other):
+        play(one, 1000)
+    for _ in range(6):
+        other.slept(10.0)
+        patience.slept(50e-6)
+    assert patience.watch_s() > 0
+    assert other.watch_s() == 0
+
+
 def test_in_a_crowd_nobody_watches() -> None:
     cores = len(os.sched_getaffinity(0))
     assert play(Patience.among(cores), 1) == 1
