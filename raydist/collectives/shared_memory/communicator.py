@@ -22,7 +22,7 @@ from raydist.collectives.shared_memory.in_place import (
 )
 from raydist.collectives.shared_memory.joining import Meeting
 from raydist.collectives.shared_memory.large_tensors import gather_large, reduce_large, scatter_large, swap_large
-from raydist.collectives.shared_memory.layout import CALL_BYTES, CONTRIBUTION_BYTES
+from raydist.collectives.shared_memory.layout import CALL_BYTES
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import BayUse, Body, Brought
 from raydist.collectives.shared_memory.slots import flat_view, reduce_slots, slot_of
@@ -113,7 +113,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         staged = [stage_bytes(output) for output in outputs]
         parts = [stage_bytes(value).carrier for value in inputs]
         num_bytes = parts[0].numel()
-        small = num_bytes * self.world_size <= CONTRIBUTION_BYTES
+        small = num_bytes * self.world_size <= generation.board.layout.contribution_bytes
 
         def body(number: int) -> Steps | None:
             if not small:
@@ -137,7 +137,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         flat = flat_view(staged.values)
         name = f"reduce_scatter({op.value})"
         generation = self.opened(name)
-        small = flat.nbytes * self.world_size <= CONTRIBUTION_BYTES
+        small = flat.nbytes * self.world_size <= generation.board.layout.contribution_bytes
 
         def body(number: int) -> Steps | None:
             if not small:
@@ -185,8 +185,9 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         staged = stage_reduction(tensor, op, 1)
         flat = flat_view(staged.values)
         generation = self.opened(name)
-        bay_bytes = generation.board.layout.bay_bytes
-        small = flat.nbytes <= (SMALL_BYTES if bay_bytes else CONTRIBUTION_BYTES)
+        layout = generation.board.layout
+        bay_bytes = layout.bay_bytes
+        small = flat.nbytes <= (SMALL_BYTES if bay_bytes else layout.contribution_bytes)
         if not small and flat.nbytes <= bay_bytes:
             return self._reduce_in_bays(generation, name, tensor, staged, op, everywhere=everywhere)
         memory = (0, []) if small else self._shared.find(flat)
@@ -240,7 +241,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
     ) -> Work:
         generation = self.opened(name)
         num_bytes = tensor.nbytes if longest is None else longest
-        small = num_bytes <= CONTRIBUTION_BYTES
+        small = num_bytes <= generation.board.layout.contribution_bytes
 
         def body(number: int) -> Steps | None:
             if not small:

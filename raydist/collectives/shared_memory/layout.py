@@ -8,12 +8,11 @@ from typing import final
 __all__ = ["CONTRIBUTION_BYTES", "Layout", "NUM_BAYS", "NUM_SLOTS", "Window", "cut", "pieces"]
 
 CONTRIBUTION_BYTES = 16 << 10
-"""Tensors up to here are written whole by each rank and reduced by all: one meeting, no copy out."""
+"""Tensors up to here are written whole by each rank and reduced by all, however many: one meeting, no copy out."""
 NUM_SLOTS = 32
 """Collectives of which the segment holds the descriptions at once."""
 CALL_BYTES = 256
 """What a slot says about the call."""
-SLOT_BYTES = CALL_BYTES + CONTRIBUTION_BYTES
 NUM_BUFFERS = 4
 """Of staging memory, used in turn; `staging.py` says why as many are needed."""
 NUM_BAYS = 4
@@ -30,6 +29,7 @@ _ROOMY_CHUNK = 2 << 20
 _MOST_MAIL = 8 << 20
 _MOST_PIECE = 128 << 10
 _NARROW = 4
+_NARROW_CONTRIBUTION = 64 << 10  # a few ranks add this up in less time than a second meeting takes
 _BAY_BYTES = 128 << 10
 
 
@@ -53,6 +53,7 @@ class Layout:
         mail_at: Where the mailboxes begin.
         bays_at: Where the bays begin.
         bay_bytes: A tensor that a rank brings whole, where many ranks or other hosts are met; 0 where not.
+        contribution_bytes: Tensors up to here are written whole by each rank of this group and reduced by all.
         size: All of it.
     """
 
@@ -66,6 +67,7 @@ class Layout:
     mail_at: int
     bays_at: int
     bay_bytes: int
+    contribution_bytes: int
     size: int
 
     @staticmethod
@@ -77,7 +79,7 @@ class Layout:
             roomy: With larger chunks, and bays for few ranks too: for ranks that wait for other hosts.
 
         >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8)]
-        [2, 10, 38, 48]
+        [4, 13, 44, 48]
         """
         pairs = world_size**2
         most, staging_bytes = (_ROOMY_CHUNK, _ROOMY_STAGING) if roomy else (_MOST_CHUNK, _MOST_STAGING)
@@ -85,13 +87,17 @@ class Layout:
         mail = max(_PAGE, min(_MOST_PIECE, _down(_MOST_MAIL // (2 * pairs), _PAGE)))
         failures = _up(_PAGE + world_size * WORDS_A_RANK * 8, _PAGE)
         slots = _up(failures + world_size * FAILURE_BYTES, _PAGE)
-        staging = _up(slots + world_size * NUM_SLOTS * SLOT_BYTES, _PAGE)
+        few = world_size <= _NARROW and not roomy
+        contribution = _NARROW_CONTRIBUTION if few else CONTRIBUTION_BYTES
+        staging = _up(slots + world_size * NUM_SLOTS * (CALL_BYTES + contribution), _PAGE)
         mail_words = staging + NUM_BUFFERS * pairs * chunk
         mails = _up(mail_words + pairs * 2 * _LINE, _PAGE)
         bays = mails + 2 * pairs * mail
-        bay = _BAY_BYTES if world_size > _NARROW or roomy else 0
+        bay = 0 if few else _BAY_BYTES
         size = bays + NUM_BAYS * world_size * bay
-        return Layout(world_size, chunk, mail, failures, slots, staging, mail_words, mails, bays, bay, size)
+        return Layout(
+            world_size, chunk, mail, failures, slots, staging, mail_words, mails, bays, bay, contribution, size
+        )
 
     @staticmethod
     def words(rank: int) -> int:
@@ -104,7 +110,7 @@ class Layout:
 
     def slot(self, rank: int, number: int) -> int:
         """The slot of one collective: the rank's call, then what it brings."""
-        return self.slots_at + (rank * NUM_SLOTS + number % NUM_SLOTS) * SLOT_BYTES
+        return self.slots_at + (rank * NUM_SLOTS + number % NUM_SLOTS) * (CALL_BYTES + self.contribution_bytes)
 
     def staging(self, rank: int, buffer: int) -> int:
         """One of a rank's buffers: a chunk for every rank's slice."""

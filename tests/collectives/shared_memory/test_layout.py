@@ -15,7 +15,8 @@ def test_nothing_overlaps(world_size: int) -> None:
     used = [(0, 1 + world_size)]  # proof; locks
     used += [(layout.words(rank), places.WORDS_A_RANK * 8) for rank in ranks]
     used += [(layout.failure(rank), places.FAILURE_BYTES) for rank in ranks]
-    used += [(layout.slot(rank, number), places.SLOT_BYTES) for rank in ranks for number in range(places.NUM_SLOTS)]
+    slot_bytes = places.CALL_BYTES + layout.contribution_bytes
+    used += [(layout.slot(rank, number), slot_bytes) for rank in ranks for number in range(places.NUM_SLOTS)]
     buffers = [layout.staging(rank, buffer) for rank in ranks for buffer in range(places.NUM_BUFFERS)]
     used += [(buffer, layout.chunk_bytes * world_size) for buffer in buffers]
     used += [(layout.mail_words(a, b), 128) for a in ranks for b in ranks]
