@@ -17,7 +17,7 @@ import raydist as rd
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.checkpoints import contents, read_tensors
 from raydist.checkpoints.checkpoint import contents_of
-from raydist.checkpoints.sharing import row_reader
+from raydist.checkpoints.sharing import part_reader
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.sharing.staging import StagedStates
 from raydist.checkpoints.sharing.started_save import start_save
@@ -279,7 +279,7 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
         run.train(range(2))
         here.coordinator.join()
         begun: list[str] = []
-        original = row_reader.RowReader.begin
+        original = part_reader.PartReader.begin
 
         def begin(self: Any, order: Any, held: Any) -> None:
             original(self, order, held)
@@ -287,7 +287,7 @@ def test_another_worker_asks_again_where_one_dies(saved: Saved, monkeypatch: pyt
             if len(begun) == 2:  # both servers have begun, and nobody hears of it
                 here.port.kill(int(begun[0].removeprefix("worker ")))
 
-        monkeypatch.setattr(row_reader.RowReader, "begin", begin)
+        monkeypatch.setattr(part_reader.PartReader, "begin", begin)
         run.checkpoint.restore(path)
         assert len(begun) == 4
         assert torch.equal(run.rows(), expected)

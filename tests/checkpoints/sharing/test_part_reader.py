@@ -15,9 +15,9 @@ import raydist as rd
 from raydist.actors.portable_errors import PortableError
 from raydist.checkpoints.read_tensors import read_rows
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
+from raydist.checkpoints.sharing.part_reader import PartReader
 from raydist.checkpoints.sharing.restore_orders import RestoreOrder, StoredTable
 from raydist.checkpoints.sharing.restore_request import PreparedShare
-from raydist.checkpoints.sharing.row_reader import RowReader
 from raydist.errors import CancelledError, FailedPreconditionError
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
@@ -52,7 +52,7 @@ def order(tmp_path: Path) -> RestoreOrder:
     return RestoreOrder("a", checkpoint, (StoredTable(4, "bag.embedding_rows", "words"),))
 
 
-def outcome(reader: RowReader, token: str = "a") -> Any:
+def outcome(reader: PartReader, token: str = "a") -> Any:
     limit = time.monotonic() + 10
     while (found := reader.report(token)) is None:
         assert time.monotonic() < limit
@@ -61,7 +61,7 @@ def outcome(reader: RowReader, token: str = "a") -> Any:
 
 
 def test_it_is_held_aside_until_it_is_committed(order: RestoreOrder) -> None:
-    reader, held = RowReader(), Held()
+    reader, held = PartReader(), Held()
     reader.begin(order, held)
     assert outcome(reader) == PreparedShare()
     assert held.tables[4] is held.before
@@ -73,7 +73,7 @@ def test_it_is_held_aside_until_it_is_committed(order: RestoreOrder) -> None:
 
 
 def test_an_order_that_comes_again_is_carried_out_once(order: RestoreOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, held = RowReader(), Held()
+    reader, held = PartReader(), Held()
     reader.begin(order, held)
     first = reader._reading
     reader.begin(order, held)
@@ -86,7 +86,7 @@ def test_what_was_not_read_well_cannot_be_committed(order: RestoreOrder, tmp_pat
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    reader, held = RowReader(), Held()
+    reader, held = PartReader(), Held()
     reader.begin(order, held)
     found = outcome(reader)
     assert isinstance(found, PortableError)
@@ -104,7 +104,7 @@ def test_what_was_not_read_well_cannot_be_committed(order: RestoreOrder, tmp_pat
 
 
 def test_who_is_told_to_forget_reads_no_further(order: RestoreOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, reader, held = threading.Event(), RowReader(), Held()
+    gate, reader, held = threading.Event(), PartReader(), Held()
     original = read_rows
 
     def slow(*args: Any) -> Iterator[torch.Tensor]:
