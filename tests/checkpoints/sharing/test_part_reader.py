@@ -32,6 +32,8 @@ class Held:
 
     def __init__(self) -> None:
         self.tables: dict[int, Any] = {4: RowTable(EmbeddingTableSpec(10, 2, seed=7))}
+        self.values: dict[int, torch.Tensor] = {8: torch.zeros(2, 2)}
+        self.memories: dict[int, Any] = {}
         self.before = self.tables[4]
         self.before.pull(torch.tensor([1]))
 
@@ -39,8 +41,24 @@ class Held:
         found: ServedTable = self.tables[handle]
         return found
 
-    def replace_tables(self, tables: Mapping[int, ServedTable]) -> None:
+    def value(self, number: int) -> torch.Tensor:
+        return self.values[number]
+
+    def state(self, optimizer: int, number: int) -> Mapping[str, Any]:
+        return self.memories.get(optimizer, {}).get(number, {})
+
+    def optimizer_kind(self, handle: int) -> type[torch.optim.Optimizer]:
+        return torch.optim.SGD
+
+    def replace(
+        self,
+        tables: Mapping[int, ServedTable],
+        values: Mapping[int, torch.Tensor],
+        memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
+    ) -> None:
         self.tables.update(tables)
+        self.values.update(values)
+        self.memories.update(memories)
 
 
 @pytest.fixture
@@ -68,7 +86,7 @@ def test_it_is_held_aside_until_it_is_committed(order: RestoreOrder) -> None:
     assert reader.report("b") is None
     reader.commit("a", held)
     assert held.tables[4].state()["rows"].tolist() == TOUCHED.tolist()
-    with pytest.raises(FailedPreconditionError, match="must have read its rows"):
+    with pytest.raises(FailedPreconditionError, match="must have read its part"):
         reader.commit("a", held)
 
 
@@ -92,13 +110,13 @@ def test_what_was_not_read_well_cannot_be_committed(order: RestoreOrder, tmp_pat
     assert isinstance(found, PortableError)
     with pytest.raises(rd.DataLossError, match=r"bag.embedding_rows.safetensors.*'words/0.values' differs"):
         raise found.restore()
-    with pytest.raises(FailedPreconditionError, match="must have read its rows"):
+    with pytest.raises(FailedPreconditionError, match="must have read its part"):
         reader.commit("a", held)
     file.unlink()
     reader.discard()
     reader.begin(order, held)
     assert outcome(reader) == PreparedShare(sees_files=False)
-    with pytest.raises(FailedPreconditionError, match="must have read its rows"):
+    with pytest.raises(FailedPreconditionError, match="must have read its part"):
         reader.commit("a", held)
     assert held.tables[4] is held.before
 

@@ -31,7 +31,7 @@ class Restorer(PartRestorer):
         return f"{token} is done"
 
     def commit(self, token: str, held: PartHolder) -> None:
-        held.replace_tables({**self.tables, **({9: self.tables[3]} if token == "more" else {})})
+        held.replace({**self.tables, **({9: self.tables[3]} if token == "more" else {})}, {}, {})
 
     def discard(self) -> None:
         self.told.append("discard")
