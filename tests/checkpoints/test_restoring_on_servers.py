@@ -1,4 +1,4 @@
-"""Restores under `ParameterServerStrategy`: servers read rows of embedding tables, and the driver reads none."""
+"""Restores under `ParameterServerStrategy`: servers read what they have, and the driver reads no tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(model: torch.nn.ModuleDict, optimizer: torch.optim.Optimizer, numbers:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_servers_read_rows_and_training_goes_on(
+def test_servers_read_what_they_have_and_training_goes_on(
     num_steps: int, served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = made()
@@ -58,8 +58,7 @@ def test_servers_read_rows_and_training_goes_on(
     train(theirs, their_optimizer, range(40, 40 + num_steps), strategy)
     checkpoint = rd.Checkpoint(model=theirs, optimizer=their_optimizer)
     checkpoint.restore(tmp_path / "c")
-    assert read
-    assert not any("embedding_rows" in name for name in read)
+    assert not read
     assert torch.equal(theirs["words"](torch.arange(90)).detach(), saved)
     train(theirs, their_optimizer, range(3, 5), strategy)
     expected = model["words"](torch.arange(90)).detach()
