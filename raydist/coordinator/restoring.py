@@ -101,6 +101,7 @@ class ServedRestorer:
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShare] | None:
         """See `ShareRestorer`."""
+        self._options = {}
         try:
             begun = self._begin(request, objects, modules)
             if begun is None:
