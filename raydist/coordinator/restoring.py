@@ -17,7 +17,7 @@ from raydist.checkpoints.restoring.compared_objects import refused
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.sharing.served_restore import (
     BegunRestore,
-    Groups,
+    OptionGroups,
     begin_served_restore,
     follow_driver,
 )
@@ -83,7 +83,7 @@ class ServedRestorer:
         self._servers = servers
         self._note_seen = note_seen
         self._limit_s = limit_s
-        self._options: Mapping[str, Groups] = {}  # that optimizers are to have
+        self._options: Mapping[str, OptionGroups] = {}  # that optimizers are to have
 
     def holds(self, obj: Any) -> bool:
         """See `ShareRestorer`."""
@@ -184,11 +184,11 @@ def _joined(told: PreparedShare, shares: Sequence[PreparedShare]) -> list[Prepar
     return [PreparedShare({name: tuple(each) for name, each in found.items()}), *shares]
 
 
-def _options_of(optimizer: Any) -> Groups:
+def _options_of(optimizer: Any) -> OptionGroups:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def _give_options(optimizer: Any, options: Groups) -> None:
+def _give_options(optimizer: Any, options: OptionGroups) -> None:
     """Have the groups of an optimizer have these options, as `load_state_dict` leaves them."""
     for group, new in zip(optimizer.param_groups, options, strict=True):
         for name in [each for each in group if each not in new and each not in ("params", "param_names")]:

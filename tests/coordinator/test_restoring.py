@@ -306,7 +306,7 @@ class Answers:
         self.asked.append("report")
         return self.answers
 
-    def commit_restore(self, token: str) -> None:
+    def commit_restore(self, token: str) -> tuple[int, ...]:
         self.asked.append("commit")
         raise rd.UnavailableError("server 1 is gone")
 

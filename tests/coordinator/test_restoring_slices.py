@@ -206,7 +206,7 @@ def test_servers_read_what_they_have_and_training_goes_on(
             assert_same(run.state(), expected)
             run.train(range(3, 53))
             states.append(run.state())
-    assert_same(*states)
+    assert_same(states[0], states[1])
     assert states[0]["steps"] == 53
 
 
@@ -337,7 +337,7 @@ class Wider(Net):
         super().__init__()
         self.third = nn.Linear(2, 2)
         del self.factor
-        self.factor = torch.tensor(1.0)
+        self.register_buffer("factor", torch.tensor(1.0), persistent=False)
 
 
 def test_entries_that_are_there_on_one_side_only(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +409,8 @@ def test_what_can_be_no_state_is_loss(saved: Saved, monkeypatch: pytest.MonkeyPa
         run = Run(adam, here, monkeypatch, seed=7)
         run.train(range(2))
         before = run.state()
-        for entry in (3, [], {"step": {"$tensor": "no"}}, {"step": {"$strange": 3}}):
+        entries: list[Any] = [3, [], {"step": {"$tensor": "no"}}, {"step": {"$strange": 3}}]
+        for entry in entries:
             values = {**whole.values, "first.weight": entry}
             edited(path, lambda checkpoint, values=values: replace(whole, values=values))  # type: ignore[misc]
             with pytest.raises(rd.DataLossError, match="none"):

@@ -33,7 +33,7 @@ from raydist.parameter_servers.worker.client import Ask
 
 __all__ = ["BegunRestore", "ServedRestores", "begin_served_restore", "follow_driver"]
 
-Groups = Sequence[Mapping[str, Any]]
+OptionGroups = Sequence[Mapping[str, Any]]
 
 
 @final
@@ -47,7 +47,7 @@ class BegunRestore:
     """
 
     share: PreparedShare
-    options: Mapping[str, Groups] = field(default_factory=dict)
+    options: Mapping[str, OptionGroups] = field(default_factory=dict)
 
 
 @final
@@ -127,7 +127,7 @@ class _Begun:
         held: SliceDirectory,
     ) -> None:
         self._orders, self._request, self._modules, self._held = orders, request, modules, held
-        self.options: dict[str, Groups] = {}
+        self.options: dict[str, OptionGroups] = {}
 
     def add(self, name: str, obj: Any) -> bool:
         """Have an object restored by servers; False where they cannot."""
@@ -168,14 +168,16 @@ class _Begun:
                     self._remember(name, optimizer, each, part, *told)
         return True
 
-    def _groups(self, entries: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Groups:
+    def _groups(
+        self, entries: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
+    ) -> OptionGroups:
         """Saved groups, as they are given to the groups that there are."""
-        found: Groups = entries[GROUPS]
+        found: OptionGroups = entries[GROUPS]
         if self._request.strict:
             return found
         left = iter(names)
         here = [{**group, "params": [next(left) for _ in group["params"]]} for group in optimizer.param_groups]
-        fitting: Groups = fitting_entries({GROUPS: found}, {GROUPS: here})[GROUPS]
+        fitting: OptionGroups = fitting_entries({GROUPS: found}, {GROUPS: here})[GROUPS]
         return fitting
 
     def _remember(

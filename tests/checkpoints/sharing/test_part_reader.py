@@ -45,7 +45,8 @@ class Held:
         return self.values[number]
 
     def state(self, optimizer: int, number: int) -> Mapping[str, Any]:
-        return self.memories.get(optimizer, {}).get(number, {})
+        found: Mapping[str, Any] = self.memories.get(optimizer, {}).get(number, {})
+        return found
 
     def optimizer_kind(self, handle: int) -> type[torch.optim.Optimizer]:
         return torch.optim.SGD

@@ -36,7 +36,8 @@ def test_a_state_is_as_after_load_state_dict(dtype: torch.dtype, fused: bool | N
 
 def test_options_are_as_after_load_state_dict_and_nothing_is_changed() -> None:
     layer = torch.nn.Linear(2, 1)
-    adam = torch.optim.Adam([{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.5}])
+    groups: list[dict[str, Any]] = [{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.5}]
+    adam = torch.optim.Adam(groups)
     before = copy.deepcopy(adam.state_dict())
     saved = [{"lr": 0.25, "mine": (1, 2), "params": ["weight"]}, {"lr": 0.125, "params": ["bias"]}]
     found = taken_options("adam", adam, saved)
