@@ -121,6 +121,7 @@ class ServedRestorer:
         tables = [table for obj in everything if isinstance(obj, SavedRows) for table in obj.tables().values()]
         others = [obj for obj in everything if not isinstance(obj, SavedRows)]
         are_new = not all(map(self._mirror.is_mirrored, (*tables, *others)))
+        self._join()  # raises what was scheduled before has raised
         try:
             told = pickle.loads(self._run_alone(begin_served_restore, request, dict(objects), dict(modules)))
         except (FailedPreconditionError, InvalidArgumentError):

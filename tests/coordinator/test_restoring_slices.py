@@ -195,6 +195,7 @@ def test_servers_read_what_they_have_and_training_goes_on(
         with served(1, after[0], partitioner=FixedShardsPartitioner(after[1])) as here:
             run = Run(kind, here, monkeypatch, seed=7)
             run.train(range(40, 40 + num_steps))
+            run.optimizer.param_groups[0]["lr"] = 0.7
             read.clear()
             if by_servers:
                 run.checkpoint.restore(path)
@@ -450,8 +451,10 @@ def test_states_of_the_programs_own_making_are_the_drivers(
             theirs.weight.zero_()
         here.schedule(lambda: theirs.weight.sum() + theirs.seen).get()
         rd.Checkpoint(extra=theirs, model=run.model).restore(tmp_path / "c")
+        assert_same(
+            dict(run.model.state_dict()), bare.state()["model"]
+        )  # of before any step: the driver has no old ones
         assert here.schedule(lambda: theirs.weight.sum() + theirs.seen).get() == 8
-        assert_same(run.state()["model"], bare.state()["model"])
     assert {(name, by_server) for name, _, by_server in read} == {
         ("extra.safetensors", False),
         ("model.safetensors", True),
@@ -499,3 +502,26 @@ def test_where_a_server_is_gone_before_all_commit_options_are_those_of_before(
         assert_same(run.state(), before)
         assert run.optimizer.param_groups[0]["lr"] == 0.5
         assert all(server._has._restorer._reading is None for server in here.servers)  # type: ignore[union-attr]
+
+
+def test_what_servers_cannot_have_is_the_drivers_until_a_step_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not elementwise: servers refuse it. An error of a closure before is told as it is."""
+    bare = Run(torch.optim.LBFGS)
+    bare.checkpoint.save(tmp_path / "c")
+    with served(1, 2) as here:
+        run = Run(torch.optim.LBFGS, here, monkeypatch, seed=7)
+        run.checkpoint.restore(tmp_path / "c")
+        assert_same(dict(run.model.state_dict()), bare.state()["model"])
+        with pytest.raises(rd.InvalidArgumentError, match="demands a closure"):
+            run.train(range(1))
+    with served(1, 2) as here:
+        run = Run(momentum, here, monkeypatch, seed=7)
+
+        def fail() -> None:
+            raise rd.InvalidArgumentError("no good")
+
+        here.schedule(fail)
+        with pytest.raises(rd.InvalidArgumentError, match="no good"):
+            run.checkpoint.restore(tmp_path / "c", only="model")
