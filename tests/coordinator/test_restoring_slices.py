@@ -300,13 +300,15 @@ def test_in_memory_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same(run.state(), bare.state())
 
 
-@pytest.mark.parametrize("consistency", ["async", BoundedStaleness(1), SyncWithBackups(0)])
+@pytest.mark.parametrize(
+    ("num_workers", "consistency"), [(1, "async"), (2, "async"), (2, BoundedStaleness(1)), (2, SyncWithBackups(0))]
+)
 def test_closures_see_what_was_restored_without_a_look_by_the_driver(
-    consistency: Any, saved: Saved, monkeypatch: pytest.MonkeyPatch
+    num_workers: int, consistency: Any, saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers hold values of before, and read newer ones."""
     path, expected = saved(momentum)
-    with served(2, 2, consistency, partitioner=FixedShardsPartitioner(2)) as here:
+    with served(num_workers, 2, consistency, partitioner=FixedShardsPartitioner(2)) as here:
         run = Run(momentum, here, monkeypatch, seed=7)
         run.train(range(4))
         model = run.model
