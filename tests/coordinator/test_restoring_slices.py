@@ -311,12 +311,12 @@ def test_closures_see_what_was_restored_without_a_look_by_the_driver(
     with served(num_workers, 2, consistency, partitioner=FixedShardsPartitioner(2)) as here:
         run = Run(momentum, here, monkeypatch, seed=7)
         run.train(range(4))
-        model = run.model
-        values = [here.schedule(lambda: model.first.weight.detach().clone()) for _ in range(8)]
+        weight = run.model.first.weight  # found now: `model.first` in a closure would have the driver look
+        values = [here.schedule(lambda: weight.detach().clone()) for _ in range(8)]
         assert not torch.equal(values[0].get(), expected["model"]["first.weight"])
         here.coordinator.join()
         run.checkpoint.restore(path)
-        values = [here.schedule(lambda: model.first.weight.detach().clone()) for _ in range(8)]
+        values = [here.schedule(lambda: weight.detach().clone()) for _ in range(8)]
         here.coordinator.join()
         for value in values:
             assert torch.equal(value.get(), expected["model"]["first.weight"])
