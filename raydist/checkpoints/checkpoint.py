@@ -91,7 +91,8 @@ class Checkpoint:
         """Have the objects go on from saved states. All is read and compared before anything is changed.
 
         Modules and optimizers that replicas hold, or will, they read themselves, a share of the bytes each, where they
-        can open the files. Waits for dispatched steps, at most `Timeouts.step_s` for each half.
+        can open the files; parameter servers read what they have. Waits for dispatched steps, at most `Timeouts.step_s`
+        for each half.
 
         Args:
             path: Of the checkpoint.

@@ -14,7 +14,15 @@ from raydist.checkpoints.optimizer_names import GROUPS
 from raydist.checkpoints.saved_kinds import SHARES
 from raydist.checkpoints.tensor_file import FilePlace
 
-__all__ = ["MISSING", "UNEXPECTED", "Difference", "in_words", "state_differences"]
+__all__ = [
+    "MISSING",
+    "UNEXPECTED",
+    "Difference",
+    "in_words",
+    "state_differences",
+    "tensor_differences",
+    "tensor_named",
+]
 
 MISSING, UNEXPECTED, RESHAPED, RETYPED = "missing", "unexpected", "reshaped", "retyped"
 _MOST_SHOWN = 20
@@ -67,7 +75,7 @@ def state_differences(
         return [Difference(RETYPED, name, f"{_kind(here)} here, {_kind(saved)} saved")]
     if here.kind == "optimizer":
         common = [(key, tensors[key], place) for key, place in places.items() if key in tensors]
-        return [*_groups(name, here.values, saved.values), *_tensors(name, common)]
+        return [*_groups(name, here.values, saved.values), *tensor_differences(name, common)]
     if not isinstance(here.values, dict) or not isinstance(saved.values, dict):
         return []
     if here.kind == "module":
@@ -116,22 +124,32 @@ def _entries(
     common = []
     for key in here:
         if key in saved:
-            ours, theirs = _tensor_named(here[key]), _tensor_named(saved[key])
+            ours, theirs = tensor_named(here[key]), tensor_named(saved[key])
             if (ours is None) != (theirs is None):
                 more = "no tensor here, one saved" if ours is None else "a tensor here, none saved"
                 found.append(Difference(RETYPED, f"{name}.{key}", more))
             elif ours is not None and theirs is not None:
                 common.append((key, tensors[ours], places[theirs]))
-    return [*found, *_tensors(name, common)]
+    return [*found, *tensor_differences(name, common)]
 
 
-def _tensor_named(value: Any) -> str | None:
-    """Which tensor a packed value is, if it is one."""
+def tensor_named(value: Any) -> str | None:
+    """Which tensor a packed value is, if it is one.
+
+    >>> tensor_named({"$tensor": "weight"}), tensor_named(3)
+    ('weight', None)
+    """
     found = value.get("$tensor") if isinstance(value, dict) and len(value) == 1 else None
     return None if found is None else str(found)
 
 
-def _tensors(name: str, common: Iterable[tuple[str, Any, FilePlace]]) -> list[Difference]:
+def tensor_differences(name: str, common: Iterable[tuple[str, Any, FilePlace]]) -> list[Difference]:
+    """What does not fit of tensors that there are on both sides.
+
+    Args:
+        name: Of the object.
+        common: Names, tensors (which need no values) and places.
+    """
     found = []
     for key, tensor, place in common:
         if is_lazy(tensor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,11 +19,12 @@ import torch
 from raydist.checkpoints.dtypes import as_storable_array, is_storable_tensor
 from raydist.errors import InvalidArgumentError
 
-__all__ = ["MAX_NESTING", "Packed", "pack_state", "unpack_state"]
+__all__ = ["MAX_NESTING", "Packed", "names_of_tensors", "pack_state", "unpack_state"]
 
 MAX_NESTING = 100
 """Levels of a state: it is read and written recursively."""
 
+_TENSORS = ("$tensor", "$array", "$scalar")
 _MAX_BITS = 8192  # of an int: Python reads no number of more than 4,300 digits
 
 
@@ -68,6 +69,23 @@ def unpack_state(values: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     {'a': (1, nan)}
     """
     return _Unpacker(tensors).decode(values, 0)
+
+
+def names_of_tensors(values: Any) -> Iterator[tuple[str, bool]]:
+    """Of what `pack_state` made, the names of all tensors, and whether each is one (not an array).
+
+    >>> list(names_of_tensors([{"$tensor": "a"}, {"b": {"$array": "c"}}]))
+    [('a', True), ('c', False)]
+    """
+    if isinstance(values, list):
+        for part in values:
+            yield from names_of_tensors(part)
+    elif isinstance(values, dict):
+        tag = next(iter(values)) if len(values) == 1 else ""
+        if tag in _TENSORS:
+            yield str(values[tag]), tag == "$tensor"
+        else:
+            yield from names_of_tensors(list(values.values()))
 
 
 @final
@@ -161,7 +179,7 @@ class _Unpacker:
         return {key: self.decode(part, depth + 1) for key, part in value.items()}
 
     def _decode_tagged(self, tag: str, content: Any, depth: int) -> Any:
-        if tag in ("$tensor", "$array", "$scalar"):
+        if tag in _TENSORS:
             return self._decode_tensor(tag, content)
         if tag == "$bytes":
             return base64.b64decode(content, validate=True)

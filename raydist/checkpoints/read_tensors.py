@@ -15,7 +15,7 @@ from raydist.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
 
-__all__ = ["read_rows", "read_slices", "read_tensors"]
+__all__ = ["read_pieces", "read_rows", "read_slices", "read_tensors"]
 
 _PIECE_BYTES = 1 << 20
 
@@ -75,6 +75,28 @@ def read_rows(directory: DirectoryFiles, file: TensorFile, key: str) -> Iterator
     """
     with _opened(directory, file) as reader:
         yield from reader.rows(key)
+
+
+def read_pieces(
+    directory: DirectoryFiles, file: TensorFile, keys: Collection[str]
+) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """What one file has of some tensors, a piece at a time (1 MiB); the file's header is not looked at.
+
+    Args:
+        directory: Of the checkpoint.
+        file: From the manifest.
+        keys: Of the tensors.
+
+    Yields:
+        The tensor's name, the first of its rows that the piece has, and the piece; of a scalar, 0 and the scalar.
+
+    Raises:
+        DataLossError: The file is missing or cut off; or, behind the last piece of a tensor, that is damaged.
+    """
+    with _opened(directory, file) as reader:
+        for key in file.tensors:
+            if key in keys:
+                yield from reader.pieces(key)
 
 
 @contextlib.contextmanager
@@ -141,6 +163,19 @@ class _FileReader:
         if key not in tensors:
             tensors[key] = torch.empty(place.shape, dtype=stored_dtype(place.dtype))
         self._fill(tensors[key] if place.rows is None else tensors[key][slice(*place.rows)], key, place)
+
+    def pieces(self, key: str) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """What it has of a tensor, a piece at a time, with the first row of each."""
+        place = self._file.tensors[key]
+        if not place.shape:
+            scalar = torch.empty((), dtype=stored_dtype(place.dtype))
+            self._fill(scalar, key, place)
+            yield key, 0, scalar
+            return
+        first = 0 if place.rows is None else place.rows[0]
+        for rows in self.rows(key):
+            yield key, first, rows
+            first += len(rows)
 
     def rows(self, key: str) -> Iterator[torch.Tensor]:
         """What it has of a tensor, some rows at a time."""

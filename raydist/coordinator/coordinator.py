@@ -161,6 +161,11 @@ class Coordinator:
             self._log.append(LogEntry(entry.shipment, plan).packed())
             self._force.due(worker)  # it has that
 
+    def note_seen(self, versions: Sequence[int]) -> None:
+        """What is scheduled from now on sees these versions of the servers' values, or newer ones."""
+        with self._changed:
+            self._force.note_seen(versions)
+
     def read(self, method: str, *args: Any) -> Any:
         """What one worker's runner answers once all closures have ended and all that waits was applied."""
         self.join()

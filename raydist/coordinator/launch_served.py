@@ -10,7 +10,7 @@ from typing import Any, TypeVar, final
 from raydist.actors.parameter_servers import ServerActors, ServerSeat
 from raydist.actors.replica import ReplicaActors, Seat
 from raydist.actors.worker_actors import WorkerActors
-from raydist.checkpoints.sharing.row_reader import RowReader
+from raydist.checkpoints.sharing.part_reader import PartReader
 from raydist.checkpoints.sharing.slice_writer import SliceWriter
 from raydist.cluster import hosts_of, living_nodes, place, release
 from raydist.coordinator.coordinator import Coordinator
@@ -124,7 +124,7 @@ def make_server(
         timeout_s=timeout_s,
         make_table=RowTable,
         saver=SliceWriter(),
-        restorer=RowReader(),
+        restorer=PartReader(),
     )
 
 

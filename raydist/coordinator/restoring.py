@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
@@ -11,16 +12,19 @@ from torch import nn
 
 from raydist.actors.portable_errors import PortableError
 from raydist.actors.supervision import root_cause
-from raydist.checkpoints.differences import Difference, state_differences
-from raydist.checkpoints.manifest import SavedObject
+from raydist.checkpoints.differences import Difference
 from raydist.checkpoints.restoring.compared_objects import refused
-from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
-from raydist.checkpoints.saved_kinds import kind_of_state
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
-from raydist.checkpoints.sharing.served_restore import begin_served_restore
-from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.checkpoints.sharing.served_restore import (
+    BegunRestore,
+    OptionGroups,
+    begin_served_restore,
+    follow_driver,
+)
+from raydist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
-from raydist.parameter_servers.rows.saved_rows import SavedRows, require_known
+from raydist.mirroring.parts import has_plain_state
+from raydist.parameter_servers.rows.saved_rows import SavedRows
 
 __all__ = ["SERVED_RESTORES", "RestoringServers", "ServedRestorer"]
 
@@ -41,8 +45,8 @@ class RestoringServers(Protocol):
     def restored(self, token: str) -> Sequence[PreparedShare | PortableError | None]:
         """What has become of a restore on each."""
 
-    def commit_restore(self, token: str) -> None:
-        """Let every one have what it has read."""
+    def commit_restore(self, token: str) -> Sequence[int]:
+        """Let every one have what it has read; the versions of their values since then."""
 
     def discard_restore(self) -> None:
         """Let every one forget what it has read."""
@@ -50,66 +54,84 @@ class RestoringServers(Protocol):
 
 @final
 class ServedRestorer:
-    """A `ShareRestorer` of a strategy whose embedding tables lie on servers: each reads the rows that it owns.
+    """A `ShareRestorer` of a strategy whose variables and embedding tables lie on servers: each reads what it has.
+
+    Options of optimizers (learning rates) are the driver's, and reach the workers as whatever it changes does.
 
     Args:
         mirror: The driver's objects.
-        run_alone: Has a worker run a function of its `ServedRestores` once all that was scheduled has ended, and waits;
-            given that function and its other arguments.
+        run_alone: Has a worker run a function of its `ServedRestores` once all that was scheduled has ended; given that
+            function and its other arguments. Waits, and returns what that returns.
         join: Waits until all that was scheduled has ended.
         servers: Those that were started.
+        note_seen: Has what is scheduled later see these versions of the servers' values.
         limit_s: Until all have read.
     """
 
     def __init__(
         self,
         mirror: MirrorDriver,
-        run_alone: Callable[..., None],
+        run_alone: Callable[..., Any],
         join: Callable[[], None],
         servers: Callable[[], RestoringServers],
+        note_seen: Callable[[Sequence[int]], None],
         limit_s: float,
     ) -> None:
         self._mirror = mirror
         self._run_alone = run_alone
         self._join = join
         self._servers = servers
+        self._note_seen = note_seen
         self._limit_s = limit_s
+        self._options: Mapping[str, OptionGroups] = {}  # that optimizers are to have
 
     def holds(self, obj: Any) -> bool:
-        """See `ShareRestorer`. Rows; all else goes through the driver."""
-        return isinstance(obj, SavedRows) and all(map(self._mirror.holds, obj.tables().values()))
+        """See `ShareRestorer`."""
+        if isinstance(obj, SavedRows):
+            return all(map(self._mirror.holds, obj.tables().values()))
+        return self._mirror.holds(obj)
 
     def can_restore(self, obj: Any) -> bool:
-        """See `ShareRestorer`."""
-        return self.holds(obj)
+        """See `ShareRestorer`. What workers count apart, and states of the program's own making, stay here."""
+        if isinstance(obj, SavedRows):
+            return self.holds(obj)
+        return self.holds(obj) and not self._mirror.has_metrics(obj) and has_plain_state(obj)
 
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShare] | None:
         """See `ShareRestorer`."""
-        differences = {name: tuple(_differences(name, obj, request)) for name, obj in objects.items()}
-        if any(refused(found, request.strict) for found in differences.values()):
-            return [PreparedShare(differences)]
-        for name, obj in objects.items():
-            _require_state(obj, request.checkpoint, request.saved[name])
+        self._options = {}
         try:
-            if not self._begin(request, objects):
+            begun = self._begin(request, objects, modules)
+            if begun is None:
                 return None
-            return [PreparedShare(differences), *self._await(request.token)]
+            differences, self._options = begun.share.differences, begun.options
+            if not differences or any(refused(found, request.strict) for found in differences.values()):
+                return [begun.share]
+            return _joined(begun.share, self._await(request.token))
         except BaseException:
             self._forget()
             raise
 
-    def _begin(self, request: RestoreRequest, objects: Mapping[str, SavedRows]) -> bool:
-        tables = [table for obj in objects.values() for table in obj.tables().values()]
-        are_new = not all(map(self._mirror.is_mirrored, tables))
+    def _begin(
+        self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> BegunRestore | None:
+        everything = [*objects.values(), *modules.values()]
+        tables = [table for obj in everything if isinstance(obj, SavedRows) for table in obj.tables().values()]
+        others = [obj for obj in everything if not isinstance(obj, SavedRows)]
+        are_new = not all(map(self._mirror.is_mirrored, (*tables, *others)))
+        self._join()  # raises what was scheduled before has raised
         try:
-            self._run_alone(begin_served_restore, request, dict(objects))
-        except FailedPreconditionError:
+            told = pickle.loads(self._run_alone(begin_served_restore, request, dict(objects), dict(modules)))
+        except (FailedPreconditionError, InvalidArgumentError):
             if are_new:  # a step will say why they cannot be sent
-                return False
+                return None
             raise
-        return True
+        if isinstance(told, PortableError):
+            raise told.restore()
+        begun: BegunRestore = told
+        return begun
 
     def _await(self, token: str) -> Sequence[PreparedShare]:
         end, pause_s = time.monotonic() + self._limit_s, _SHORTEST_S
@@ -123,20 +145,27 @@ class ServedRestorer:
                 return shares
             if time.monotonic() > end:
                 raise DeadlineExceededError(
-                    f"Rows must be read within {self._limit_s:g} s, but {len(answers) - len(shares)} of {len(answers)} "
-                    "parameter servers have not. Raise Timeouts.step_s."
+                    f"A checkpoint must be read within {self._limit_s:g} s, but {len(answers) - len(shares)} of "
+                    f"{len(answers)} parameter servers have not. Raise Timeouts.step_s."
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_S)
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-        """See `ShareRestorer`."""
+        """See `ShareRestorer`. What the driver holds of it is stale then: it is fetched when it is read."""
+        before = {name: _options_of(objects[name]) for name in self._options}
         try:
+            for name, options in self._options.items():
+                _give_options(objects[name], options)
+            self._run_alone(follow_driver)  # what the driver has changed comes first, also in its own eyes
             self._join()
-            self._servers().commit_restore(token)
+            versions = self._servers().commit_restore(token)
         except BaseException:
+            for name, options in before.items():
+                _give_options(objects[name], options)
             self._forget()
             raise
+        self._note_seen(versions)
 
     def _forget(self) -> None:
         with contextlib.suppress(Exception):  # its own error is what must be seen
@@ -147,17 +176,22 @@ class ServedRestorer:
         self._servers().discard_restore()
 
 
-def _require_state(obj: SavedRows, checkpoint: SavedCheckpoint, saved: str) -> None:
-    """What is saved must be rows, and of these tables."""
-    checkpoint.require_state(saved)
-    values = checkpoint.saved(saved).values
-    if not isinstance(values, dict):
-        raise checkpoint.loss(f"the state of {saved!r} is none: it has no tables")
-    require_known(values, obj.tables())
+def _joined(told: PreparedShare, shares: Sequence[PreparedShare]) -> list[PreparedShare]:
+    """Differences that a worker and servers have found, all in the first one; those of one variable's slices once."""
+    found: dict[str, dict[Difference, None]] = {name: dict.fromkeys(each) for name, each in told.differences.items()}
+    for share in shares:
+        for name, several in share.differences.items():
+            found.setdefault(name, {}).update(dict.fromkeys(several))
+    return [PreparedShare({name: tuple(each) for name, each in found.items()}), *shares]
 
 
-def _differences(name: str, obj: SavedRows, request: RestoreRequest) -> list[Difference]:
-    """As for all whose states are no module's: of what kind they are."""
-    saved = request.saved[name]
-    here = SavedObject(kind_of_state(obj), values={})
-    return state_differences(name, here, {}, request.checkpoint.saved(saved), request.checkpoint.places(saved))
+def _options_of(optimizer: Any) -> OptionGroups:
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def _give_options(optimizer: Any, options: OptionGroups) -> None:
+    """Have the groups of an optimizer have these options, as `load_state_dict` leaves them."""
+    for group, new in zip(optimizer.param_groups, options, strict=True):
+        for name in [each for each in group if each not in new and each not in ("params", "param_names")]:
+            del group[name]
+        group.update(new)

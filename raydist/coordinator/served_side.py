@@ -113,14 +113,14 @@ class ServedSide:
             return [answer.value for answer in self._client.ask_all(SaveReport(token))]
 
     def restored(self, token: str) -> list[Any]:
-        """What has become of a restore on each server; see `TableRestorer.report`."""
+        """What has become of a restore on each server; see `PartRestorer.report`."""
         with self._asking:
             return [answer.value for answer in self._client.ask_all(ReadReport(token))]
 
-    def commit_restore(self, token: str) -> None:
-        """Let every server have what it has read."""
+    def commit_restore(self, token: str) -> tuple[int, ...]:
+        """Let every server have what it has read; the versions of their values since then."""
         with self._asking:
-            self._client.ask_all(CommitRestore(token))
+            return tuple(answer.version for answer in self._client.ask_all(CommitRestore(token)))
 
     def discard_restore(self) -> None:
         """Let every server forget what it has read."""

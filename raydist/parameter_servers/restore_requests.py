@@ -16,7 +16,7 @@ class BeginRestore(ServerRequest):
     """Read this server's part of a checkpoint beside all else, and hold it aside. What was held before is forgotten.
 
     Attributes:
-        order: What a `TableRestorer` takes.
+        order: What a `PartRestorer` takes.
     """
 
     order: Any
@@ -25,7 +25,7 @@ class BeginRestore(ServerRequest):
 @final
 @dataclass(frozen=True, slots=True)
 class ReadReport(ServerRequest):
-    """Say what has become of that; answer: `value` is what `TableRestorer.report` gives."""
+    """Say what has become of that; answer: `value` is what `PartRestorer.report` gives."""
 
     token: str
 

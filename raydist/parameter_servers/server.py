@@ -18,8 +18,8 @@ from raydist.parameter_servers.serving.changes import Changes
 from raydist.parameter_servers.serving.embedding_tables import TableMaker
 from raydist.parameter_servers.serving.holdings import Holdings
 from raydist.parameter_servers.serving.ledger import Ledger
+from raydist.parameter_servers.serving.part_restorer import PartRestorer
 from raydist.parameter_servers.serving.slice_saver import SliceSaver
-from raydist.parameter_servers.serving.table_restorer import TableRestorer
 from raydist.parameter_servers.serving.turn_requests import TurnRequest, TurnRequests
 from raydist.parameter_servers.serving.turns import Turns
 from raydist.parameter_servers.serving.waiting import Answered, Later, Reply, Waits
@@ -60,7 +60,7 @@ class ParameterServer:
         timeout_s: float = 30.0,
         make_table: TableMaker = RowTable,
         saver: SliceSaver | None = None,
-        restorer: TableRestorer | None = None,
+        restorer: PartRestorer | None = None,
     ) -> None:
         self._number = number
         turns = Turns(require_consistency(consistency))

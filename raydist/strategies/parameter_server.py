@@ -146,7 +146,12 @@ class ParameterServerStrategy(HostedStrategy):
         self._num_steps = 0
         self._mirror.share_saver = ServedSaver(self._mirror, self._save_shares, self._cluster.nodes)
         self._restorer = ServedRestorer(
-            self._mirror, self._run_alone, self._drain, lambda: self._cluster.launch().side, self._timeouts.step_s
+            self._mirror,
+            self._run_alone,
+            self._drain,
+            lambda: self._cluster.launch().side,
+            lambda versions: self._coordinator().note_seen(versions),
+            self._timeouts.step_s,
         )
         self._uncounted = 0  # closures that make global steps, and are not in the counter yet
         self._last_stats = StrategyStats()
@@ -291,12 +296,12 @@ class ParameterServerStrategy(HostedStrategy):
     def _find_restorer(self) -> ShareRestorer | None:
         return self._restorer
 
-    def _run_alone(self, function: Callable[..., None], *args: Any) -> None:
-        """Have a worker ask the servers for their part of a restore, after all that was scheduled."""
+    def _run_alone(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Have a worker do its part of a restore, after all that was scheduled; what the function returns."""
         self._require_open("restore")
         self._coordinator().join()
-        closure = self._schedule_alone(function, (SERVED_RESTORES, *args), {"row_restores": SERVED_RESTORES})
-        self._coordinator().value_of(closure)
+        closure = self._schedule_alone(function, (SERVED_RESTORES, *args), {"served_restores": SERVED_RESTORES})
+        return self._coordinator().value_of(closure)
 
     def _header(
         self,

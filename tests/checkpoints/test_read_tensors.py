@@ -9,7 +9,7 @@ import torch
 
 from raydist.checkpoints import read_tensors as read_module
 from raydist.checkpoints.new_files import NewFiles
-from raydist.checkpoints.read_tensors import read_rows, read_slices, read_tensors
+from raydist.checkpoints.read_tensors import read_pieces, read_rows, read_slices, read_tensors
 from raydist.checkpoints.tensor_file import RowRange, TensorFile, write_tensor_file, write_tensors
 from raydist.errors import DataLossError
 from raydist.pipelines.stored.directory_files import directory_files
@@ -122,3 +122,28 @@ def test_rows_come_some_at_a_time_and_damage_is_told_behind_the_last(
     path.write_bytes(flip(file.tensors["a"].begin)(path.read_bytes()))
     with pytest.raises(DataLossError, match=r"model.safetensors.*tensor 'a' differs"):
         list(read_rows(new.files, file, "a"))
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 40, 1 << 20])
+def test_pieces_of_tensors_say_where_they_belong(
+    piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_module, "_PIECE_BYTES", piece_bytes)
+    new = NewFiles(directory_files(str(tmp_path)))
+    tensors = {**TENSORS, "s": torch.tensor(2.5), "none": torch.empty(0, 3), "thin": torch.empty(4, 0)}
+    file = write_tensor_file(new, "model.safetensors", tensors, {"a": RowRange(100, 200, 300)})
+    found: dict[str, list[torch.Tensor]] = {}
+    at = {"a": 100}
+    for key, begin, piece in read_pieces(new.files, file, ["a", "b", "s", "none", "thin"]):
+        assert begin == at.get(key, 0)
+        at[key] = begin + (len(piece) if piece.dim() else 0)
+        found.setdefault(key, []).append(piece)
+    assert torch.equal(torch.cat(found["a"]), TENSORS["a"])
+    assert torch.equal(torch.cat(found["b"]), TENSORS["b"])
+    assert [each.item() for each in found["s"]] == [2.5]
+    assert len(found["a"]) == -(-400 // max(4, piece_bytes // 4 * 4))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(flip(file.tensors["s"].begin)(path.read_bytes()))
+    with pytest.raises(DataLossError, match="tensor 's' differs"):
+        list(read_pieces(new.files, file, ["s"]))
+    assert list(read_pieces(new.files, file, ["b"])), "others are not looked at"

@@ -1,16 +1,20 @@
-"""Restores under `ParameterServerStrategy`: servers read rows of embedding tables, and the driver reads none."""
+"""Restores under `ParameterServerStrategy`: servers read what they have, and the driver reads no tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 import raydist as rd
 from raydist.checkpoints import read_tensors
+from raydist.coordinator.served_side import ServedSide
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -36,7 +40,7 @@ def train(model: torch.nn.ModuleDict, optimizer: torch.optim.Optimizer, numbers:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_servers_read_rows_and_training_goes_on(
+def test_servers_read_what_they_have_and_training_goes_on(
     num_steps: int, served: Callable[[int], rd.ParameterServerStrategy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = made()
@@ -58,9 +62,55 @@ def test_servers_read_rows_and_training_goes_on(
     train(theirs, their_optimizer, range(40, 40 + num_steps), strategy)
     checkpoint = rd.Checkpoint(model=theirs, optimizer=their_optimizer)
     checkpoint.restore(tmp_path / "c")
-    assert read
-    assert not any("embedding_rows" in name for name in read)
+    assert not read
     assert torch.equal(theirs["words"](torch.arange(90)).detach(), saved)
     train(theirs, their_optimizer, range(3, 5), strategy)
     expected = model["words"](torch.arange(90)).detach()
     torch.testing.assert_close(theirs["words"](torch.arange(90)).detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def divided(ray_cluster: None) -> Iterator[rd.ParameterServerStrategy]:
+    """Three servers, of which each has a part of what is large."""
+    with rd.ParameterServerStrategy(
+        1,
+        3,
+        rd.FixedShardsPartitioner(3),
+        resources_per_server={"CPU": 0.01},
+        resources_per_replica={"CPU": 0.01},
+        timeouts=rd.Timeouts(start_s=60, collective_s=20, step_s=40),
+    ) as strategy:
+        yield strategy
+
+
+def test_a_server_that_dies_when_it_has_read_its_part_is_unavailable_and_says_to_restore(
+    divided: rd.ParameterServerStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+    train(model, optimizer, range(3))
+    rd.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "c")
+    with divided.scope():
+        theirs, their_optimizer = made()
+        step = rd.get_global_step()
+    checkpoint = rd.Checkpoint(model=theirs, optimizer=their_optimizer)
+    checkpoint.restore(tmp_path / "c", strict=False)
+    train(theirs, their_optimizer, range(2), divided)
+    step.add_(5)
+    checkpoint.save(tmp_path / "own")
+    expected = {name: value.detach().clone() for name, value in theirs.state_dict().items()}
+    train(theirs, their_optimizer, range(2), divided)
+    step.add_(5)
+    checkpoint.restore(tmp_path / "own")
+    assert int(step) == 5
+    assert all(torch.equal(value, expected[name]) for name, value in theirs.state_dict().items())
+    original = ServedSide.commit_restore
+
+    def commit(self: ServedSide, token: str) -> Any:
+        servers: Any = self._servers
+        pid = ray.get(servers._handles[1].__ray_call__.remote(lambda _: os.getpid()), timeout=20)
+        os.kill(pid, signal.SIGKILL)
+        return original(self, token)
+
+    monkeypatch.setattr(ServedSide, "commit_restore", commit)
+    with pytest.raises(rd.UnavailableError, match="is gone, .* restore from your last checkpoint"):
+        checkpoint.restore(tmp_path / "own")

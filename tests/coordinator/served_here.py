@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
-from raydist.checkpoints.sharing.row_reader import RowReader
+from raydist.checkpoints.sharing.part_reader import PartReader
 from raydist.checkpoints.sharing.slice_writer import SliceWriter
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
@@ -55,7 +55,7 @@ class ServersHere:
                 memory=memory,
                 make_table=RowTable,
                 saver=SliceWriter(),
-                restorer=RowReader(),
+                restorer=PartReader(),
             )
             for number in range(num_servers)
         ]
@@ -77,8 +77,10 @@ class Served:
         link: Any = self
         self.mirror = MirrorDriver("served", link, serves_rows=True)
         self.mirror.share_saver = ServedSaver(self.mirror, self._save, lambda: ["here"])
-        self.restorer = ServedRestorer(self.mirror, self._run_alone, coordinator.join, lambda: side, 20.0)
-        self.externals = {"strategy": self, "shares": SERVED_SHARES, "row_restores": SERVED_RESTORES}
+        self.restorer = ServedRestorer(
+            self.mirror, self._run_alone, coordinator.join, lambda: side, coordinator.note_seen, 20.0
+        )
+        self.externals = {"strategy": self, "shares": SERVED_SHARES, "served_restores": SERVED_RESTORES}
 
     def call(self, rank: int, method: Callable[..., Any], *args: Any) -> Any:
         return self.coordinator.read("mirror", method, *args)
@@ -106,9 +108,9 @@ class Served:
         closure = self._schedule(fn, SERVED_SHARES, *args, looks_only=True)
         return DispatchedSave(partial(ask_served, closure, partial(self.side.saved, token)), 20.0)
 
-    def _run_alone(self, fn: Callable[..., Any], *args: Any) -> None:
+    def _run_alone(self, fn: Callable[..., Any], *args: Any) -> Any:
         self.coordinator.join()
-        self.coordinator.value_of(self._schedule(fn, SERVED_RESTORES, *args, looks_only=True))
+        return self.coordinator.value_of(self._schedule(fn, SERVED_RESTORES, *args, looks_only=True))
 
 
 @contextmanager

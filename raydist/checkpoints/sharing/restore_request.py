@@ -41,7 +41,7 @@ class PreparedShare:
     """What one replica says before anything is changed.
 
     Attributes:
-        differences: By name of an object, what does not fit.
+        differences: By name of an object, what does not fit; all objects that are restored are there.
         sees_files: Whether it could open the files that it was to read. Who cannot is on another machine, say, and has
             the driver read them.
     """

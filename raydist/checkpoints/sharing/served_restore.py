@@ -1,18 +1,53 @@
-"""A worker's half of a restore of what lies on parameter servers: it knows what they call the tables, and asks them."""
+"""A worker's half of a restore of what lies on parameter servers: it knows what is whose, and asks each for its part.
+
+It runs while no other worker does anything. What it cannot tell the servers is the driver's to restore: a module that
+has more in its state than variables, an optimizer with tensors among its options.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import final
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
 
-from raydist.checkpoints.sharing.restore_orders import RestoreOrder, StoredTable
-from raydist.checkpoints.sharing.restore_request import RestoreRequest
+import torch
+from torch import nn
+
+from raydist.actors.portable_errors import pack_error
+from raydist.checkpoints.differences import Difference, state_differences, tensor_named
+from raydist.checkpoints.entries import names_of_tensors, pack_state, unpack_state
+from raydist.checkpoints.manifest import SavedObject
+from raydist.checkpoints.optimizer_names import GROUPS, fitting_entries, parameter_names
+from raydist.checkpoints.restoring.compared_objects import differences_of, refused
+from raydist.checkpoints.saved_checkpoint import SavedCheckpoint
+from raydist.checkpoints.saved_kinds import kind_of_state, state_of
+from raydist.checkpoints.sharing.restore_orders import RestoreOrders, StoredMemory
+from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
 from raydist.checkpoints.sharing.served_share import SliceDirectory
+from raydist.checkpoints.sharing.stored_memories import taken_options
 from raydist.parameter_servers.restore_requests import BeginRestore
-from raydist.parameter_servers.rows.saved_rows import SavedRows
+from raydist.parameter_servers.rows.saved_rows import SavedRows, require_known
+from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import Ask
 
-__all__ = ["ServedRestores", "begin_served_restore"]
+__all__ = ["BegunRestore", "ServedRestores", "begin_served_restore", "follow_driver"]
+
+OptionGroups = Sequence[Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BegunRestore:
+    """What a worker says of a restore that servers have begun; nothing was begun where something does not fit.
+
+    Attributes:
+        share: By name of an object that servers restore, what does not fit.
+        options: By name of an optimizer among them, the options that its groups are to have.
+    """
+
+    share: PreparedShare
+    options: Mapping[str, OptionGroups] = field(default_factory=dict)
 
 
 @final
@@ -26,22 +61,154 @@ class ServedRestores:
     def __init__(self, held: SliceDirectory) -> None:
         self._held = held
 
-    def begin(self, request: RestoreRequest, objects: Mapping[str, SavedRows]) -> None:
-        """Have every server begin to read the rows that it owns.
+    def begin(
+        self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+    ) -> BegunRestore:
+        """Compare, and where all fits, have every server begin to read what it has.
 
         Args:
             request: What to do.
-            objects: The tables to restore, as they are here.
+            objects: The objects to restore, as they are here. Optimizers remember nothing here.
+            modules: Those that name the parameters of optimizers.
+
+        Raises:
+            DataLossError: What is saved can be no state.
+            InvalidArgumentError: Rows are of other tables; or an optimizer takes no such options.
         """
-        tables = tuple(
-            StoredTable(self._held.handle_of(table.weight), request.saved[name], path)
-            for name, obj in objects.items()
-            for path, table in obj.tables().items()
-        )
-        order = BeginRestore(RestoreOrder(request.token, request.checkpoint, tables))
-        self._held.exchange({server: Ask(order) for server in range(self._held.num_servers)})
+        differences = {name: _differences(name, obj, modules, request) for name, obj in objects.items()}
+        if any(refused(found, request.strict) for found in differences.values()):
+            return BegunRestore(PreparedShare(differences))
+        for name, obj in objects.items():
+            _require_state(obj, request.checkpoint, request.saved[name])
+        orders = RestoreOrders(request, self._held.num_servers)
+        begun = _Begun(orders, request, modules, self._held)
+        served = [name for name, obj in objects.items() if begun.add(name, obj)]
+        if served:
+            asks = {server: Ask(BeginRestore(orders.of(server))) for server in range(self._held.num_servers)}
+            self._held.exchange(asks)
+        return BegunRestore(PreparedShare({name: differences[name] for name in served}), begun.options)
 
 
-def begin_served_restore(restores: ServedRestores, request: RestoreRequest, objects: Mapping[str, SavedRows]) -> None:
-    """The function that a worker runs while no other runs any."""
-    restores.begin(request, objects)
+def _differences(
+    name: str, obj: Any, modules: Mapping[str, nn.Module], request: RestoreRequest
+) -> tuple[Difference, ...]:
+    """What does not fit; of rows only of what kind they are, of optimizers nothing that they remember."""
+    saved = request.saved[name]
+    if not isinstance(obj, SavedRows):
+        return tuple(differences_of(name, obj, modules, request.checkpoint, saved))
+    here, there = SavedObject(kind_of_state(obj), values={}), request.checkpoint.saved(saved)
+    return tuple(state_differences(name, here, {}, there, request.checkpoint.places(saved)))
+
+
+def _require_state(obj: Any, checkpoint: SavedCheckpoint, saved: str) -> None:
+    """What is saved must be a state, and rows those of these tables."""
+    checkpoint.require_state(saved)
+    if not isinstance(obj, SavedRows):
+        return
+    values = checkpoint.saved(saved).values
+    if not isinstance(values, dict):
+        raise checkpoint.loss(f"the state of {saved!r} is none: it has no tables")
+    require_known(values, obj.tables())
+
+
+@final
+class _Begun:
+    """The orders of one restore as they are made.
+
+    Attributes:
+        options: See `BegunRestore`.
+    """
+
+    def __init__(
+        self,
+        orders: RestoreOrders,
+        request: RestoreRequest,
+        modules: Mapping[str, nn.Module],
+        held: SliceDirectory,
+    ) -> None:
+        self._orders, self._request, self._modules, self._held = orders, request, modules, held
+        self.options: dict[str, OptionGroups] = {}
+
+    def add(self, name: str, obj: Any) -> bool:
+        """Have an object restored by servers; False where they cannot."""
+        values = self._request.checkpoint.saved(self._request.saved[name]).values
+        if isinstance(obj, SavedRows):
+            tables = obj.tables()
+            self._orders.add_rows(name, {path: self._held.handle_of(table.weight) for path, table in tables.items()})
+            return True
+        if kind_of_state(obj) == "optimizer":
+            return self._add_optimizer(name, obj, values)
+        return isinstance(values, dict) and self._add_module(name, obj, values)
+
+    def _add_module(self, name: str, module: nn.Module, saved: Mapping[str, Any]) -> bool:
+        here = pack_state(state_of(module, {}), name)
+        both = {key: (tensor_named(here.values[key]), tensor_named(saved[key])) for key in here.values if key in saved}
+        tensors = {ours: torch.as_tensor(here.tensors[ours]) for ours, _ in both.values() if ours is not None}
+        places = self._held.places(tensors)
+        if None in {theirs for _, theirs in both.values()} or any(
+            tensor.numel() and key not in places for key, tensor in tensors.items()
+        ):
+            return False
+        self._orders.add_values(name, [(str(theirs), places[ours]) for ours, theirs in both.values() if ours in places])
+        return True
+
+    def _add_optimizer(self, name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> bool:
+        names = parameter_names(optimizer, self._modules)
+        if next(names_of_tensors(saved[GROUPS]), None) is not None:
+            return False
+        entries = unpack_state({GROUPS: saved[GROUPS]}, {})
+        self.options[name] = taken_options(name, optimizer, self._groups(entries, optimizer, names))
+        homes = {each: group for group in entries[GROUPS] for each in group["params"]}
+        parameters = dict(zip(names, _parameters(optimizer), strict=True))
+        self._orders.begin_memories(name)
+        for each, parts in self._held.places(parameters).items():
+            if each in homes:  # else it keeps what it remembers
+                told = parameters[each].shape, saved.get(each), homes[each]
+                for part in parts:
+                    self._remember(name, optimizer, each, part, *told)
+        return True
+
+    def _groups(
+        self, entries: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str]
+    ) -> OptionGroups:
+        """Saved groups, as they are given to the groups that there are."""
+        found: OptionGroups = entries[GROUPS]
+        if self._request.strict:
+            return found
+        left = iter(names)
+        here = [{**group, "params": [next(left) for _ in group["params"]]} for group in optimizer.param_groups]
+        fitting: OptionGroups = fitting_entries({GROUPS: found}, {GROUPS: here})[GROUPS]
+        return fitting
+
+    def _remember(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        parameter: str,
+        part: ServedSlice,
+        shape: Sequence[int],
+        entry: Any,
+        group: Mapping[str, Any],
+    ) -> None:
+        options = {key: value for key, value in group.items() if key != "params"}
+        handle, saved = self._held.handle_of(optimizer), self._request.saved[name]
+        memory = StoredMemory(name, handle, part.number, saved, parameter, tuple(shape), part.begin, entry, options)
+        self._orders.add_memory(part, memory)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def begin_served_restore(
+    restores: ServedRestores, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
+) -> bytes:
+    """The function that a worker runs while no other runs any; pickle of a `BegunRestore`, or of a `PortableError`."""
+    try:
+        return pickle.dumps(restores.begin(request, objects, modules))
+    except Exception as error:
+        return pickle.dumps(pack_error(error))
+
+
+def follow_driver(restores: ServedRestores) -> None:
+    """The function that a worker runs before servers have what they have read: what the driver has changed is sent."""

@@ -32,7 +32,10 @@ class ShareRestorer(Protocol):
     def prepare(
         self, request: RestoreRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
     ) -> Sequence[PreparedShare] | None:
-        """Have them compare and read; None where they cannot be sent the objects. Raises what went wrong on one."""
+        """Have them compare and read; None where they cannot be sent the objects. Raises what went wrong on one.
+
+        What the first one says has all that does not fit, of those objects that they restore.
+        """
 
     def commit(self, token: str, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
         """Have them change the objects. Raises what went wrong; then none has changed them."""
@@ -68,7 +71,8 @@ class SharedRestore:
             strict: Whether all entries must be there, and no others.
 
         Returns:
-            By name, what does not fit; None where replicas cannot open the files, or be sent the objects.
+            By name of an object that they restore, what does not fit; None where replicas cannot open the files, or be
+            sent the objects.
         """
         request = RestoreRequest(self._token, checkpoint.part(tuple(saved.values())), saved, strict)
         shares = self._restorer.prepare(request, {name: self.objects[name] for name in saved}, self._modules)
@@ -77,7 +81,7 @@ class SharedRestore:
         if not all(share.sees_files for share in shares):
             self.discard()
             return None
-        return {name: list(shares[0].differences[name]) for name in saved}
+        return {name: list(found) for name, found in shares[0].differences.items()}
 
     def commit(self, names: Sequence[str]) -> None:
         """Change these objects; nothing is changed if this raises."""

@@ -22,10 +22,10 @@ from raydist.parameter_servers.requests import (
 from raydist.parameter_servers.restore_requests import BeginRestore, CommitRestore, DiscardRestore, ReadReport
 from raydist.parameter_servers.row_requests import CreateTable, RowState, SetRowState
 from raydist.parameter_servers.serving.embedding_tables import ServedTable, TableMaker
+from raydist.parameter_servers.serving.part_restorer import PartRestorer
 from raydist.parameter_servers.serving.served_optimizers import ServedOptimizer
 from raydist.parameter_servers.serving.served_slices import ServedSlices
 from raydist.parameter_servers.serving.slice_saver import SliceSaver
-from raydist.parameter_servers.serving.table_restorer import TableRestorer
 from raydist.pipelines.engine.machine import free_memory
 
 __all__ = ["Holdings"]
@@ -54,7 +54,7 @@ class Holdings:
         timeout_s: float,
         make_table: TableMaker,
         saver: SliceSaver | None = None,
-        restorer: TableRestorer | None = None,
+        restorer: PartRestorer | None = None,
     ) -> None:
         self._number = number
         self._num_servers = num_servers
@@ -108,13 +108,13 @@ class Holdings:
 
     def _manage_restores(self, request: ServerRequest) -> Any:
         match request, self._restorer:
-            case BeginRestore(), TableRestorer() as restorer:
+            case BeginRestore(), PartRestorer() as restorer:
                 return restorer.begin(request.order, self)
-            case ReadReport(), TableRestorer() as restorer:
+            case ReadReport(), PartRestorer() as restorer:
                 return restorer.report(request.token)
-            case CommitRestore(), TableRestorer() as restorer:
+            case CommitRestore(), PartRestorer() as restorer:
                 return restorer.commit(request.token, self)
-            case DiscardRestore(), TableRestorer() as restorer:
+            case DiscardRestore(), PartRestorer() as restorer:
                 return restorer.discard()
             case _:
                 raise InvalidArgumentError(
@@ -135,10 +135,21 @@ class Holdings:
             )
         return self.tables[handle]
 
-    def replace_tables(self, tables: Mapping[int, ServedTable]) -> None:
-        """Have these by their handles, all or none, in place of those that there are. Workers keep no rows."""
+    def replace(
+        self,
+        tables: Mapping[int, ServedTable],
+        values: Mapping[int, torch.Tensor],
+        memories: Mapping[int, Mapping[int, Mapping[str, Any]]],
+    ) -> None:
+        """See `PartHolder`. Workers keep no rows, and of values they ask for newer ones."""
         for handle in tables:
             self.table(handle)  # says which was never created
+        for handle, states in memories.items():
+            self._optimizer(handle).require_slices(states)
+        if values:
+            self.values.replace(values)
+        for handle, states in memories.items():
+            self._optimizer(handle).replace_state(states)
         self.tables.update(tables)
 
     def value(self, number: int) -> torch.Tensor:
@@ -148,6 +159,10 @@ class Holdings:
     def state(self, optimizer: int, number: int) -> Mapping[str, Any]:
         """What an optimizer remembers of a slice, which the next request may change."""
         return self._optimizer(optimizer).remembered(number)
+
+    def optimizer_kind(self, handle: int) -> type[torch.optim.Optimizer]:
+        """An optimizer's class."""
+        return self._optimizer(handle).kind
 
     def table_state(self, handle: int) -> Mapping[str, Any]:
         """All rows of a table, copied."""

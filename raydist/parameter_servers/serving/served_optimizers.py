@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -30,6 +30,7 @@ class ServedOptimizer:
         tables: All embedding tables of the server, by handle.
 
     Attributes:
+        kind: Its class.
         slices: Numbers of those in its groups.
     """
 
@@ -40,7 +41,7 @@ class ServedOptimizer:
         values: ServedSlices,
         tables: Mapping[int, ServedTable],
     ) -> None:
-        self._kind = kind
+        self.kind = kind
         self._values = values
         self._tables = tables
         self._optimizer = bare_optimizer(kind, [(group.options, ()) for group in groups])
@@ -56,7 +57,7 @@ class ServedOptimizer:
         """Have these groups from now on; what is remembered of their slices is kept."""
         for group in groups:
             for handle in group.tables:
-                self._tables[handle].require_optimizer(self._kind, server_options(group.options))
+                self._tables[handle].require_optimizer(self.kind, server_options(group.options))
         self._optimizer.param_groups[:] = [{"params": [], **server_options(group.options)} for group in groups]
         self._groups = tuple(groups)
         self._told = [group.options for group in groups]
@@ -101,7 +102,7 @@ class ServedOptimizer:
         strange += [handle for handle in gradients.tables if handle not in tables]
         if strange:
             raise InvalidArgumentError(
-                f"Gradients must be of slices and tables in the groups of the {self._kind.__name__} that applies them, "
+                f"Gradients must be of slices and tables in the groups of the {self.kind.__name__} that applies them, "
                 f"got {strange}. Add them to its groups first."
             )
 
@@ -114,7 +115,7 @@ class ServedOptimizer:
         if len(options) != len(self._optimizer.param_groups):
             raise InvalidArgumentError(
                 f"Options must be given for each of the {len(self._optimizer.param_groups)} groups of a "
-                f"{self._kind.__name__}, got {len(options)}. Add the new group to the servers first."
+                f"{self.kind.__name__}, got {len(options)}. Add the new group to the servers first."
             )
         for group, mine in zip(self._optimizer.param_groups, options, strict=True):
             group.update(server_options(mine))
@@ -143,13 +144,13 @@ class ServedOptimizer:
             for handle in group.tables:
                 gradient = gradients.tables.get(handle)
                 if gradient is not None:
-                    self._tables[handle].push(gradient.rows, gradient.values, self._kind, told)
+                    self._tables[handle].push(gradient.rows, gradient.values, self.kind, told)
 
     def _choose_passes(self, gradients: ServerGradients) -> None:
         """Let torch pass over the memory once, where it can: not for some rows alone."""
         some = any(isinstance(gradient, PushedRows) for gradient in gradients.slices.values())
         for group, told, dtypes in zip(self._optimizer.param_groups, self._told, self._dtypes, strict=True):
-            if may_fuse(self._kind, told, dtypes):
+            if may_fuse(self.kind, told, dtypes):
                 group["fused"] = not some
 
     def _as_taken(self, gradient: torch.Tensor | PushedRows, value: torch.Tensor) -> torch.Tensor:
@@ -166,7 +167,7 @@ class ServedOptimizer:
     def _try_keeping(self, form: str) -> bool:
         options = self._optimizer.param_groups[0]
         try:
-            return keeps_gradients(self._kind, options, "dense" if form == "dense" else "rows")
+            return keeps_gradients(self.kind, options, "dense" if form == "dense" else "rows")
         except Exception:
             return True  # it takes no such gradients at all: the step says so
 
@@ -188,17 +189,29 @@ class ServedOptimizer:
         Raises:
             InvalidArgumentError: A slice is in none of the groups.
         """
-        strange = [number for number in states if number not in self.slices]
-        if strange:
-            raise InvalidArgumentError(
-                f"States of a {self._kind.__name__} must be of the {len(self.slices)} slices that it has here, got "
-                f"slices {strange}. Give each server its own."
-            )
+        self.require_slices(states)
         for number in self.slices:
             value = self._values.value(number)
             self._optimizer.state.pop(value, None)
             if states.get(number):
                 self._optimizer.state[value] = {name: _copied(each) for name, each in states[number].items()}
+
+    def require_slices(self, numbers: Iterable[int]) -> None:
+        """An InvalidArgumentError unless all of these slices are in its groups."""
+        strange = [number for number in numbers if number not in self.slices]
+        if strange:
+            raise InvalidArgumentError(
+                f"States of a {self.kind.__name__} must be of the {len(self.slices)} slices that it has here, got "
+                f"slices {strange}. Give each server its own."
+            )
+
+    def replace_state(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Remember this of these slices instead, and of others what it was. Tensors are not copied."""
+        for number, state in states.items():
+            value = self._values.value(number)
+            self._optimizer.state.pop(value, None)
+            if state:
+                self._optimizer.state[value] = dict(state)
 
     @property
     def num_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -118,6 +118,18 @@ class ServedSlices:
         with self.changing():
             for each, value in zip(slices, values, strict=True):
                 self._values[each.number].copy_(value)
+
+    def replace(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Have other values, by number: readers see all of them or none.
+
+        Raises:
+            InvalidArgumentError: A slice is not here, or these are no values of it; nothing was changed.
+        """
+        for number, value in values.items():
+            self._require_fitting(self.slice(number), value)
+        with self.changing():
+            for number, value in values.items():
+                self._values[number].copy_(value)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Let go of slices. Memory goes when all are gone that were created together, with the last who reads it."""

@@ -178,7 +178,7 @@ class ServedVariables(WorkerRules):
             self._model.optimizers.read_states()
 
     def externals(self) -> dict[str, Any]:
-        return {"shares": ServedShares(self._model.held), "row_restores": ServedRestores(self._model.held)}
+        return {"shares": ServedShares(self._model.held), "served_restores": ServedRestores(self._model.held)}
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return reading_rows(self._model.rows)

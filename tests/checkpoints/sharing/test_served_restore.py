@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 import raydist as rd
 from raydist.checkpoints.saved_checkpoint import open_checkpoint
 from raydist.checkpoints.sharing.restore_orders import StoredTable
-from raydist.checkpoints.sharing.restore_request import RestoreRequest
-from raydist.checkpoints.sharing.served_restore import ServedRestores, begin_served_restore
+from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
+from raydist.checkpoints.sharing.served_restore import BegunRestore, ServedRestores, begin_served_restore
 from raydist.parameter_servers.restore_requests import BeginRestore
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.directory_files import directory_files
@@ -33,11 +34,15 @@ def test_all_servers_are_told_of_all_tables(tmp_path: Path) -> None:
             asked.update(asks)
 
     held: Any = Held()
-    request = RestoreRequest("t", open_checkpoint(directory_files(path)), {"bag.rows": "saved.rows"}, True)
-    begin_served_restore(ServedRestores(held), request, {"bag.rows": SavedRows(bag)})
+    request = RestoreRequest("t", open_checkpoint(directory_files(path)), {"bag.rows": "bag.embedding_rows"}, True)
+    told = begin_served_restore(ServedRestores(held), request, {"bag.rows": SavedRows(bag)}, {})
+    assert pickle.loads(told) == BegunRestore(PreparedShare({"bag.rows": ()}))
     assert sorted(asked) == [0, 1]
     for ask in asked.values():
         assert isinstance(ask.request, BeginRestore)
         order = ask.request.order
         assert order.token == "t"
-        assert set(order.tables) == {StoredTable(5, "saved.rows", "words"), StoredTable(6, "saved.rows", "tags")}
+        assert set(order.tables) == {
+            StoredTable(5, "bag.embedding_rows", "words"),
+            StoredTable(6, "bag.embedding_rows", "tags"),
+        }

@@ -126,3 +126,19 @@ def test_rows_and_whole_gradients_by_one_optimizer() -> None:
             bare.grad = torch.tensor(each, dtype=torch.float64)
             constructed.step()
         torch.testing.assert_close(values.value(0), bare.detach(), rtol=1e-9, atol=0)
+
+
+def test_what_is_remembered_of_some_slices_is_replaced() -> None:
+    with served(*SLICES) as values:
+        optimizer = adam(values)
+        step(optimizer, values, s0=[1.0, 1.0], s1=[1.0, 1.0, 1.0])
+        known = optimizer.state()
+        given = {"step": torch.tensor(7.0), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
+        optimizer.require_slices([0, 1])
+        optimizer.replace_state({0: given})
+        assert optimizer.remembered(0)["exp_avg"] is given["exp_avg"]
+        torch.testing.assert_close(optimizer.state()[1], known[1])
+        optimizer.replace_state({0: {}})
+        assert list(optimizer.state()) == [1]
+        with pytest.raises(rd.InvalidArgumentError, match=r"2 slices that it has here, got slices \[2\]"):
+            optimizer.require_slices([0, 2])

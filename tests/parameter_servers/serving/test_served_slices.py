@@ -41,3 +41,13 @@ def test_more_than_there_is_room_for_says_by_how_much() -> None:
         pytest.raises(rd.InvalidArgumentError, match=r"1,052,672 bytes more .* 4,096 too few"),
     ):
         mine.create([slice_of(1, 1 << 17)], [torch.zeros(1 << 17).double()])
+
+
+def test_values_are_replaced_all_or_none() -> None:
+    with served(slice_of(1, 2), slice_of(2)) as mine:
+        mine.replace({1: torch.tensor([3.0, 4.0]).double(), 2: torch.tensor(5.0).double()})
+        assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)
+        for number, value in ((2, torch.zeros(1).double()), (2, torch.tensor(0.0)), (7, torch.zeros(1))):
+            with pytest.raises(rd.InvalidArgumentError):
+                mine.replace({1: torch.zeros(2).double(), number: value})
+        assert (mine.value(1).tolist(), mine.value(2).item(), mine.version) == ([3, 4], 5, 2)

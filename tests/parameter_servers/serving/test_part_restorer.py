@@ -12,26 +12,26 @@ from raydist.parameter_servers.restore_requests import BeginRestore, CommitResto
 from raydist.parameter_servers.row_requests import CreateTable, RowState
 from raydist.parameter_servers.rows.table_spec import EmbeddingTableSpec
 from raydist.parameter_servers.serving.embedding_tables import ServedTable
-from raydist.parameter_servers.serving.table_restorer import TableHolder, TableRestorer
+from raydist.parameter_servers.serving.part_restorer import PartHolder, PartRestorer
 from tests.parameter_servers.served import answer, servers
 
 ROWS: dict[str, Any] = {"rows": torch.tensor([2]), "values": torch.ones(1, 3), "optimizers": {}}
 
 
-class Restorer(TableRestorer):
+class Restorer(PartRestorer):
     def __init__(self) -> None:
         self.tables: dict[int, ServedTable] = {}
         self.told: list[str] = []
 
-    def begin(self, order: int, held: TableHolder) -> None:
+    def begin(self, order: int, held: PartHolder) -> None:
         self.tables = {order: held.table(order).anew()}
         self.tables[order].load([ROWS])
 
     def report(self, token: str) -> Any:
         return f"{token} is done"
 
-    def commit(self, token: str, held: TableHolder) -> None:
-        held.replace_tables({**self.tables, **({9: self.tables[3]} if token == "more" else {})})
+    def commit(self, token: str, held: PartHolder) -> None:
+        held.replace({**self.tables, **({9: self.tables[3]} if token == "more" else {})}, {}, {})
 
     def discard(self) -> None:
         self.told.append("discard")

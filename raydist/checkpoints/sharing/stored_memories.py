@@ -1,0 +1,110 @@
+"""What optimizers are to remember, as a checkpoint has it: compared with what they do, and taken as torch takes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from raydist.checkpoints.differences import Difference, tensor_differences
+from raydist.checkpoints.sharing.restore_orders import StoredMemory
+from raydist.checkpoints.tensor_file import FilePlace
+from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.bare_optimizer import bare_optimizer
+
+__all__ = ["memory_differences", "taken_options", "taken_state"]
+
+# Around these torch has what only its compiler needs, and imports that.
+_load = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+_Kind = type[torch.optim.Optimizer]
+
+
+def memory_differences(
+    memories: Sequence[StoredMemory],
+    state_of: Callable[[StoredMemory], Mapping[str, Any]],
+    places: Mapping[str, Mapping[str, FilePlace]],
+    like: Mapping[int, torch.Tensor],
+) -> dict[str, tuple[Difference, ...]]:
+    """By name of an optimizer, what is remembered now and saved otherwise: of another shape or type.
+
+    Args:
+        memories: What is to be remembered.
+        state_of: What is remembered of a slice now.
+        places: By object of the checkpoint, those of its tensors.
+        like: By number of a slice, something of its shape.
+    """
+    found: dict[str, tuple[Difference, ...]] = {}
+    for memory in memories:
+        common = _common(memory, state_of(memory), places[memory.saved], like[memory.number])
+        found[memory.owner] = (*found.get(memory.owner, ()), *tensor_differences(memory.owner, common))
+    return {name: several for name, several in found.items() if several}
+
+
+def _common(
+    memory: StoredMemory, now: Mapping[str, Any], places: Mapping[str, FilePlace], like: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor, FilePlace]]:
+    """Tensors that are remembered now, and saved: as they are of the whole variable."""
+    for name, value in now.items():
+        key = f"{memory.parameter}.{name}"
+        if key in places and isinstance(value, torch.Tensor):
+            is_like = bool(memory.shape) and value.shape == like.shape
+            shape = memory.shape if is_like else tuple(value.shape)
+            yield key, torch.empty(shape, dtype=value.dtype, device="meta"), places[key]
+
+
+def taken_state(memory: StoredMemory, state: Any, kind: _Kind, dtype: torch.dtype) -> Mapping[str, Any]:
+    """What an optimizer remembers of a slice once it has loaded this: torch converts some of it.
+
+    Args:
+        memory: What it is.
+        state: That, with its tensors.
+        kind: The optimizer's class.
+        dtype: Of the slice.
+
+    Raises:
+        InvalidArgumentError: It takes no such state.
+    """
+    stand_in = torch.empty(0, dtype=dtype)
+    optimizer = bare_optimizer(kind, [(memory.options, [stand_in])])
+    _give(memory.owner, optimizer, {0: state}, [{**memory.options, "params": [0]}])
+    taken: Mapping[str, Any] = optimizer.state[stand_in]
+    return taken
+
+
+def taken_options(
+    owner: str, optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The options of an optimizer's groups once it has loaded these; it is not changed.
+
+    Args:
+        owner: Its name, for messages.
+        optimizer: It.
+        saved: Groups; of "params" it matters how many there are.
+
+    Raises:
+        InvalidArgumentError: It takes none of them.
+
+    >>> adam = torch.optim.Adam([torch.zeros(1)], lr=0.5)
+    >>> taken_options("optimizer", adam, [{"lr": 0.1, "params": ["weight"]}])[0]["lr"]
+    0.1
+    """
+    bare = bare_optimizer(
+        type(optimizer), [(group, [torch.empty(0) for _ in group["params"]]) for group in optimizer.param_groups]
+    )
+    _give(owner, bare, {}, [{**group, "params": list(range(len(group["params"])))} for group in saved])
+    return [{name: value for name, value in group.items() if name != "params"} for group in bare.param_groups]
+
+
+def _give(
+    owner: str, optimizer: torch.optim.Optimizer, state: Mapping[int, Any], groups: Sequence[Mapping[str, Any]]
+) -> None:
+    try:
+        _load(optimizer, {"state": dict(state), "param_groups": list(groups)})
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"The saved state of {owner!r} must be one that a {type(optimizer).__name__} takes, but load_state_dict "
+            f"says: {error!s:.500} ({type(error).__name__}). Restore into one like that which was saved."
+        ) from error
