@@ -86,7 +86,7 @@ def mnist(smoke: bool) -> Findings:
         torch.manual_seed(0)
         with strategy.scope():
             network = cnn()
-            step = make_step(network, torch.optim.Adam(network.parameters(), 1e-3))
+            step = make_step(network, torch.optim.Adam(network.parameters(), 2e-3))
         rows = rd.Dataset.from_tensor_slices((inputs[train], labels[train]))
         batches = strategy.distribute_dataset(rows.shuffle(TRAIN_ROWS, seed=0).batch(BATCH))
         for _ in range(EPOCHS):
