@@ -22,6 +22,26 @@ faults()
 print(kept, faults())
 """
 
+IN_A_THREAD = """
+import resource, threading
+import numpy as np
+from raydist.actors.workers.kept_pages import keep_pages
+keep_pages(None)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        blocks = [np.ones(4 << 20, np.uint8) for _ in range(25)]
+        while blocks:
+            blocks.pop()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def work():
+    faults()
+    print(faults())
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
 
 def test_a_small_part_of_the_limit_is_kept() -> None:
     assert kept_bytes(None, {}) == (32 << 20, 256 << 20)
@@ -48,3 +68,9 @@ def test_pages_that_were_freed_are_there_for_the_next_arrays() -> None:
     assert (kept, int(faults) < 500) == ("True", True)
     kept, faults = run(MALLOC_MMAP_THRESHOLD_="65536")
     assert (kept, int(faults) > 20_000) == ("False", True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_heaps_of_threads_are_kept_where_they_are_empty() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_THREAD], env={}, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1_000
