@@ -30,7 +30,7 @@ keep_pages(None)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
-        blocks = [np.ones(4 << 20, np.uint8) for _ in range(25)]
+        blocks = [np.ones(2 << 20, np.uint8) for _ in range(50)]
         while blocks:
             blocks.pop()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
