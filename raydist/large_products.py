@@ -134,6 +134,7 @@ class _Products:
         self, added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
     ) -> torch.Tensor:
         plain = beta == 1 and alpha == 1 and added.dim() == 1 and added.dtype is torch.float32
+        plain = plain and added.is_contiguous()
         if plain and left.dtype is torch.float32 and self._is_large(left, right) and added.shape[0] == right.shape[1]:
             product: torch.Tensor = self._linear(left, right.t(), added, "none", [], "")
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import final
 
 import pytest
 
+from raydist.testing.resuming.readable import is_readable
 from tests.ray_head import ray_home
 from tests.watched_program import TOO_LONG, WatchedProgram
 
@@ -62,7 +62,7 @@ class Scripts:
         program.process.stdin.write(json.dumps([str(EXAMPLES / script), *arguments]).encode() + b"\n")
         program.process.stdin.flush()
         try:
-            if not select.select([self._done], [], [], limit_s)[0]:
+            if not is_readable(self._done, limit_s):
                 raise TimeoutError
         except TOO_LONG:
             error = program.hangs()

@@ -30,6 +30,7 @@ def products():
         "not dense": x @ wide,
         "scaled": torch.addmm(bias, x, weight.t(), beta=0.5, alpha=2),
         "added to a matrix": torch.addmm(torch.ones(32, 256), x, weight.t()),
+        "added to one, many times": torch.addmm(torch.ones(1).expand(256), x, weight.t()),
         "added to one": torch.addmm(torch.ones(1), x, weight.t()),
         "out": torch.mm(x, weight.t(), out=torch.empty(32, 256)),
     }

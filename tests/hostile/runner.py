@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
+
+from raydist.testing.resuming.readable import is_readable
 
 __all__ = ["Attacker", "Report"]
 
@@ -118,7 +119,7 @@ class Attacker:
         """The next line; empty at the end. Without a thread, which would outlive the test."""
         assert child.stdout is not None
         while b"\n" not in self._read:
-            if not select.select([child.stdout], [], [], left)[0]:
+            if not is_readable(child.stdout, left):
                 raise TimeoutError(f"nothing for {left} s")
             more = os.read(child.stdout.fileno(), 1 << 16)
             if not more:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Self, final
 
 from raydist.errors import DeadlineExceededError, UnavailableError
+from raydist.testing.resuming.readable import is_readable
 
 __all__ = ["ForkedLives", "FreshLives", "Life", "Lives", "TrialProgram"]
 
@@ -174,7 +174,7 @@ class _Zygote:
         output = self._process.stdout
         assert output is not None
         while b"\n" not in self._said:
-            if not select.select([output], [], [], max(0.0, wait_s))[0]:
+            if not is_readable(output, wait_s):
                 return None
             more = os.read(output.fileno(), 1024)
             if not more:

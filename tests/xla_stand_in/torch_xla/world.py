@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,23 @@ def launch(
 ) -> torch.Tensor:
     """Run a program of all chips beside this thread: `result` holds what it makes once it has run."""
     done: Future[None] = Future()
+    before = RUNNING[ordinal()][-1:]
     RUNNING[ordinal()].append(done)
-    threading.Thread(target=_run, args=(ordinal(), program, tensor, combine, result, done), daemon=True).start()
+    arguments = (ordinal(), program, tensor, combine, result, done, before)
+    threading.Thread(target=_run, args=arguments, daemon=True).start()
     return result
 
 
-def _run(mine: int, program: str, tensor: torch.Tensor, combine: Any, result: torch.Tensor, done: Future[None]) -> None:
+def _run(
+    mine: int,
+    program: str,
+    tensor: torch.Tensor,
+    combine: Any,
+    result: torch.Tensor,
+    done: Future[None],
+    before: list[Future[None]],
+) -> None:
+    wait_for(before)  # a chip does one thing after the other
     try:
         result.copy_(combine(_exchange(mine, program, tensor)))
     except BaseException as error:
