@@ -177,6 +177,11 @@ class Segment:
         if descriptor is not None:
             os.close(descriptor)
 
+    def __del__(self) -> None:
+        # Whoever drops one without closing it would keep a descriptor each time, which the mapping does not need.
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # never made, or the interpreter is half gone
+            self.close()
+
     def _open_descriptor(self) -> int:
         if self._descriptor is None:
             raise OSError(f"{self.name} is closed")

@@ -193,3 +193,12 @@ def test_readers_share_the_lock_and_a_writer_has_it_alone(nameless: Segment) -> 
     nameless.unlock()
     assert one.try_lock(shared=False)
     one.close()
+
+
+def test_one_that_is_dropped_keeps_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    tensors = [Segment.create_nameless(4096).view(0, 4, torch.uint8) for _ in range(5)]
+    mapped = len(tensors)  # each mapping has one of its own
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + mapped
+    tensors.clear()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
