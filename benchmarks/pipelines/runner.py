@@ -14,6 +14,7 @@ from benchmarks.pipelines.contenders import CONTENDERS, Contender
 from benchmarks.pipelines.contestant import Contestant, Job, PassError
 from benchmarks.pipelines.results import Comparison, Outcome
 from benchmarks.pipelines.workload import Workload
+from benchmarks.quiet import await_quiet
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Runner:
         for outcome in outcomes:
             if outcome.problem:
                 continue
+            if not self._settings.smoke:  # Ray Data ends workers after a pass: that took half of the next one's time
+                await_quiet()
             try:
                 outcome.add(*self._contestants[outcome.label].run(), is_timed=workload.is_timed)
             except PassError as error:

@@ -44,17 +44,19 @@ def median_wait(batches: Iterator[torch.Tensor]) -> float:
     return 1000 * float(np.median(waits))
 
 
-def in_replica(scene: Scene, fn: Callable[[Any], Any], dataset: rd.Dataset, *, zero_copy: bool) -> Callable[[], Any]:
+def in_replica(
+    scene: Scene, fn: Callable[[Any], Any], dataset: rd.Dataset, options: rd.InputOptions
+) -> Callable[[], Any]:
     """`fn(iterator)` on the one replica of a strategy."""
     strategy = scene.resources.enter_context(rd.MirroredStrategy(1))
     scene.resources.enter_context(strategy.scope())
-    options = rd.InputOptions(prefetch_batches=PREFETCHED, zero_copy=zero_copy, num_input_workers=0)
     view = strategy.distribute_dataset(dataset, options)
     return lambda: strategy.local_results(strategy.run(fn, args=(iter(view),)))[0]
 
 
 def queue(scene: Scene, *, zero_copy: bool) -> Pass:
-    run = in_replica(scene, read_all, blocks(scene.rows + 1), zero_copy=zero_copy)
+    options = rd.InputOptions(zero_copy=zero_copy, num_input_workers=0)
+    run = in_replica(scene, read_all, blocks(scene.rows + 1), options)
 
     def measure() -> float:
         num_bytes, seconds = run()
@@ -69,7 +71,7 @@ def object_store_queue(scene: Scene) -> Pass:
 
 def prefetched_next(scene: Scene) -> Pass:
     small = rd.Dataset.range((scene.rows + 1) * 256).batch(256)
-    run = in_replica(scene, median_wait, small, zero_copy=False)
+    run = in_replica(scene, median_wait, small, rd.InputOptions(prefetch_batches=PREFETCHED, num_input_workers=0))
     return lambda: float(run())
 
 

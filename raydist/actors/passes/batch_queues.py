@@ -97,6 +97,11 @@ class BatchQueues:
         return self.num_offered - self._first.number
 
     @property
+    def num_entries(self) -> int:
+        """Entries that are held: the one that is in use, and those after it."""
+        return len(self._entries)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of what is held."""
         return sum(self._bytes)

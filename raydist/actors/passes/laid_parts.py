@@ -1,18 +1,23 @@
 """Arrays of several steps that are to be one column, written into the store one after the other without being joined.
 
 Ray writes the buffers of a pickle into the store in their order, each at a multiple of 64 bytes: those of a multiple of
-64 bytes have no gaps between them, and are one array where they are read. To join them first would be a copy more, of a
-size for which Ray starts threads to write it. Where they do not lie so, the arrays are joined by who reads them.
+64 bytes have no gaps between them, and are one array where they are read. To join them first would be a copy more.
+Where they do not lie so, the arrays are joined by who reads them.
+
+Ray starts six threads for each buffer of 1 MB or more, to write it. Where there are few cores, that takes longer than
+to write it: 8 MB in one buffer take 1.1 ms, in nine 0.7 (two cores). So large arrays are cut.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+
+from raydist.pipelines.engine.machine import num_cores
 
 __all__ = ["LaidParts"]
 
@@ -20,6 +25,8 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 _ALIGNMENT = 64
 _LEAST_BYTES = 32 << 10  # of a part: a buffer of its own costs some microseconds
+_MOST_BYTES = (1 << 20) - _ALIGNMENT  # that Ray writes without threads
+_CORES_FOR_THREADS = 12  # as many as Ray starts, in two processes
 
 
 @final
@@ -36,11 +43,11 @@ class LaidParts:
     @classmethod
     def suit(cls, parts: Sequence[_Array]) -> bool:
         """Whether it saves something to keep these parts apart until they are written."""
-        if len(parts) < 2 or parts[0].dtype.kind not in "biuf":
+        if parts[0].dtype.kind not in "biuf" or not all(part.flags.c_contiguous for part in parts):
             return False
-        return all(
-            part.nbytes >= _LEAST_BYTES and part.flags.c_contiguous and part.nbytes % _ALIGNMENT == 0 for part in parts
-        )
+        if len(parts) == 1:
+            return len(_cuts(parts[0].nbytes)) > 1
+        return all(part.nbytes >= _LEAST_BYTES and part.nbytes % _ALIGNMENT == 0 for part in parts)
 
     @property
     def num_bytes(self) -> int:
@@ -53,11 +60,18 @@ class LaidParts:
 
     def __reduce__(self) -> tuple[Any, ...]:
         first = self._parts[0]
-        return _as_one, (first.dtype, first.shape[1:], *(pickle.PickleBuffer(_bytes(part)) for part in self._parts))
+        return _as_one, (first.dtype, first.shape[1:], *map(pickle.PickleBuffer, self._buffers()))
+
+    def _buffers(self) -> Iterator[memoryview]:
+        for part in self._parts:
+            memory = part.reshape(-1).view(np.uint8).data
+            yield from (memory[cut] for cut in _cuts(part.nbytes))
 
 
-def _bytes(part: _Array) -> memoryview:
-    return part.reshape(-1).view(np.uint8).data
+def _cuts(num_bytes: int) -> list[slice]:
+    """Where an array of so many bytes is cut."""
+    most = _MOST_BYTES if num_cores() < _CORES_FOR_THREADS else max(num_bytes, 1)
+    return [slice(start, min(start + most, num_bytes)) for start in range(0, num_bytes, most)]
 
 
 def _as_one(dtype: np.dtype[Any], row_shape: tuple[int, ...], *buffers: Any) -> _Array:

@@ -95,7 +95,9 @@ class Production(ServedPass):
         with self._changed:
             if self._may_go_on():
                 return not self._queues.finished
-        self._store_open()  # it cannot grow now, so let it be ready
+            others_are_ready = self._queues.num_entries > 1
+        if not others_are_ready:  # it cannot grow now, and a reader soon has nothing else
+            self._store_open()
         with self._changed:
             self._changed.wait_for(self._may_go_on)
             return not self._queues.finished

@@ -21,10 +21,18 @@ class RecycledMemory:
     """Arrays whose memory comes from arrays of this object that nobody sees any more.
 
     What comes back while the owner is gone, or holds enough, is freed. Any thread may use it.
+
+    Args:
+        most_idle_bytes: Larger arrays are freed: for an owner that lives as long as its process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_idle_bytes: int | None = None) -> None:
+        self._most_idle_bytes = most_idle_bytes
         self._idle: dict[int, _Array] = {}
+
+    def copy(self, array: _Array) -> _Array:
+        """A copy that is the caller's own, C-contiguous."""
+        return self.concatenate([array]) if array.ndim else np.array(array)
 
     def concatenate(self, parts: Sequence[_Array]) -> _Array:
         """What numpy gives for arrays of one dtype and of shapes that differ in the first axis only; never a view."""
@@ -51,8 +59,11 @@ class RecycledMemory:
                 return block
         return np.empty(num_bytes, np.uint8)
 
+    def _has_room(self, num_bytes: int) -> bool:
+        return len(self._idle) < _MOST_IDLE and num_bytes <= (self._most_idle_bytes or num_bytes)
+
 
 def _put_back(owner: weakref.ref[RecycledMemory], block: _Array) -> None:
     memory = owner()
-    if memory is not None and len(memory._idle) < _MOST_IDLE:
+    if memory is not None and memory._has_room(len(block)):
         memory._idle[id(block)] = block

@@ -22,10 +22,10 @@ def test_what_the_user_asked_for_is_the_limit() -> None:
 
 def test_small_steps_may_be_further_ahead_of_a_quick_reader() -> None:
     credit = Credits.within(None, 3, 2, only_capacity=False)
-    assert credit.spare_bytes == 96 * MIB
-    assert credit.group_bytes == 16 * MIB
+    assert credit.spare_bytes == 192 * MIB
+    assert credit.group_bytes == 32 * MIB
     assert allow(credit, 100, held=10 * MIB, step=MIB)
-    assert not allow(credit, 100, held=96 * MIB, step=1)
+    assert not allow(credit, 100, held=192 * MIB, step=1)
     assert not allow(credit, 3 * 128)
 
 

@@ -42,6 +42,20 @@ def test_parts_are_one_array_of_the_memory_that_they_were_written_to(dtype: str)
     assert not whole.flags.writeable
 
 
+@pytest.mark.parametrize(("cores", "most"), [(2, 1 << 20), (11, 1 << 20), (12, 8 << 20)])
+def test_a_large_array_is_cut_where_there_are_few_cores(monkeypatch: pytest.MonkeyPatch, cores: int, most: int) -> None:
+    """Ray starts threads for what has 1 MB or more."""
+    monkeypatch.setattr("raydist.actors.passes.laid_parts.num_cores", lambda: cores)
+    given = [np.arange(700_001, dtype=np.float64).reshape(-1, 1)]
+    assert LaidParts.suit(given) == (cores < 12)
+    whole, memory = through_store(LaidParts(given))
+    assert (whole == given[0]).all()
+    assert np.shares_memory(whole, memory)
+    buffers: list[pickle.PickleBuffer] = []
+    pickle.dumps(LaidParts(given), protocol=5, buffer_callback=buffers.append)
+    assert max(buffer.raw().nbytes for buffer in buffers) < most
+
+
 def test_parts_that_do_not_follow_each_other_are_joined() -> None:
     given = parts()
     whole, memory = through_store(LaidParts(given), alignment=1 << 17)

@@ -110,6 +110,19 @@ def test_the_slowest_replica_sets_the_pace(bench: Bench) -> None:
     assert entry.group.refs[1] is None
 
 
+def test_a_group_that_cannot_grow_waits_while_its_reader_has_others(bench: Bench) -> None:
+    production = bench.start(Dataset.range(40).batch(2), capacity=5)
+    wait_until(lambda: production.num_kept() == 4)
+    time.sleep(0.05)
+    assert production.num_kept() == 4  # two groups of two; the fifth step is in the open group
+    production.acknowledge(None, 1)
+    wait_until(lambda: production.num_kept() == 6)
+    entries = read(production, 4)
+    assert [len(entry.states) for entry in entries] == [2]
+    (alone,) = production.poll(Poll(None, 6, 4, wait_s=10.0))
+    assert alone.number == 6  # who waits is given what there is
+
+
 def test_an_error_stands_in_its_place(bench: Bench) -> None:
     production = bench.start(Dataset.range(3).map(lambda x: 1 // (int(x) - 1)).batch(1))
     entries = [read(production, number)[0] for number in range(4)]

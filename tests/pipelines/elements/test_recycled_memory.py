@@ -56,6 +56,26 @@ def test_small_arrays_and_objects_are_numpys_own() -> None:
     assert small.base is None
 
 
+def test_copies_are_the_callers_own() -> None:
+    memory = RecycledMemory()
+    given = np.arange(2 * LARGE).reshape(2, LARGE)[:, ::-1]
+    copied = memory.copy(given)
+    copied[0, 0] = -1
+    assert given[0, 0] == LARGE - 1
+    assert copied[1].tolist() == given[1].tolist()
+    first = address(copied)
+    del copied
+    assert address(memory.copy(given)) == first
+    assert memory.copy(np.array(3.0)).shape == ()
+
+
+def test_what_is_too_large_to_lie_idle_is_freed() -> None:
+    memory = RecycledMemory(most_idle_bytes=LARGE * 8)
+    for count in (2, 4):
+        memory.copy(np.zeros(LARGE * count // 2))
+    assert [len(block) for block in memory._idle.values()] == [LARGE * 8]
+
+
 def test_few_are_kept_and_none_after_their_owner() -> None:
     memory = RecycledMemory()
     held = [memory.concatenate(parts(float(k))) for k in range(6)]

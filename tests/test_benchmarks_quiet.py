@@ -1,0 +1,23 @@
+"""Waiting for a quiet machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.quiet import await_quiet
+
+
+def stats(*busy_ticks: int) -> Iterator[str]:
+    return (f"cpu  {ticks} 0 0 777 0 0 0 0 0 0\ncpu0 ...\n" for ticks in busy_ticks)
+
+
+def test_waits_until_what_others_do_is_done() -> None:
+    read, slept = stats(0, 40, 60, 62, 100), list[float]()
+    assert await_quiet(5.0, read=lambda: next(read), sleep=slept.append)
+    assert len(slept) == 3
+
+
+def test_gives_up_after_its_limit() -> None:
+    read, slept = stats(*range(0, 1000, 40)), list[float]()
+    assert not await_quiet(1.0, read=lambda: next(read), sleep=slept.append)
+    assert len(slept) == 5
