@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-__all__ = ["is_unobserved", "unobserved_step"]
+__all__ = ["clear_gradients", "is_unobserved", "unobserved_step"]
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
@@ -46,3 +46,21 @@ def unobserved_step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     """
     step: Any = kind.step
     return cast(Callable[..., Any], step.__wrapped__ if getattr(step, "hooked", False) else step)
+
+
+def clear_gradients(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    """Torch's own `zero_grad`, without a name for the profiler where none runs: that is 9 us.
+
+    >>> parameter = torch.zeros(1)
+    >>> parameter.grad = torch.ones(1)
+    >>> clear_gradients(torch.optim.SGD([parameter], lr=0.5))
+    >>> parameter.grad is None
+    True
+    """
+    if not set_to_none or _profiled() or torch.compiler.is_compiling():
+        torch.optim.Optimizer.zero_grad(optimizer, set_to_none)
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad = None

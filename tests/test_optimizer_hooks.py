@@ -8,7 +8,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from raydist.mirroring.on_replica.replica_hooks import note_steps
-from raydist.optimizer_hooks import is_unobserved, unobserved_step
+from raydist.optimizer_hooks import clear_gradients, is_unobserved, unobserved_step
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +93,35 @@ def test_profiles_name_the_step() -> None:
     with torch.profiler.profile() as profile:
         optimizer.step()
     assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_cleared_as_torch_does_it(set_to_none: bool) -> None:
+    optimizer = sgd()
+    (parameter,) = optimizer.param_groups[0]["params"]
+    note_steps(optimizer, lambda: None)
+    optimizer.zero_grad(set_to_none)
+    cleared = parameter.grad
+    assert cleared is None if set_to_none else cleared.tolist() == [0, 0]
+    parameter.grad = torch.ones(2)
+    clear_gradients(optimizer)
+    assert parameter.grad is None
+
+
+def test_profiles_name_the_clearing() -> None:
+    optimizer = sgd()
+    note_steps(optimizer, lambda: None)
+    with torch.profiler.profile() as profile:
+        optimizer.zero_grad()
+    assert "Optimizer.zero_grad#SGD.zero_grad" in {event.key for event in profile.key_averages()}
+
+
+def test_clearing_of_ones_own_is_called() -> None:
+    class Counting(Own):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.steps += 100
+
+    optimizer = Counting([torch.ones(2, requires_grad=True)])
+    note_steps(optimizer, lambda: None)
+    optimizer.zero_grad()
+    assert optimizer.steps == 100

@@ -89,11 +89,16 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
             return _rebuild_generator, (str(obj.device), obj.get_state())
         if isinstance(obj, torch.optim.Optimizer):
             # Its own __getstate__ forgets the hooks; its `step` is a bound wrapper that a scheduler put there.
-            state = {name: value for name, value in vars(obj).items() if name != "step"}
+            state = {name: value for name, value in vars(obj).items() if name != "step" and not _stays_here(value)}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed
         if _is_special_module(obj):
             return importlib.import_module, (obj.__name__,)
         return reduce_compiled(obj) or reduce_parametrized(obj)
+
+
+def _stays_here(value: Any) -> bool:
+    """Whether it is a method that a replica has put into an optimizer of its own."""
+    return getattr(value, "stays_here", False) is True
 
 
 def _is_special_module(obj: Any) -> bool:

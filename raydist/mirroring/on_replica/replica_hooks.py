@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from raydist.errors import FailedPreconditionError
-from raydist.optimizer_hooks import is_unobserved, unobserved_step
+from raydist.optimizer_hooks import clear_gradients, is_unobserved, unobserved_step
 
 __all__ = ["note_steps", "refuse_new_parameters"]
 
@@ -84,3 +84,16 @@ def note_steps(
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = step  # type: ignore[method-assign]
+    if type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad and "zero_grad" not in vars(optimizer):
+        optimizer.zero_grad = _clearing(reference)  # type: ignore[method-assign]
+
+
+def _clearing(reference: weakref.ref[torch.optim.Optimizer]) -> Callable[..., None]:
+    @functools.wraps(torch.optim.Optimizer.zero_grad)
+    def zero_grad(set_to_none: bool = True) -> None:
+        owner = reference()
+        if owner is not None:  # else nobody could use what is cleared
+            clear_gradients(owner, set_to_none)
+
+    zero_grad.stays_here = True  # type: ignore[attr-defined]  # where the optimizer is sent, it gets another
+    return zero_grad
