@@ -32,6 +32,7 @@ __all__ = [
     "address_of",
     "connect",
     "connected",
+    "ensure_ray",
     "hosts_of",
     "living_nodes",
     "place",
@@ -114,11 +115,16 @@ def connect() -> Cluster:
 
     Blocks until Ray is up (its own limits apply). A Ray started here is kept for the next strategy.
     """
+    ensure_ray()
+    nodes = living_nodes()
+    return Cluster(_STARTED_HERE in nodes[0].resources, without_drained(nodes, draining_nodes()))
+
+
+def ensure_ray() -> None:
+    """:func:`connect`, for who asks nothing of the cluster: 1 ms less."""
     if not ray.is_initialized():
         _initialize()
     _require_living()
-    nodes = living_nodes()
-    return Cluster(_STARTED_HERE in nodes[0].resources, without_drained(nodes, draining_nodes()))
 
 
 def connected() -> Cluster | None:

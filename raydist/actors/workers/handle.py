@@ -72,7 +72,7 @@ class WorkerHandle:
 
     Attributes:
         name: The actor's name.
-        shelf: Buffers for its results and blocks.
+        shelf: Buffers for its results.
         shares: Whether it has shown that it can open them.
         started: Whether it has shown that it runs.
         words: What it said when its own code ended it.
@@ -81,6 +81,7 @@ class WorkerHandle:
     def __init__(self, name: str, kind: WorkerKind, actor: Any) -> None:
         self.name = name
         self.shelf = BufferShelf()
+        self._block_shelf = BufferShelf()  # apart: a small block's buffer has few pages that are there already
         self.shares = False
         self.started = False
         self.words = LastWords()
@@ -139,7 +140,7 @@ class WorkerHandle:
 
     def _buffered(self, block: Block) -> tuple[Block | BufferedBlock, Any]:
         num_bytes = sum(column.nbytes for column in block.columns if column.dtype != object)
-        lease = self.shelf.lease() if self.shares and num_bytes > _INLINE_BYTES else None
+        lease = self._block_shelf.lease() if self.shares and num_bytes > _INLINE_BYTES else None
         if lease is None:
             return block, None
         memory = lease.open()

@@ -11,7 +11,7 @@ from raydist.actors.workers.shared_buffers import BUFFER_NAME, MOST_BUFFERS, Buf
 
 __all__ = ["MappedBuffers"]
 
-_MOST_MAPPED = MOST_BUFFERS  # one that was given up goes when another one is mapped in its place
+_MOST_MAPPED = 2 * MOST_BUFFERS  # of blocks and results; one that was given up goes when another takes its place
 
 
 @final

@@ -9,7 +9,7 @@ import ray
 
 from raydist.actors.workers.pool import ActorExecutor
 from raydist.actors.workers.pools_of_passes import PassPools, SharedExecutor
-from raydist.cluster import connect
+from raydist.cluster import ensure_ray
 from raydist.options import Options, Timeouts
 from raydist.pipelines.engine.executor import Executor
 
@@ -36,7 +36,7 @@ class IteratorPools:
 
     def open(self, options: Options) -> Executor:
         """A pool of `options.num_input_workers` workers; closing it brings it back. Joins or starts Ray."""
-        connect()
+        ensure_ray()
         if (cluster := _cluster_name()) != self._cluster:  # the workers that are kept ended with their cluster
             self._pools, self._cluster = PassPools(consumed_here=True), cluster
         pools = self._pools

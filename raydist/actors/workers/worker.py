@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from dataclasses import replace
@@ -57,6 +58,7 @@ class InputWorker:
         self._memory_bytes = memory_bytes
         self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
         self._buffers = MappedBuffers()
+        self._owns_process = False
 
     def __repr__(self) -> str:
         return spoken_title(self._name)
@@ -64,6 +66,7 @@ class InputWorker:
     def hello(self, words: str | None = None) -> int:
         """Limit the process's memory, and let it keep what it frees; its id. `words`: see `leave_words`."""
         leave_words(words)
+        self._owns_process = True
         self._memory_bytes = limit_memory(self._memory_bytes)
         keep_pages(self._memory_bytes)
         return os.getpid()
@@ -73,7 +76,7 @@ class InputWorker:
         pid = os.getpid()
         try:
             if spec is not None:
-                self._specs[digest] = _load(spec)
+                self._learn(digest, spec)
             known = self._specs[digest]
             if isinstance(known, Exception):
                 raise known
@@ -107,10 +110,18 @@ class InputWorker:
             return result
         return write_result(result, memory) or result
 
+    def _learn(self, digest: bytes, spec: bytes) -> None:
+        first = not self._specs
+        self._specs[digest] = _load(spec)
+        if first and self._owns_process:
+            # What was imported stays: to look through it for garbage took 43 ms, once in fifteen passes of 30 ms.
+            gc.freeze()
+
     def forget(self, digests: Sequence[bytes]) -> None:
         """Drop stages that will not be used again."""
         for digest in digests:
             self._specs.pop(digest, None)
+        gc.unfreeze()  # a function that refers to itself is garbage from here on, with all that it holds
 
     def _pack(self, result: StageResult) -> StageResult:
         items = tuple(

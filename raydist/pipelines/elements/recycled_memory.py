@@ -13,7 +13,7 @@ __all__ = ["RecycledMemory"]
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 _LARGE_BYTES = 1 << 20  # for less there is the heap
-_MOST_IDLE = 3  # arrays; one more under way than a consumer holds is enough
+_MOST_IDLE = 4  # arrays: as many blocks are on their way to two workers
 
 
 @final
@@ -36,13 +36,24 @@ class RecycledMemory:
 
     def concatenate(self, parts: Sequence[_Array]) -> _Array:
         """What numpy gives for arrays of one dtype and of shapes that differ in the first axis only; never a view."""
-        first = parts[0]
-        rows = sum(len(part) for part in parts)
-        shape = (rows, *first.shape[1:])
-        num_bytes = first.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        if num_bytes < _LARGE_BYTES or first.dtype.hasobject:
-            return np.concatenate(parts)
-        return np.concatenate(parts, out=np.ndarray(shape, first.dtype, self._memory(num_bytes).data))
+        out = self._empty(sum(len(part) for part in parts), parts[0])
+        return np.concatenate(parts) if out is None else np.concatenate(parts, out=out)
+
+    def take(self, column: _Array, indices: np.ndarray[Any, np.dtype[np.int64]]) -> _Array:
+        """What numpy gives for `column[indices]`; never a view."""
+        out = self._empty(len(indices), column)
+        if out is None or indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= len(column):
+            return column[indices]  # numpy knows what else indices may mean
+        np.take(column, indices, 0, out, mode="clip")  # another mode writes to memory of its own first
+        return out
+
+    def _empty(self, num_rows: int, like: _Array) -> _Array | None:
+        """Memory for so many rows like those of an array; None where it is left to numpy."""
+        shape = (num_rows, *like.shape[1:])
+        num_bytes = like.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        if num_bytes < _LARGE_BYTES or like.dtype.hasobject:
+            return None
+        return np.ndarray(shape, like.dtype, self._memory(num_bytes).data)
 
     def _memory(self, num_bytes: int) -> _Array:
         """Bytes of a block that comes back when the last array over them is gone."""

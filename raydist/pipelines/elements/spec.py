@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -10,7 +11,7 @@ import numpy as np
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import unflatten
 from raydist.pipelines.elements.element_nests import flatten_element
-from raydist.pipelines.elements.small_floats import SMALL_FLOATS, dtype_named, is_numpys, is_small_float
+from raydist.pipelines.elements.small_floats import SMALL_FLOATS, dtype_named, is_number, is_numpys, is_small_float
 
 __all__ = [
     "BYTES",
@@ -97,6 +98,16 @@ class TensorSpec:
     def is_fixed(self) -> bool:
         """Whether every dimension is known."""
         return self.shape is not None and None not in self.shape
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of a leaf; None where that differs from leaf to leaf: not every dimension is known, or it is no number.
+
+        >>> TensorSpec((28, 28), "uint8").num_bytes
+        784
+        """
+        known = [dim for dim in self.shape or () if dim is not None]
+        return self.dtype.itemsize * math.prod(known) if self.is_fixed and is_number(self.dtype) else None
 
     def accepts(self, other: TensorSpec) -> bool:
         """Whether a leaf of spec `other` is one of this spec.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
@@ -31,13 +32,16 @@ class BlockSize:
     Args:
         away: Whether blocks go to another process.
         together: Elements that the consumer takes at a time: blocks are multiples of it where they are no smaller.
+        element_bytes: Of each element, if that is known.
     """
 
-    def __init__(self, *, away: bool, together: int = 1) -> None:
+    def __init__(self, *, away: bool, together: int = 1, element_bytes: int | None = None) -> None:
         self._away = away
         self._together = together
         self._least = 1
         self._most = self._most_whole = _FIRST_ROWS
+        if element_bytes is not None:
+            self._know([element_bytes])
 
     def rows(self, limit: int, window: int, least: int) -> int:
         """Elements of the next block, for a consumer that wants `limit` and a window of so many blocks."""
@@ -56,9 +60,13 @@ class BlockSize:
         """`block` gave `result`."""
         sizes = [item.num_bytes // item.num_rows for item in result.items if isinstance(item, Block) and item.num_rows]
         if sizes:
-            self._most = max(1, min(_MAX_ROWS, _MAX_BYTES // max(1, *sizes)))
-            is_whole = self._away and self._together * max(sizes) <= _MAX_BATCH_BYTES
-            self._most_whole = max(self._most, self._together) if is_whole else self._most
+            self._know(sizes)
         if self._away and result.busy_s > 0.0:
             worth = math.ceil(_WORTH_S * block.num_rows / result.busy_s)
             self._least = max(1, min(worth, 2 * max(self._least, block.num_rows)))
+
+    def _know(self, sizes: Sequence[int]) -> None:
+        """Elements have so many bytes."""
+        self._most = max(1, min(_MAX_ROWS, _MAX_BYTES // max(1, *sizes)))
+        is_whole = self._away and self._together * max(sizes) <= _MAX_BATCH_BYTES
+        self._most_whole = max(self._most, self._together) if is_whole else self._most

@@ -68,7 +68,8 @@ class Executor(ABC):
 
     def block_size(self, spec: StageSpec, together: int) -> BlockSize:
         """What says how large the blocks of a stage are, whose consumer takes so many elements `together`."""
-        return BlockSize(away=self.place == "actors", together=together)
+        known = spec.kernels[-1].element_bytes if spec.kernels else None
+        return BlockSize(away=self.place == "actors", together=together, element_bytes=known)
 
     @abstractmethod
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:

@@ -33,6 +33,9 @@ class Kernel(ABC):
     preserves_count: ClassVar[bool] = True
     """Whether n elements in are n elements (or errors) out, so that the next kernel's start is known beforehand."""
 
+    element_bytes: int | None = None
+    """Bytes of each element out, where that is known beforehand: then the first block need not be a small one."""
+
     multiplies: ClassVar[bool] = False
     """Whether one element in may be very many out, so that what follows is a stage of its own, on smaller blocks."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from raydist.errors import FailedPreconditionError
+from raydist.nest import flatten
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item
+from raydist.pipelines.elements.spec import TensorSpec
 from raydist.pipelines.engine.kernel import Kernel
 from raydist.pipelines.engine.op import DatasetOp, IterContext
 from raydist.pipelines.engine.op_kinds import ElementwiseOp, UnaryOp
@@ -50,7 +53,9 @@ class GatherOp(UnaryOp, ElementwiseOp):
         return self.source.element_spec()
 
     def kernel(self, ctx: IterContext) -> Kernel:
-        return _GatherKernel(self._access(), ctx.operation_names[id(self)])
+        access = self._access()
+        known = None if access.portable else _bytes_of(self.element_spec())  # files are to be tried by a few rows
+        return _GatherKernel(access, ctx.operation_names[id(self)], known)
 
     def _access(self) -> RandomAccess:
         access = self.source.random_access()
@@ -64,6 +69,7 @@ class GatherOp(UnaryOp, ElementwiseOp):
 class _GatherKernel(Kernel):
     access: RandomAccess
     label: str
+    element_bytes: int | None = None
 
     @property
     def uses_index(self) -> bool:
@@ -71,3 +77,10 @@ class _GatherKernel(Kernel):
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
         return [self.access.gather(block.columns[0])]
+
+
+def _bytes_of(spec: Any) -> int | None:
+    """Bytes of an element, where all of its leaves are numbers of one shape."""
+    sizes = [leaf.num_bytes if isinstance(leaf, TensorSpec) else None for leaf in flatten(spec)[0]]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

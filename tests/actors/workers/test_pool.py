@@ -186,10 +186,11 @@ def test_large_blocks_travel_in_memory_that_is_shared() -> None:
         assert all((batch[:, 1] == rows[0]).all() for batch in batches)
         (worker,) = pool._workers
         assert worker.shares
-        sent = worker.shelf._made
+        sent = worker._block_shelf._made
+        assert sent
         worker.shares = False
         assert len(list(iterate(dataset, pool))) == 8
-        assert worker.shelf._made == sent
+        assert worker._block_shelf._made == sent
     finally:
         pool.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from typing import Any
@@ -78,6 +79,24 @@ def test_an_elements_error_names_the_worker() -> None:
     assert isinstance(item.error, LookupError)
     assert item.error.__notes__ == ["In worker-7."]
     assert item.index == 0
+
+
+def test_what_was_imported_is_not_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(worker_module.gc, name, functools.partial(called.append, name))
+    for name in ("limit_memory", "keep_pages"):
+        monkeypatch.setattr(worker_module, name, lambda limit: limit)
+    spec, block, starts = first_work(Dataset.range(3).map(lambda x: x + 1))
+    worker = InputWorker("worker-0")
+    worker.run(b"z", spec, block, starts)
+    assert called == []  # in a process of somebody else
+    worker.forget([b"z"])
+    worker.hello()
+    for digest in (b"a", b"b"):
+        worker.run(digest, spec, block, starts)
+    worker.forget([b"a"])
+    assert called == ["unfreeze", "freeze", "unfreeze"]
 
 
 def test_leaving_the_process_is_an_error_of_the_element() -> None:

@@ -69,6 +69,18 @@ def test_copies_are_the_callers_own() -> None:
     assert memory.copy(np.array(3.0)).shape == ()
 
 
+@pytest.mark.parametrize("indices", [[3, 1, 1], [-1, 0, 2], [True, False, True, True]])
+def test_rows_are_taken_as_numpy_takes_them(indices: list[int]) -> None:
+    memory = RecycledMemory()
+    column = np.arange(4 * LARGE).reshape(4, LARGE)
+    chosen = np.array(indices)
+    assert (memory.take(column, chosen) == column[chosen]).all()
+    with pytest.raises(IndexError):
+        memory.take(column, np.array([0, 4]))
+    first = address(memory.take(column, np.array([0, 1])))
+    assert address(memory.take(column, np.array([2, 3]))) == first
+
+
 def test_what_is_too_large_to_lie_idle_is_freed() -> None:
     memory = RecycledMemory(most_idle_bytes=LARGE * 8)
     for count in (2, 4):

@@ -24,6 +24,11 @@ def test_the_consumer_is_given_what_it_wants_within_a_number_of_bytes() -> None:
     assert size.rows(1, 1, 5) == 5
 
 
+def test_elements_of_known_size_need_no_first_small_block() -> None:
+    assert BlockSize(away=False, element_bytes=792).rows(2560, 1, 1) == 2560
+    assert BlockSize(away=False, element_bytes=4 << 20).rows(2560, 1, 1) == 2
+
+
 def test_blocks_for_other_processes_grow_until_they_are_worth_their_way() -> None:
     size = BlockSize(away=True)
     grown = []

@@ -4,6 +4,7 @@ import numpy as np
 
 from raydist.dataset import Dataset
 from raydist.options import OptimizationOptions, Options
+from raydist.pipelines.ops.gather import _bytes_of
 from tests.contracts.op import collect, iterate, same
 
 ROWS = Dataset.from_tensor_slices({"image": np.arange(60).reshape(20, 3), "name": [str(i) for i in range(20)]})
@@ -25,6 +26,12 @@ def test_what_is_in_memory_is_not_sent_to_workers() -> None:
 
 def test_nothing_is_gathered_where_only_numbers_move() -> None:
     assert "gather(" not in Dataset.range(20).shuffle(5).explain()
+
+
+def test_it_is_known_how_large_rows_of_numbers_are() -> None:
+    images = Dataset.from_tensor_slices({"image": np.zeros((20, 3)), "label": np.zeros(20, np.int32)})
+    assert _bytes_of(images.element_spec) == 28
+    assert _bytes_of(ROWS.element_spec) is None
 
 
 def test_a_consecutive_read_is_a_view() -> None:
