@@ -43,7 +43,8 @@ class RecycledMemory:
         """What numpy gives for `column[indices]`; never a view."""
         out = self._empty(len(indices), column)
         if out is None or indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= len(column):
-            return column[indices]  # numpy knows what else indices may mean
+            chosen: _Array = column[indices]  # numpy knows what else indices may mean
+            return chosen
         np.take(column, indices, 0, out, mode="clip")  # another mode writes to memory of its own first
         return out
 
