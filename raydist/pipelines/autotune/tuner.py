@@ -43,6 +43,7 @@ _REST = 4  # periods between two trials, doubled with each that does not help
 _MOST_IN_VAIN = 8
 _COMPARED = (16, 1024)  # periods until settings are compared with inline again, first and at most
 _BEYOND_DOUBT = 0.5  # gain that is no accident: less is compared with inline again at once
+_LOSS_OF_INLINE = 1 - 1 / (1 + _BEYOND_DOUBT)  # the same, seen from the other side
 _MISJUDGED = 0.75  # ratio of what a row takes now to what it took
 _RECENT_SPEEDS = 3
 
@@ -107,6 +108,7 @@ class Tuner:
         self._in_vain = 0  # trials in a row that did not help
         self._resting_until = 0
         self._compare_at, self._compare_gap = 0, 0  # when to compare with inline again
+        self._is_sure = False  # that what is set is better than inline: it was by far, and inline has not won since
         self._failures: dict[str, tuple[int, int]] = {}  # settings that did not help: until when, and patience
 
     def add(self, knob: Knob) -> None:
@@ -218,9 +220,13 @@ class Tuner:
         self._trial = None
         self._speeds.clear()
         if gain >= (0.0 if trial.comparing else _GAIN):
+            if trial.comparing and self._is_sure:  # something else may have disturbed the periods before
+                self._is_sure = False
+                return self._take_back(trial, gain, compare_after=_JUDGED)
             self._speeds.append(speed)
             self._keep(trial, gain)
             return None
+        self._is_sure |= trial.comparing and gain < -_LOSS_OF_INLINE
         return self._take_back(trial, gain)
 
     def _keep(self, trial: _Trial, gain: float) -> None:
@@ -231,14 +237,16 @@ class Tuner:
             return
         self._in_vain = 0
         if not workers_of(trial.before):
-            self._compare_gap = _COMPARED[0] if gain > _BEYOND_DOUBT else 2
+            self._is_sure = gain > _BEYOND_DOUBT
+            self._compare_gap = _COMPARED[0] if self._is_sure else 2
             self._compare_at = self._now + self._compare_gap
 
-    def _take_back(self, trial: _Trial, gain: float) -> Decision:
+    def _take_back(self, trial: _Trial, gain: float, *, compare_after: int | None = None) -> Decision:
         given = f"{_moved(self.settings) or 'inline'} gave {gain:+.0%}"
         if trial.comparing:
-            self._compare_gap = min(_COMPARED[1], max(_COMPARED[0], 2 * self._compare_gap))
-            self._compare_at = self._now + self._compare_gap
+            if compare_after is None:
+                compare_after = self._compare_gap = min(_COMPARED[1], max(_COMPARED[0], 2 * self._compare_gap))
+            self._compare_at = self._now + compare_after
         else:
             self._rest()
             self._remember_failure(self.settings)

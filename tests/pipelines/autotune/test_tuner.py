@@ -108,6 +108,21 @@ def test_what_stops_helping_goes_back_to_inline() -> None:
     assert changes(tuner, 60, speedup=0.7)[-1] == INLINE
 
 
+@pytest.mark.parametrize(("comparisons", "stays"), [(1, True), (2, False)])
+def test_one_disturbed_comparison_moves_nothing_that_helped_by_far(comparisons: int, stays: bool) -> None:
+    """Inline seems better where something else took the cores while threads were watched."""
+    tuner = tuner_of(2)
+    assert changes(tuner, 20, speedup=1.9)[-1].workers == 2
+    compared = 0
+    while compared < comparisons:
+        before = tuner.settings["map"]
+        tuner.step(period_of(tuner, speedup=0.8))
+        compared += before.workers and not tuner.settings["map"].workers
+    seen = changes(tuner, 4, speedup=0.8)  # the trial to its end
+    assert seen[-1].workers == (2 if stays else 0)
+    assert not stays or changes(tuner, 60, speedup=1.9)[-1].workers == 2
+
+
 def test_lower_limits_hold_at_once() -> None:
     tuner = tuner_of(4)
     changes(tuner, 12, speedup=1.9)
