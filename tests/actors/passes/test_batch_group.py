@@ -106,7 +106,7 @@ def test_one_row_of_300_mb_goes_alone_and_is_not_copied() -> None:
     buffers: list[pickle.PickleBuffer] = []
     pickle.dumps(stored[0], protocol=5, buffer_callback=buffers.append)
     assert sum(buffer.raw().nbytes for buffer in buffers) == row.nbytes
-    assert all(np.shares_memory(np.frombuffer(buffer, np.uint8), row) for buffer in buffers)
+    assert all(np.shares_memory(np.frombuffer(buffer.raw(), np.uint8), row) for buffer in buffers)
 
 
 def test_states_are_those_after_each_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import pickle
 from typing import Any
@@ -84,7 +85,7 @@ def test_an_elements_error_names_the_worker() -> None:
 def test_what_was_imported_is_not_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     for name in ("freeze", "unfreeze"):
-        monkeypatch.setattr(worker_module.gc, name, functools.partial(called.append, name))
+        monkeypatch.setattr(gc, name, functools.partial(called.append, name))
     for name in ("limit_memory", "keep_pages"):
         monkeypatch.setattr(worker_module, name, lambda limit: limit)
     spec, block, starts = first_work(Dataset.range(3).map(lambda x: x + 1))
