@@ -45,7 +45,7 @@ class ObjectKind:
 
 
 MODULES = ObjectKind("module", torch.nn.Module)
-OPTIMIZERS = ObjectKind("optimizer", torch.optim.Optimizer, frozenset({"state", "step"}))
+OPTIMIZERS = ObjectKind("optimizer", torch.optim.Optimizer, frozenset({"state", "step", "zero_grad"}))
 SCHEDULERS = ObjectKind("scheduler", LRScheduler)
 # The per-optimizer states are keyed by id(optimizer), which differs between processes, and live for one step only.
 SCALERS = ObjectKind("gradient scaler", torch.amp.GradScaler, frozenset({"_per_optimizer_states"}))

@@ -17,6 +17,7 @@ from raydist.mirroring.kinds import (
     kind_of,
     patch_object,
 )
+from raydist.mirroring.on_replica.replica_hooks import note_steps
 from raydist.pickling.attribute_table import attribute_name, changed, seal
 
 DIGEST = content_digest(lambda obj: 1 if type(obj) is nn.Parameter and obj.dim() == 1 else None)
@@ -79,6 +80,10 @@ def test_optimizer_state_is_no_control_state() -> None:
         sgd.step()
 
     assert names_of_changes(optimizer(), step) == []
+
+
+def test_what_a_replica_puts_into_an_optimizer_is_no_control_state() -> None:
+    assert names_of_changes(optimizer(), lambda it: note_steps(it, lambda: None)) == []
 
 
 def test_metric_states_are_no_control_state() -> None:
