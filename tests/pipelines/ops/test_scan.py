@@ -66,7 +66,7 @@ def test_resuming_calls_the_function_again() -> None:
     resumed = iterate(dataset)
     resumed.load_state_dict(first.state_dict())
     assert collect(resumed, 1) == [6]
-    assert calls == [0, 1, 2, 3]
+    assert calls[:4] == [0, 1, 2, 3]  # how far ahead elements are made depends on how quick they are
 
 
 def test_reduce_gives_the_last_state() -> None:
