@@ -1,4 +1,4 @@
-"""Arrays of several steps that are to be one column, written into the store one after the other without being joined.
+"""Arrays of a step or several that are to be one column, written into the store one after the other, not joined.
 
 Ray writes the buffers of a pickle into the store in their order, each at a multiple of 64 bytes: those of a multiple of
 64 bytes have no gaps between them, and are one array where they are read. To join them first would be a copy more.
@@ -55,8 +55,8 @@ class LaidParts:
         return sum(part.nbytes for part in self._parts)
 
     def join(self) -> _Array:
-        """All parts as one array, copied."""
-        return np.concatenate(self._parts)
+        """All parts as one array; copied where they are several."""
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         first = self._parts[0]

@@ -72,6 +72,7 @@ class RecycledMemory:
         return np.empty(num_bytes, np.uint8)
 
     def _has_room(self, num_bytes: int) -> bool:
+        """Whether a block of so many bytes may lie idle here."""
         return len(self._idle) < _MOST_IDLE and num_bytes <= (self._most_idle_bytes or num_bytes)
 
 

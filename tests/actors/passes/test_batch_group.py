@@ -103,6 +103,7 @@ def test_one_row_of_300_mb_goes_alone_and_is_not_copied() -> None:
     assert not accepts(filled(made(0, row[:, :10]), most_bytes=4 << 20), made(1, row))
     stored: list[GroupPiece] = []
     group.store(stored.append, zero_copy=True)
+    assert np.shares_memory(stored[0].array(0), row)
     buffers: list[pickle.PickleBuffer] = []
     pickle.dumps(stored[0], protocol=5, buffer_callback=buffers.append)
     assert sum(buffer.raw().nbytes for buffer in buffers) == row.nbytes
