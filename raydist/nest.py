@@ -216,6 +216,8 @@ def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF) -
     >>> map_structure(lambda a, b: a + b, (1, {"x": 2}), (10, {"x": 20}))
     (11, {'x': 22})
     """
+    if len(nests) == 1 and nests[0] is not None and not is_nested(nests[0]):
+        return fn(nests[0])  # one tensor, most often: taking it apart and together costs more than what is done to it
     leaves, structure = flatten(nests[0], none)
     columns = [leaves]
     for other in nests[1:]:

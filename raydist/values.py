@@ -49,6 +49,9 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PRODUCT = "PRODUCT"
 
+    # Members are singletons: what Enum does in Python for every look into a table of them is not needed.
+    __hash__ = object.__hash__
+
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
         """The op for a `ReduceOp` or its name in any case.

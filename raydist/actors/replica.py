@@ -70,7 +70,7 @@ class ReplicaActors:
         self._guard = guard_reservation(group)
         self._per_process = per_process
         self._handles = [
-            _launch(group, seat, f"{name}-{kind}-{n * per_process}", per_process) for n, seat in enumerate(seats)
+            self._launch(seat, f"{name}-{kind}-{n * per_process}") for n, seat in enumerate(self._seats)
         ]
         everyone = [seat for seat in seats for _ in range(per_process)]
         self.names = tuple(_title(kind, rank, name, seat) for rank, seat in enumerate(everyone))
@@ -78,6 +78,17 @@ class ReplicaActors:
         self._hub: ChannelHub | None = None  # until it is known whether there is a channel
         self._num_replaced = 0
         self._kind = kind
+
+    def _launch(self, seat: Seat, name: str) -> Any:
+        several = self._per_process > 1
+        threads = {"control": 1, **{_thread_of(place): 1 for place in range(self._per_process if several else 0)}}
+        decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
+        actor_class = decorate(CrowdedHost if several else ReplicaHost)
+        options = bundle_options(self._group, seat.bundle, seat.resources, name)
+        if several:
+            return actor_class.options(**options).remote(self._per_process, dict(seat.env))
+        num_neighbours = sum(other.node_id == seat.node_id for other in self._seats)
+        return actor_class.options(**options).remote(dict(seat.env), num_neighbours)
 
     @property
     def reachable(self) -> bool:
@@ -172,7 +183,7 @@ class ReplicaActors:
         self._session.require(f"The strategy {self._name}")
         self._num_replaced += 1
         name = f"{self._name}-{self._kind}-{rank}-again-{self._num_replaced}"
-        self._handles[rank] = _launch(self._group, self._seats[rank], name, 1)
+        self._handles[rank] = self._launch(self._seats[rank], name)
         if ticket is not None:
             self._handles[rank].open_channel.remote(ticket)
 
@@ -258,12 +269,3 @@ def _thread_of(place: int) -> str:
 
 def _title(kind: str, rank: int, name: str, seat: Seat) -> str:
     return f"{kind} {rank} of {name}{f' on {seat.host}' if seat.host else ''}"
-
-
-def _launch(group: PlacementGroup, seat: Seat, name: str, per_process: int) -> Any:
-    several = per_process > 1
-    threads = {"control": 1, **{_thread_of(place): 1 for place in range(per_process if several else 0)}}
-    decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
-    actor_class = decorate(CrowdedHost if several else ReplicaHost)
-    options = bundle_options(group, seat.bundle, seat.resources, name)
-    return actor_class.options(**options).remote(*([per_process] if several else []), dict(seat.env))

@@ -11,6 +11,7 @@ from typing import Any, final
 import ray
 
 from raydist.actors.actor_titles import title_of_this_actor
+from raydist.actors.main_thread_rest import MainThreadRest
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.software import Software, installed_software
 from raydist.actors.step_channel import serve_steps
@@ -29,9 +30,10 @@ class ReplicaHost:
 
     Args:
         env: Environment variables for this process.
+        num_neighbours: How many of the group's processes are on this machine.
     """
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None, num_neighbours: int = 1) -> None:
         # Libraries read these when they are imported, which is later. A runtime_env would do the same, but no process
         # that Ray holds ready has it: replicas would wait a second longer for new ones.
         os.environ.update(env or {})
@@ -42,6 +44,7 @@ class ReplicaHost:
         self._end: ChannelEnd | None = None
         self._kept: dict[int, Any] = {}
         self._title = title_of_this_actor()
+        self._main_thread = MainThreadRest(num_neighbours)
 
     def __repr__(self) -> str:
         return self._title or type(self).__name__
@@ -59,7 +62,7 @@ class ReplicaHost:
 
     def steps(self, group: Any, *objects: Any) -> Any:
         """Run some steps. `objects` were given as object refs: Ray has mapped them before this starts."""
-        with _errors_travel():
+        with _errors_travel(), self._main_thread.while_busy():
             result = self._runner.steps(group, objects)
         return _told(result)
 
@@ -74,7 +77,8 @@ class ReplicaHost:
     def serve(self, turn: int) -> None:
         """Run the steps that come through the channel, until this turn is over."""
         if self._end is not None:
-            serve_steps(self._end, turn, self._runner.packed_steps, self._kept.__setitem__)
+            with self._main_thread.while_busy():
+                serve_steps(self._end, turn, self._runner.packed_steps, self._kept.__setitem__)
 
     def take_result(self, number: int) -> Any:
         """What came of a message of the channel, where that could not travel through it."""

@@ -17,7 +17,10 @@ import torch
 from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
-__all__ = ["Communicator", "Membership", "Work"]
+__all__ = ["ALL_REDUCE", "Communicator", "Membership", "Work"]
+
+ALL_REDUCE = {op: f"all_reduce({op.value})" for op in ReduceOp}
+"""What an all-reduce is called in messages, and where ranks compare what they call."""
 
 
 @final

@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
 from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.collectives.parts import check_rows, check_swapped, rows_name
 from raydist.collectives.translation import mismatch_error
@@ -136,7 +136,7 @@ class CheckedCommunicator(DelegatingCommunicator):
         return self._inner.allocate(sizes)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        self._check(f"all_reduce({op.value})", tensor)
+        self._check(ALL_REDUCE[op], tensor)
         return self._inner.all_reduce(tensor, op)
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from raydist.collectives.base import Communicator
+from raydist.collectives.base import ALL_REDUCE, Communicator
 from raydist.collectives.checked import describe_call, exchange
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
@@ -51,7 +51,7 @@ def all_reduce(
     tensor = promote(torch.as_tensor(value), op)
     adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
     in_one = adds and communicator.passes_notes  # one meeting instead of two
-    differentiable = not in_one and _agree(communicator, f"all_reduce({op.value})", tensor)
+    differentiable = not in_one and _agree(communicator, ALL_REDUCE[op], tensor)
     if adds or not differentiable:
         result = tensor.detach().clone()
         if in_one and _wants_gradient(tensor):

@@ -13,7 +13,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator, Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, Membership, Work
 from raydist.collectives.parts import check_rows, check_swapped, rows_name
 from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.translation import describe_operation
@@ -146,7 +146,7 @@ class LocalGroup(Communicator):
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         check_reducible(tensor.dtype, op)
-        return self._meet(f"all_reduce({op.value})", [tensor], [tensor], lambda parts: _same(parts, [_fold(parts, op)]))
+        return self._meet(ALL_REDUCE[op], [tensor], [tensor], lambda parts: _same(parts, [_fold(parts, op)]))
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         return self._meet("all_gather", [tensor], outputs, lambda parts: _same(parts, [part[0] for part in parts]))

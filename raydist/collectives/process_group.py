@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import (
 )
 
 from raydist.collectives.backend import JoiningCommunicator
-from raydist.collectives.base import Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Membership, Work
 from raydist.collectives.flights import Flight, LandedFlight
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_rows, check_swapped, gather_padded
@@ -75,9 +75,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         staged = stage_reduction(tensor, op, self.world_size)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
-        return self._launch(
-            f"all_reduce({op.value})", [staged], lambda group: group.allreduce([staged.carrier], options)
-        )
+        return self._launch(ALL_REDUCE[op], [staged], lambda group: group.allreduce([staged.carrier], options))
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         mine = stage_bytes(tensor)

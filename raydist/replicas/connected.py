@@ -51,14 +51,14 @@ class Connected(Peers):
         rules: ReplicaRules | None = None,
     ) -> None:
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
-        self.rows = None
+        self._stand_in = True
+        self._set_rows(None)
         self.num_rows_seen: int | None = None
         self._argument_rows: tuple[int, ...] | None = None
         self._communicator = communicator
         self._reducer = reducer
         self._mirror = mirror
         self._reduce_op = ReduceOp.MEAN
-        self._stand_in = True
         self._open_step = contextlib.ExitStack()
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
@@ -118,7 +118,7 @@ class Connected(Peers):
 
     def settle_batch(self) -> None:
         """Have the replicas agree now on what they agree on after the batch at hand, which may go on."""
-        self._written.agree(self._present())
+        self._written.agree(self._present)
         self._align_stand_ins()
         self._written.begin()
 
@@ -139,8 +139,8 @@ class Connected(Peers):
         return 1.0 if self.rows is None else float(self.rows[self.rank])
 
     def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
-        self.rows = rows
-        weight = weights_of(rows, self.world_size)[self.rank]
+        self._set_rows(rows)
+        weight = self._shares[self.rank]
         if not self._rules.exchanges_gradients:
             weight = float(weight > 0)  # gradients are this replica's own, and those of no rows are none
         # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
@@ -152,7 +152,7 @@ class Connected(Peers):
 
     def _end_batch(self, *, begun: bool = True) -> None:
         """`begun`: there was one; what a loop does before its first draw is none."""
-        self._written.agree(self._present())
+        self._written.agree(self._present)
         self._align_stand_ins()
         self._num_batches += 1
         if begun:
@@ -178,17 +178,20 @@ class Connected(Peers):
             self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
-    def _present(self) -> tuple[bool, ...]:
-        """Which replicas count: all but those that stand in."""
-        rows = self.rows if self._stand_in and self.rows is not None and any(self.rows) else (1,) * self.world_size
-        return tuple(count > 0 for count in rows)
+    def _set_rows(self, rows: tuple[int, ...] | None) -> None:
+        """Note what follows from the rows of a batch for all that is done with it."""
+        self.rows = rows
+        self._shares = weights_of(rows, self.world_size)
+        # Which replicas count: all but those that stand in.
+        counts = rows if self._stand_in and rows is not None and any(rows) else (1,) * self.world_size
+        self._present = tuple(count > 0 for count in counts)
+        self._all_present = all(self._present)
 
     def weights(self) -> tuple[float, ...] | None:
         """Each replica's weight in the global objective; None where contributions are plainly added."""
         if self._reduce_op is ReduceOp.MEAN:
-            return weights_of(self.rows, self.world_size)
-        present = self._present()
-        return None if all(present) else tuple(map(float, present))
+            return self._shares
+        return None if self._all_present else tuple(map(float, self._present))
 
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         tensor = promote(torch.as_tensor(value, device=self.device), op)
@@ -199,14 +202,13 @@ class Connected(Peers):
 
     def _all_reduce(self, op: ReduceOp, tensor: torch.Tensor, options: CommunicationOptions | None) -> torch.Tensor:
         group = self._within(options)
-        present = self._present()
-        if all(present):
+        if self._all_present:
             return all_reduce(group, tensor, op, self.weights())
         if self.stands_in:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
             return all_reduce(group, tensor, op, self.weights())
-        return all_reduce(group, tensor, ReduceOp.SUM, self.weights()) / sum(present)
+        return all_reduce(group, tensor, ReduceOp.SUM, self.weights()) / sum(self._present)
 
     def _within(self, options: CommunicationOptions | None) -> Communicator:
         """What carries a call that may have a limit of its own."""

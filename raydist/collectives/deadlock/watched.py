@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar, final
 
 import torch
 
-from raydist.collectives.base import Communicator, Work
+from raydist.collectives.base import ALL_REDUCE, Communicator, Work
 from raydist.collectives.deadlock.status import Progress
 from raydist.collectives.delegating import DelegatingCommunicator
 from raydist.errors import CancelledError, CollectiveMismatchError
@@ -16,6 +16,7 @@ from raydist.values import ReduceOp
 
 __all__ = ["WatchedCommunicator"]
 
+_T = TypeVar("_T")
 _Verdict = Callable[[], CollectiveMismatchError | None]
 
 
@@ -42,14 +43,14 @@ class WatchedCommunicator(DelegatingCommunicator):
         self._inner.announce(what)
 
     def allocate(self, sizes: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-        with self.waiting(self._progress.call(self._name), f"allocate({len(sizes)} tensors)", None):
-            return self._inner.allocate(sizes)
+        number = self._progress.call(self._name)
+        return self.watch(lambda: self._inner.allocate(sizes), number, f"allocate({len(sizes)} tensors)", None)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
         number = self._progress.call(self._name)
         about, self._about = self._about, ""
         shown = None if about else tensor
-        return _WatchedWork(self, number, about or f"all_reduce({op.value})", shown, self._inner.all_reduce(tensor, op))
+        return _WatchedWork(self, number, about or ALL_REDUCE[op], shown, self._inner.all_reduce(tensor, op))
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         number = self._progress.call(self._name)
@@ -82,15 +83,13 @@ class WatchedCommunicator(DelegatingCommunicator):
         return _WatchedWork(self, number, f"reduce_scatter({op.value})", output, work)
 
     def barrier(self) -> None:
-        with self.waiting(self._progress.call(self._name), "barrier", None):
-            self._inner.barrier()
+        self.watch(self._inner.barrier, self._progress.call(self._name), "barrier", None)
 
-    @contextmanager
-    def waiting(self, number: int, name: str, tensor: torch.Tensor | None) -> Iterator[None]:
-        """Inside the block the rank waits for its collective `number`."""
+    def watch(self, wait: Callable[[], _T], number: int, name: str, tensor: torch.Tensor | None) -> _T:
+        """Call `wait`, in which the rank waits for its collective `number`."""
         self._progress.wait(self._name, number, name, tensor)
         try:
-            yield
+            return wait()
         except CancelledError as error:
             verdict = self._verdict()
             if verdict is None:
@@ -120,5 +119,5 @@ class _WatchedWork(Work):
         return self._work.noted
 
     def wait(self, timeout_s: float | None = None) -> None:
-        with self._communicator.waiting(self._number, self._name, self._tensor):
-            self._work.wait(timeout_s)
+        wait = self._work.wait if timeout_s is None else partial(self._work.wait, timeout_s)
+        self._communicator.watch(wait, self._number, self._name, self._tensor)

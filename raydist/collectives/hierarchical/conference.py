@@ -19,7 +19,7 @@ from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.shared_memory.board import Board, Count
 from raydist.collectives.shared_memory.calls import is_noted, is_same_call, shown_call
 from raydist.collectives.shared_memory.generation import SharedGeneration
-from raydist.collectives.shared_memory.layout import CALL_BYTES, CONTRIBUTION_BYTES
+from raydist.collectives.shared_memory.layout import CONTRIBUTION_BYTES
 from raydist.collectives.shared_memory.task import Condition
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.wires.channel import Passage
@@ -189,7 +189,7 @@ class Conference:
         self._board.announce(number + 1)
 
     def _slot(self, number: int) -> int:
-        return self._board.layout.slot(_LEADER, number) + CALL_BYTES
+        return self._board.layout.slot(_LEADER, number)
 
 
 def _said(calls: list[bytes]) -> tuple[Head, torch.Tensor]:

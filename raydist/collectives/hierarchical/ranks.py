@@ -14,7 +14,6 @@ from raydist.collectives.hierarchical.lane import HostReduction
 from raydist.collectives.hierarchical.moves import LargeMoves
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.hierarchical.reduction import LargeReductions
-from raydist.collectives.shared_memory.layout import CALL_BYTES
 from raydist.collectives.shared_memory.sequence import BayUse
 from raydist.collectives.shared_memory.task import Steps
 
@@ -140,7 +139,7 @@ class HostedRank:
     def _brought(self, number: int, like: torch.Tensor, bay: BayUse | None = None) -> list[torch.Tensor]:
         layout, members = self.generation.board.layout, range(len(self._plan.members))
         if bay is None:
-            places = [layout.slot(member, number) + CALL_BYTES for member in members]
+            places = [layout.slot(member, number) for member in members]
         else:
             places = [layout.bay(member, bay.number) for member in members]
         return [self.generation.view(place, like.numel(), like.dtype) for place in places]

@@ -38,17 +38,21 @@ def reduce_in_bays(
     generation: SharedGeneration, bay: BayUse, flat: torch.Tensor, op: ReduceOp, *, everywhere: bool
 ) -> Steps:
     """Reduce what all ranks have brought; `everywhere`: whether this rank wants the result, in `flat`."""
-    board, layout, size = generation.board, generation.board.layout, flat.element_size()
-    (window,) = cut(flat.numel(), size, chunk_bytes=1 << 62, world_size=bay.num_reducers)
+    board, first = generation.board, generation.board.layout.bay(0, bay.number)
     if board.rank < bay.num_reducers:
-        start, count = window.slice_of(board.rank)
-        if count:
-            stride = layout.bay(1, bay.number) - layout.bay(0, bay.number)
-            rows = generation.stacked(layout.bay(0, bay.number) + start * size, stride, count, flat.dtype)
-            rows[board.rank].copy_(reduce_rows(rows, op))  # nobody else reads this slice of what this rank has brought
+        _reduce_slice(generation, bay, flat, op)
         board.reach(Count.SUMMED, bay.number + 1, among=bay.num_reducers)
     yield Reached(board, Count.SUMMED, bay.number + 1, last=True, among=bay.num_reducers)
-    for reducer in range(bay.num_reducers) if everywhere else ():
-        start, count = window.slice_of(reducer)
-        source = generation.segment.address + layout.bay(reducer, bay.number) + start * size
-        ctypes.memmove(flat.data_ptr() + start * size, source, count * size)
+    if everywhere:
+        ctypes.memmove(flat.data_ptr(), generation.segment.address + first, flat.nbytes)
+
+
+def _reduce_slice(generation: SharedGeneration, bay: BayUse, flat: torch.Tensor, op: ReduceOp) -> None:
+    """Put this rank's slice of the result where the first rank has brought its own: nobody else reads that."""
+    layout, size = generation.board.layout, flat.element_size()
+    (window,) = cut(flat.numel(), size, chunk_bytes=1 << 62, world_size=bay.num_reducers)
+    start, count = window.slice_of(generation.board.rank)
+    if count:
+        first = layout.bay(0, bay.number)
+        rows = generation.stacked(first + start * size, layout.bay(1, bay.number) - first, count, flat.dtype)
+        rows[0].copy_(reduce_rows(rows, op))

@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from raydist.collectives.backend import JoiningCommunicator
-from raydist.collectives.base import Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Membership, Work
 from raydist.collectives.shared_memory.calls import CallTexts
 from raydist.collectives.translation import describe_operation
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
@@ -61,7 +61,7 @@ class ComparingCommunicator(JoiningCommunicator):
 
     @final
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        return self._reduce(f"all_reduce({op.value})", tensor, op, everywhere=True)
+        return self._reduce(ALL_REDUCE[op], tensor, op, everywhere=True)
 
     @final
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:

@@ -12,7 +12,7 @@ CONTRIBUTION_BYTES = 16 << 10
 NUM_SLOTS = 32
 """Collectives of which the segment holds the descriptions at once."""
 CALL_BYTES = 256
-"""What a slot says about the call."""
+"""What is said about the call."""
 NUM_BUFFERS = 4
 """Of staging memory, used in turn; `staging.py` says why as many are needed."""
 NUM_BAYS = 4
@@ -31,6 +31,7 @@ _MOST_PIECE = 128 << 10
 _NARROW = 4
 _NARROW_CONTRIBUTION = 64 << 10  # a few ranks add this up in less time than a second meeting takes
 _BAY_BYTES = 128 << 10
+_APART = 256  # between two slots: those of one number would else lie in the same few lines of a cache
 
 
 @final
@@ -38,15 +39,16 @@ _BAY_BYTES = 128 << 10
 class Layout:
     """Offsets in bytes. Made by :meth:`of`.
 
-    A page of proof and locks; then for each rank: its counters (two cache lines of its own), its report of a failure,
-    its slots, and its staging memory; then a mailbox for every ordered pair of ranks; then, in groups of many ranks,
-    each rank's bays.
+    A page of proof and locks; then for each rank: its counters (two cache lines of its own), its report of a failure;
+    what all ranks call as one collective, side by side; then each rank's slots, and its staging memory; then a mailbox
+    for every ordered pair of ranks; then, in groups of many ranks, each rank's bays.
 
     Attributes:
         world_size: Number of ranks.
         chunk_bytes: How much of one rank's slice passes through the staging memory at once.
         mail_bytes: Half of a mailbox: one piece of a message.
         failures_at: Where the reports of failures begin.
+        calls_at: Where the calls begin.
         slots_at: Where the slots begin.
         staging_at: Where the staging memory begins.
         mail_words_at: Where the counters of mailboxes begin.
@@ -61,6 +63,7 @@ class Layout:
     chunk_bytes: int
     mail_bytes: int
     failures_at: int
+    calls_at: int
     slots_at: int
     staging_at: int
     mail_words_at: int
@@ -86,17 +89,18 @@ class Layout:
         chunk = max(_PAGE, min(most, _down(staging_bytes // (NUM_BUFFERS * pairs), _PAGE)))
         mail = max(_PAGE, min(_MOST_PIECE, _down(_MOST_MAIL // (2 * pairs), _PAGE)))
         failures = _up(_PAGE + world_size * WORDS_A_RANK * 8, _PAGE)
-        slots = _up(failures + world_size * FAILURE_BYTES, _PAGE)
+        calls = _up(failures + world_size * FAILURE_BYTES, _PAGE)
+        slots = _up(calls + world_size * NUM_SLOTS * CALL_BYTES, _PAGE)
         few = world_size <= _NARROW and not roomy
         contribution = _NARROW_CONTRIBUTION if few else CONTRIBUTION_BYTES
-        staging = _up(slots + world_size * NUM_SLOTS * (CALL_BYTES + contribution), _PAGE)
+        staging = _up(slots + world_size * NUM_SLOTS * (contribution + _APART), _PAGE)
         mail_words = staging + NUM_BUFFERS * pairs * chunk
         mails = _up(mail_words + pairs * 2 * _LINE, _PAGE)
         bays = mails + 2 * pairs * mail
         bay = 0 if few else _BAY_BYTES
         size = bays + NUM_BAYS * world_size * bay
         return Layout(
-            world_size, chunk, mail, failures, slots, staging, mail_words, mails, bays, bay, contribution, size
+            world_size, chunk, mail, failures, calls, slots, staging, mail_words, mails, bays, bay, contribution, size
         )
 
     @staticmethod
@@ -108,9 +112,13 @@ class Layout:
         """A rank's report."""
         return self.failures_at + rank * FAILURE_BYTES
 
+    def call(self, rank: int, number: int) -> int:
+        """What a rank calls as one collective; behind it stands what the next rank does."""
+        return self.calls_at + (number % NUM_SLOTS * self.world_size + rank) * CALL_BYTES
+
     def slot(self, rank: int, number: int) -> int:
-        """The slot of one collective: the rank's call, then what it brings."""
-        return self.slots_at + (rank * NUM_SLOTS + number % NUM_SLOTS) * (CALL_BYTES + self.contribution_bytes)
+        """The slot of one collective: what the rank brings."""
+        return self.slots_at + (rank * NUM_SLOTS + number % NUM_SLOTS) * (self.contribution_bytes + _APART)
 
     def staging(self, rank: int, buffer: int) -> int:
         """One of a rank's buffers: a chunk for every rank's slice."""

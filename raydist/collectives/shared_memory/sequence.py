@@ -54,15 +54,13 @@ class _Entry:
         memory: int,
         brought: Brought,
         bay: BayUse | None,
-        waking: int | None,
         task: Task,
     ) -> None:
         self.number = number
-        self.bay = bay
         self.call = call
         self.memory = memory
         self.brought = brought
-        self.waking = waking
+        self.bay = bay
         self.task = task
 
 
@@ -113,9 +111,9 @@ class CollectiveSequence:
         self._num_called += 1
         padded = call.ljust(CALL_BYTES - 8)
         task = Task(operation)
-        task.begin(self._steps(task, number, padded, body, brings_all=brings_all, compared=compared))
-        waking = None if bay is None else bay.num_reducers
-        self._called.append(_Entry(number, padded, memory, brought, bay, waking, task))
+        entry = _Entry(number, padded, memory, brought, bay, task)
+        task.begin(self._steps(entry, body, brings_all=brings_all, compared=compared))
+        self._called.append(entry)
         self._begin()
         return task
 
@@ -170,9 +168,12 @@ class CollectiveSequence:
             for address, num_bytes in entry.brought:
                 ctypes.memmove(place, address, num_bytes)
                 place += num_bytes
-            self._num_in_bays += entry.bay is not None
+            waking = None
+            if entry.bay is not None:
+                self._num_in_bays += 1
+                waking = entry.bay.num_reducers
             self._board.write_call(entry.number, entry.call, entry.memory)
-            self._board.reach(Count.ENTERED, entry.number + 1, waking=entry.waking)
+            self._board.reach(Count.ENTERED, entry.number + 1, waking=waking)
             self._begun.append(entry)
 
     def _has_room(self, entry: _Entry) -> bool:
@@ -183,22 +184,22 @@ class CollectiveSequence:
         layout, rank = self._board.layout, self._board.rank
         if entry.bay is not None:
             return layout.bay(rank, entry.bay.number)
-        return layout.slot(rank, entry.number) + CALL_BYTES
+        return layout.slot(rank, entry.number)
 
-    def _steps(self, task: Task, number: int, call: bytes, body: Body, *, brings_all: bool, compared: bool) -> Steps:
-        yield Reached(self._board, Count.ENTERED, number + 1, last=brings_all)
+    def _steps(self, entry: _Entry, body: Body, *, brings_all: bool, compared: bool) -> Steps:
+        yield Reached(self._board, Count.ENTERED, entry.number + 1, last=brings_all)
         if compared:
-            task.noted = self._compare(number, call)
-        steps = body(number)
+            entry.task.noted = self._compare(entry)
+        steps = body(entry.number)
         if steps is not None:
             yield from steps
 
-    def _compare(self, number: int, call: bytes) -> bool:
+    def _compare(self, entry: _Entry) -> bool:
         """Raise where ranks call different things; whether one of them has marked the call."""
-        board = self._board
-        calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
-        if calls.count(call) == len(calls):
+        board, number, call = self._board, entry.number, entry.call
+        if board.all_call(number, call, entry.memory):
             return is_noted(call)
+        calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
         if not all(is_same_call(call, other) for other in calls):
             raise mismatch_error([f"{shown_call(text)} as call {number}" for text in calls])
         return any(map(is_noted, calls))

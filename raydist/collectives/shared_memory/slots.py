@@ -6,7 +6,6 @@ import torch
 
 from raydist.collectives.reducing import reduce_parts, reduce_rows
 from raydist.collectives.shared_memory.generation import SharedGeneration
-from raydist.collectives.shared_memory.layout import CALL_BYTES
 from raydist.values import ReduceOp
 
 __all__ = ["flat_view", "reduce_slots", "slot_of"]
@@ -27,7 +26,7 @@ def reduce_slots(generation: SharedGeneration, number: int, flat: torch.Tensor, 
     if not layout.bay_bytes:
         reduce_parts([slot_of(generation, rank, number, flat, 0) for rank in range(layout.world_size)], flat, op)
         return
-    place = layout.slot(0, number) + CALL_BYTES
+    place = layout.slot(0, number)
     flat.copy_(
         reduce_rows(
             generation.stacked(place, layout.slot(1, number) - layout.slot(0, number), flat.numel(), flat.dtype), op
@@ -37,5 +36,5 @@ def reduce_slots(generation: SharedGeneration, number: int, flat: torch.Tensor, 
 
 def slot_of(generation: SharedGeneration, rank: int, number: int, like: torch.Tensor, offset: int) -> torch.Tensor:
     """What a rank has brought to a collective, from this many bytes on."""
-    place = generation.board.layout.slot(rank, number) + CALL_BYTES + offset
+    place = generation.board.layout.slot(rank, number) + offset
     return generation.view(place, like.numel(), like.dtype)

@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from raydist.collectives.backend import JoiningCommunicator
-from raydist.collectives.base import Membership, Work
+from raydist.collectives.base import ALL_REDUCE, Membership, Work
 from raydist.collectives.flights import Flight
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_rows, check_swapped, gather_padded
@@ -91,7 +91,7 @@ class XlaCommunicator(JoiningCommunicator):
         self._generation.start()
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        return self._reduce(f"all_reduce({op.value})", tensor, op)
+        return self._reduce(ALL_REDUCE[op], tensor, op)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
         return self._reduce(f"reduce({op.value}, root={root})", tensor, op)

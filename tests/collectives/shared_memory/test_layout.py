@@ -15,8 +15,9 @@ def test_nothing_overlaps(world_size: int) -> None:
     used = [(0, 1 + world_size)]  # proof; locks
     used += [(layout.words(rank), places.WORDS_A_RANK * 8) for rank in ranks]
     used += [(layout.failure(rank), places.FAILURE_BYTES) for rank in ranks]
-    slot_bytes = places.CALL_BYTES + layout.contribution_bytes
-    used += [(layout.slot(rank, number), slot_bytes) for rank in ranks for number in range(places.NUM_SLOTS)]
+    calls = [(layout.call(rank, number), places.CALL_BYTES) for rank in ranks for number in range(places.NUM_SLOTS)]
+    slot_bytes = layout.contribution_bytes
+    used += calls + [(layout.slot(rank, number), slot_bytes) for rank in ranks for number in range(places.NUM_SLOTS)]
     buffers = [layout.staging(rank, buffer) for rank in ranks for buffer in range(places.NUM_BUFFERS)]
     used += [(buffer, layout.chunk_bytes * world_size) for buffer in buffers]
     used += [(layout.mail_words(a, b), 128) for a in ranks for b in ranks]
@@ -32,6 +33,12 @@ def test_nothing_overlaps(world_size: int) -> None:
 def test_slots_are_used_in_turn() -> None:
     layout = Layout.of(2)
     assert layout.slot(1, 3) == layout.slot(1, 3 + places.NUM_SLOTS) != layout.slot(1, 4)
+
+
+def test_calls_of_one_collective_lie_side_by_side() -> None:
+    layout = Layout.of(3)
+    begins = [layout.call(rank, 5 + places.NUM_SLOTS) for rank in range(3)]
+    assert begins == [layout.call(0, 5) + rank * places.CALL_BYTES for rank in range(3)]
 
 
 def test_a_segment_fits_the_64_megabytes_of_a_container() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raydist.collectives.shared_memory.board import Board, Count
-from raydist.collectives.shared_memory.layout import CALL_BYTES, NUM_SLOTS, Layout
+from raydist.collectives.shared_memory.layout import NUM_SLOTS, Layout
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import Body, CollectiveSequence
 from raydist.collectives.shared_memory.task import Reached, Steps, Task
@@ -51,7 +51,7 @@ def test_what_is_brought_lies_in_the_slot(ranks: list[CollectiveSequence]) -> No
     brought = tuple((part.data_ptr(), part.nbytes) for part in parts)
     ranks[1].call("work", b"a", lambda number: None, brings_all=True, memory=7, brought=brought)
     board = ranks[0]._board
-    place = ranks[0]._address + board.layout.slot(1, 0) + CALL_BYTES
+    place = ranks[0]._address + board.layout.slot(1, 0)
     assert list((ctypes.c_float * 3).from_address(place)) == [1.0, 2.0, 3.0]
     assert board.memory_of(1, 0) == 7
 
