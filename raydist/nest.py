@@ -38,8 +38,8 @@ class Structure:
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         # Pickles of earlier versions have no `shown`.
-        for field, value in zip(dataclasses.fields(self), (*state, ())[:4], strict=True):
-            object.__setattr__(self, field.name, value)
+        for name, value in zip(("kind", "keys", "children", "shown"), (*state, ()), strict=False):
+            object.__setattr__(self, name, value)
 
     @property
     def num_leaves(self) -> int:

@@ -69,9 +69,7 @@ class ReplicaActors:
         self._seats = tuple(seats)
         self._guard = guard_reservation(group)
         self._per_process = per_process
-        self._handles = [
-            self._launch(seat, f"{name}-{kind}-{n * per_process}") for n, seat in enumerate(self._seats)
-        ]
+        self._handles = [self._launch(seat, f"{name}-{kind}-{n * per_process}") for n, seat in enumerate(self._seats)]
         everyone = [seat for seat in seats for _ in range(per_process)]
         self.names = tuple(_title(kind, rank, name, seat) for rank, seat in enumerate(everyone))
         self._channel: StepChannel | None = None

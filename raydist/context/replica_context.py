@@ -139,7 +139,8 @@ class ReplicaContext:
         {'hits': tensor(3), 'rows': tensor([4, 5])}
         """
         reduction = ReduceOp.parse(op)
-        self._require_possible(options)
+        if options is not None:
+            self._require_possible(options)
         return map_structure(lambda leaf: self._peers.all_reduce(reduction, tensor_of(leaf), options), value)
 
     def all_gather(self, value: Any, axis: int = 0, options: CommunicationOptions | None = None) -> Any:
@@ -171,12 +172,11 @@ class ReplicaContext:
         tensor([1, 2])
         """
         require_int(axis)
-        self._require_possible(options)
+        if options is not None:
+            self._require_possible(options)
         return map_structure(lambda leaf: self._peers.all_gather(tensor_of(leaf), axis, options), value)
 
-    def _require_possible(self, options: CommunicationOptions | None) -> None:
-        if options is None:
-            return
+    def _require_possible(self, options: CommunicationOptions) -> None:
         if not isinstance(options, CommunicationOptions):
             raise InvalidArgumentError(f"options must be an rd.CommunicationOptions, got {type(options).__name__}.")
         mine = self._peers.implementation

@@ -18,6 +18,7 @@ import torch
 
 from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten
+from raydist.pickling.by_fields import by_fields
 from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
 from raydist.summaries.record import Record
 from raydist.values import Part, PerReplica
@@ -31,6 +32,8 @@ class _PackedTensor:
     """A tensor as a numpy array, whose bytes the object store maps instead of copying."""
 
     array: np.ndarray[Any, np.dtype[Any]]
+
+    __reduce__ = by_fields
 
     def unpack(self) -> torch.Tensor:
         # The mapping is read-only and shared; the user's tensor is neither.
@@ -56,6 +59,8 @@ class StepResult:
     absent: bool = False
     rows: int | None = None
     summaries: tuple[Record, ...] = ()
+
+    __reduce__ = by_fields
 
     @property
     def num_bytes(self) -> int:

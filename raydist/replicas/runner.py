@@ -258,9 +258,10 @@ class ReplicaRunner:
         return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=recorder.records())
 
     @contextlib.contextmanager
-    def _bound_iterators(self, arguments: Any, header: StepHeader, peers: Connected) -> Iterator[None]:
+    def _bound_iterators(self, arguments: tuple[Any, Any], header: StepHeader, peers: Connected) -> Iterator[None]:
         """Iterators among the arguments draw this replica's pieces and tell of how many rows each batch is."""
-        iterators = [leaf for leaf in flatten(arguments)[0] if isinstance(leaf, ReplicaIterator)]
+        leaves = flatten(arguments)[0] if any(arguments) else []
+        iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
         if not iterators:
             yield
             return

@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 from raydist.checkpoints.loops.orders import LoopOrder
 from raydist.collectives.to_one import RootReduction
 from raydist.mirroring.shipment import Shipment
+from raydist.pickling.by_fields import by_fields
 from raydist.replicas.rules import ReplicaRules
 from raydist.summaries.order import SummaryOrder
 from raydist.values import Leaves, PerReplica, ReduceOp
@@ -73,6 +74,8 @@ class PartSource:
     place: int = 0
     on_host: bool = False
 
+    __reduce__ = by_fields
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class StepHeader:
     random: tuple[tuple[bytes, ...], ...] = ()
     looks_only: bool = False
     loop: LoopOrder | None = None
+
+    __reduce__ = by_fields
 
     def addressed(self, sources: tuple[PartSource, ...]) -> StepHeader:
         """The same step for one replica, which finds its parts there."""

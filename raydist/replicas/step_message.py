@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from raydist.pickling.by_fields import by_fields
 from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.results import StepResult
 from raydist.replicas.step import PartSource, StepHeader, address_parts
@@ -54,6 +55,8 @@ class StepMessage:
     sources: tuple[tuple[PartSource, ...], ...]
     objects: tuple[int, ...] = ()
 
+    __reduce__ = by_fields
+
     def packed(self) -> bytes | None:
         """Its bytes; None where it holds objects of the program's own, which only Ray takes to another process."""
         values = (source.value for sources in self.sources for source in sources if source.object_index is None)
@@ -87,6 +90,8 @@ class GroupResult:
     seconds: float = 0.0
     error: BaseException | None = None
     remarks: tuple[str, ...] = ()
+
+    __reduce__ = by_fields
 
     def without_summaries(self) -> GroupResult:
         """See `StepResult.without_summaries`."""

@@ -31,6 +31,7 @@ class OtherHosts(Outside):
     """
 
     calls_the_roll = True
+    is_empty = False
 
     def __init__(self, membership: Membership, plan: HostPlan, bulletin: Bulletin, wires: Wires) -> None:
         super().__init__(membership, plan.members)

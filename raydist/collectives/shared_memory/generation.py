@@ -70,9 +70,7 @@ class SharedGeneration:
             limit_s = self._timeout_s if timeout_s is None else timeout_s
             self._outside.attend()
             try:
-                self.advance()
-                if not task.done:
-                    self._sleep_until_done(task, limit_s, fatal=timeout_s is None)
+                self._sleep_until_done(task, limit_s, fatal=timeout_s is None)
             finally:
                 self._outside.leave()
         if task.error is not None:
@@ -103,8 +101,10 @@ class SharedGeneration:
         """Do all that can be done now, of everything under way."""
         try:
             self.sequence.advance()
-            self.mailboxes.advance()
-            self._outside.advance()
+            if self.mailboxes.num_under_way:
+                self.mailboxes.advance()
+            if not self._outside.is_empty:
+                self._outside.advance()
         except BaseException as error:
             # What this rank has left out, its peers would wait for.
             what = f"{type(error).__name__}: {error}"
@@ -135,8 +135,8 @@ class SharedGeneration:
         self.segment.close()
 
     def _sleep_until_done(self, task: Task, limit_s: float, *, fatal: bool) -> None:
-        deadline = time.monotonic() + limit_s
-        next_look = time.monotonic() + _SLICE_S
+        began = time.monotonic()
+        deadline, next_look = began + limit_s, began + _SLICE_S
         while True:
             seen = self.board.bell_count()
             self.advance()
@@ -154,11 +154,15 @@ class SharedGeneration:
 
     def _sleep(self, task: Task, seen: int, seconds: float) -> None:
         # A rank that passes messages on within its host listens to its bell.
-        if not self.mailboxes.num_under_way and self._outside.sleep(self._conditions(task), seconds):
+        outside = self._outside
+        if outside.is_empty:
+            self.board.sleep(seen, seconds)
             return
-        self._outside.leave()
+        if not self.mailboxes.num_under_way and outside.sleep(self._conditions(task), seconds):
+            return
+        outside.leave()
         self.board.sleep(seen, seconds)
-        self._outside.attend()
+        outside.attend()
 
     def _listen(self) -> None:
         heard = self._outside.failure()

@@ -22,9 +22,11 @@ class Outside:
         membership: As given.
         ranks: As given.
         calls_the_roll: Whether it can find out who is absent.
+        is_empty: Whether nothing is outside: then nobody needs to ask.
     """
 
     calls_the_roll = False
+    is_empty = True
 
     def __init__(self, membership: Membership, ranks: Sequence[int]) -> None:
         self.membership = membership

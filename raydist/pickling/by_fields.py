@@ -1,0 +1,21 @@
+"""Pickling small dataclasses that travel with every step: as a call of their class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["by_fields"]
+
+
+def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
+    """A `__reduce__` for dataclasses with slots and without a base: read back in one call, where the one that
+    dataclasses bring looks through all fields in Python.
+
+    >>> import pickle
+    >>> from dataclasses import dataclass
+    >>> from raydist.replicas.step import PartSource
+    >>> pickle.loads(pickle.dumps(PartSource(3, place=1)))
+    PartSource(object_index=3, leaf_index=0, value=None, place=1, on_host=False)
+    """
+    cls = type(self)
+    return cls, tuple([getattr(self, name) for name in cls.__slots__])
