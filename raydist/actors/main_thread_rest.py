@@ -1,7 +1,7 @@
 """Rest for an actor's main thread while another thread runs steps: Ray wakes it a hundred times a second for nothing.
 
 It looks for signals (`CoreWorker::RunTaskExecutionLoop`), which takes 45 us with cold caches: where sixty-four
-processes have two cores, a fifth of these. Python handles signals in the main thread, so a signal can have it wait there.
+processes have two cores, a fifth of these. Python handles signals in the main thread: one can have it wait there.
 
 What a resting actor is asked for beside its steps is answered when the rest is over, so this is for crowds only.
 """

@@ -17,7 +17,7 @@ from raydist.collectives.checked import describe_call, exchange
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["all_gather", "all_reduce", "promote", "require_axis"]
+__all__ = ["all_gather", "all_reduce", "promote", "reduce_promoted", "require_axis"]
 
 Weights = Sequence[float] | None
 
@@ -48,7 +48,13 @@ def all_reduce(
     tensor(3.)
     """
     op = ReduceOp.parse(op)
-    tensor = promote(torch.as_tensor(value), op)
+    return reduce_promoted(communicator, promote(torch.as_tensor(value), op), op, weights)
+
+
+def reduce_promoted(
+    communicator: Communicator, tensor: torch.Tensor, op: ReduceOp, weights: Weights = None
+) -> torch.Tensor:
+    """As :func:`all_reduce`, for what :func:`promote` gave."""
     adds = op in (ReduceOp.SUM, ReduceOp.MEAN)
     in_one = adds and communicator.passes_notes  # one meeting instead of two
     differentiable = not in_one and _agree(communicator, ALL_REDUCE[op], tensor)

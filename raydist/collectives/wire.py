@@ -70,7 +70,7 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
 def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
     """Prepare `tensor` for a reduction in place (`op` MEAN travels as a sum)."""
     check_reducible(tensor.dtype, op)
-    target = tensor.detach()
+    target = tensor.detach() if tensor.requires_grad else tensor
     carrier = _CARRIERS.get(target.dtype)
     values = (target if carrier is None else target.to(carrier)).contiguous()
     return Staged(target, values, values, world_size if op is ReduceOp.MEAN else 1)

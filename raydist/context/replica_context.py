@@ -141,6 +141,8 @@ class ReplicaContext:
         reduction = ReduceOp.parse(op)
         if options is not None:
             self._require_possible(options)
+        if type(value) is torch.Tensor:
+            return self._peers.all_reduce(reduction, value, options)
         return map_structure(lambda leaf: self._peers.all_reduce(reduction, tensor_of(leaf), options), value)
 
     def all_gather(self, value: Any, axis: int = 0, options: CommunicationOptions | None = None) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.delegating import LimitedCommunicator
-from raydist.collectives.differentiable import all_gather, all_reduce, promote
+from raydist.collectives.differentiable import all_gather, promote, reduce_promoted
 from raydist.collectives.gradients import WIRES, GradientReducer
 from raydist.collectives.nonfinite.policy import NonfinitePolicy, OnNonfinite
 from raydist.context.peers import Peers
@@ -201,14 +201,14 @@ class Connected(Peers):
         return self._all_reduce(op, tensor.to(wire), options).to(torch.float32)
 
     def _all_reduce(self, op: ReduceOp, tensor: torch.Tensor, options: CommunicationOptions | None) -> torch.Tensor:
-        group = self._within(options)
+        group = self._communicator if options is None else self._within(options)
         if self._all_present:
-            return all_reduce(group, tensor, op, self.weights())
+            return reduce_promoted(group, tensor, op, self.weights())
         if self.stands_in:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
-            return all_reduce(group, tensor, op, self.weights())
-        return all_reduce(group, tensor, ReduceOp.SUM, self.weights()) / sum(self._present)
+            return reduce_promoted(group, tensor, op, self.weights())
+        return reduce_promoted(group, tensor, ReduceOp.SUM, self.weights()) / sum(self._present)
 
     def _within(self, options: CommunicationOptions | None) -> Communicator:
         """What carries a call that may have a limit of its own."""

@@ -189,7 +189,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         bay_bytes = layout.bay_bytes
         small = flat.nbytes <= (SMALL_BYTES if bay_bytes else layout.contribution_bytes)
         if not small and flat.nbytes <= bay_bytes:
-            return self._reduce_in_bays(generation, name, tensor, staged, op, everywhere=everywhere)
+            return self._reduce_in_bays(generation, name, tensor, staged, flat, op, everywhere=everywhere)
         memory = (0, []) if small else self._shared.find(flat)
 
         def body(number: int) -> Steps | None:
@@ -209,11 +209,11 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         name: str,
         tensor: torch.Tensor,
         staged: Staged,
+        flat: torch.Tensor,
         op: ReduceOp,
         *,
         everywhere: bool,
     ) -> Work:
-        flat = flat_view(staged.values)
         bay = generation.sequence.next_bay(num_reducers(flat.nbytes, self.world_size))
 
         def body(number: int) -> Steps:
