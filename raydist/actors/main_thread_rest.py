@@ -33,19 +33,19 @@ class MainThreadRest:
     """
 
     def __init__(self, num_neighbours: int) -> None:
+        self._lock = threading.Lock()
         self._busy = False
-        self._begun = threading.Event()
+        self._sender: threading.Thread | None = None
         self._over = threading.Event()
         self._resting = False
-        self._thread: threading.Thread | None = None
-        self.rests = num_neighbours > _MOST_A_CORE * len(os.sched_getaffinity(0))
-        if self.rests:
+        self._rests = num_neighbours > _MOST_A_CORE * len(os.sched_getaffinity(0))
+        if self._rests:
             signal.signal(_SIGNAL, self._rest)
 
     @contextmanager
     def while_busy(self) -> Iterator[None]:
         """Around what another thread does. Its end ends a rest."""
-        if not self.rests:
+        if not self._rests:
             yield
             return
         self._begin()
@@ -56,25 +56,23 @@ class MainThreadRest:
             self._over.set()
 
     def _begin(self) -> None:
-        self._busy = True
-        self._over.clear()
-        self._begun.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._send_signals, name="raydist-rest", daemon=True)
-            self._thread.start()
+        with self._lock:
+            self._busy = True
+            self._over.clear()
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send_signals, name="raydist-rest", daemon=True)
+                self._sender.start()
 
     def _send_signals(self) -> None:
         """Not the handler itself: its own signal would begin another rest inside of the one that ends."""
-        main = threading.main_thread().ident
-        while main is not None:
-            self._begun.wait()
+        main = threading.main_thread().ident or 0
+        while True:
             time.sleep(_PERIOD_S)
-            if self._busy:
-                signal.pthread_kill(main, _SIGNAL)
-                continue
-            self._begun.clear()
-            if self._busy:  # since just now
-                self._begun.set()
+            with self._lock:
+                if not self._busy:
+                    self._sender = None
+                    return
+            signal.pthread_kill(main, _SIGNAL)
 
     def _rest(self, *_: object) -> None:
         if self._resting:

@@ -48,6 +48,23 @@ def test_calls_of_a_rank_are_its_own(boards: list[Board]) -> None:
     assert [boards[0].memory_of(rank, 4) for rank in range(SIZE)] == [10, 11, 12]
 
 
+def test_calls_are_compared_together(boards: list[Board]) -> None:
+    text = b"all_reduce".ljust(CALL_BYTES - 8)
+    for board in boards:
+        board.write_call(4, text, 7)
+    assert all(board.all_call(4, text, 7) for board in boards)
+    assert not boards[0].all_call(4, text, 8)
+    assert not boards[0].all_call(5, text, 7)
+    boards[1].write_call(4, b"barrier".ljust(CALL_BYTES - 8), 7)
+    assert not any(board.all_call(4, text, 7) for board in boards)
+
+
+@pytest.mark.parametrize("rank", range(SIZE))
+def test_whoever_fails_is_heard(boards: list[Board], rank: int) -> None:
+    boards[rank].post(b"why")
+    assert [board.posted() for board in boards] == [b"why"] * SIZE
+
+
 def test_a_failure_wakes_everybody(boards: list[Board]) -> None:
     assert boards[0].posted() is None
     seen = boards[2].bell_count()
