@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import raydist as rd
-from benchmarks import autotune
+from benchmarks import autotune, batch_map
 from benchmarks.pipelines import generate
 from benchmarks.pipelines.contenders import CONTENDERS, RAYDIST
 from benchmarks.pipelines.peers import raydist_distributed, raydist_itself
@@ -109,3 +111,23 @@ def test_pipelines_give_the_same_with_autotune_and_without(
     assert count == sum(1 for _ in tuned)
     assert count > 0
     assert f"| {make.__name__} |" in str(autotune.compare(make, tmp_path, rows=0.001, repeat=1))
+
+
+def test_a_map_of_batches_costs_what_its_passes_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = batch_map.Batches(np.ones((512, 256), np.float32), batch_bytes=128 << 10, num_rounds=3)
+    results = [np.stack(list(dataset.as_numpy_iterator())) for dataset in (batches.mapped(), batches.tuned())]
+    assert batches.count == 12
+    assert all((result == 2.0).all() and result.shape == (12, 128, 256) for result in results)
+    seconds = itertools.cycle([12e-6, 36e-6, 48e-6])
+    monkeypatch.setattr(batch_map, "seconds_of_a_pass", lambda dataset: next(seconds))
+    monkeypatch.setattr(batch_map.Batches, "function_s", lambda self: 12e-6)
+    costs = batch_map.measure(batches, 2, wait=lambda: None)
+    assert [round(value, 6) for value in (*costs.mapped, *costs.tuned)] == [1.0, 1.0, 2.0, 2.0]
+    assert str(costs) == "| 128 KB | 1 | 1 | 2 |"
+    assert str(batch_map.Costs(256 << 10, (5.0,), (31.0,), (30.0,))) == "| 256 KB | 5 | 31 (ABOVE 30) | 30 |"
+
+
+def test_all_sizes_of_batches_run(capsys: pytest.CaptureFixture[str]) -> None:
+    found = batch_map.main(["--smoke"])
+    assert [costs.batch_bytes for costs in found] == list(batch_map.SIZES)
+    assert "| 1024 KB |" in capsys.readouterr().out

@@ -38,7 +38,8 @@ class MainThreadRest:
         self._sender: threading.Thread | None = None
         self._over = threading.Event()
         self._resting = False
-        self._rests = num_neighbours > _MOST_A_CORE * len(os.sched_getaffinity(0))
+        is_crowd = num_neighbours > _MOST_A_CORE * len(os.sched_getaffinity(0))
+        self._rests = is_crowd and threading.current_thread() is threading.main_thread()
         if self._rests:
             signal.signal(_SIGNAL, self._rest)
 
