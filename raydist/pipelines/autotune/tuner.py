@@ -42,6 +42,7 @@ _FIRST_LOOK = 10  # periods before anything is tried: pipelines that are over in
 _REST = 4  # periods between two trials, doubled with each that does not help
 _MOST_IN_VAIN = 8
 _COMPARED = (16, 1024)  # periods until settings are compared with inline again, first and at most
+_COMPARED_IF_SURE = 32  # and first, where they were better by far: it costs as much as it finds to be right
 _BEYOND_DOUBT = 0.5  # gain that is no accident: less is compared with inline again at once
 _LOSS_OF_INLINE = 1 - 1 / (1 + _BEYOND_DOUBT)  # the same, seen from the other side
 _MISJUDGED = 0.75  # ratio of what a row takes now to what it took
@@ -215,7 +216,8 @@ class Tuner:
         trial.speeds.append(self._speed(period))
         speed = sum(trial.speeds) / len(trial.speeds)
         gain = speed / trial.speed_before - 1 if trial.speed_before else 1.0
-        if gain > -_HOPELESS / len(trial.speeds) and len(trial.speeds) < _JUDGED:
+        hopeless = _LOSS_OF_INLINE if trial.comparing and self._is_sure else _HOPELESS / len(trial.speeds)
+        if gain > -hopeless and len(trial.speeds) < _JUDGED:
             return None
         self._trial = None
         self._speeds.clear()
@@ -238,7 +240,7 @@ class Tuner:
         self._in_vain = 0
         if not workers_of(trial.before):
             self._is_sure = gain > _BEYOND_DOUBT
-            self._compare_gap = _COMPARED[0] if self._is_sure else 2
+            self._compare_gap = _COMPARED_IF_SURE if self._is_sure else 2
             self._compare_at = self._now + self._compare_gap
 
     def _take_back(self, trial: _Trial, gain: float, *, compare_after: int | None = None) -> Decision:

@@ -90,8 +90,20 @@ def test_short_pipelines_stay_undisturbed() -> None:
 
 def test_what_helps_stays_and_is_compared_with_inline_ever_more_rarely() -> None:
     two = StageSetting("threads", 2)
-    seen = changes(tuner_of(2), 100, speedup=1.9)
+    seen = changes(tuner_of(2), 200, speedup=1.9)
     assert seen == [INLINE, two, INLINE, two, INLINE, two]
+
+
+def test_a_comparison_that_finds_what_was_known_is_short() -> None:
+    tuner, count = tuner_of(2), 0
+    while changes(tuner, 1, speedup=1.9)[-1] == INLINE:
+        count += 1
+        assert count < 20
+    while changes(tuner, 1, speedup=1.9)[-1] != INLINE:
+        count += 1
+        assert count < 100
+    for inline in (True, False):  # the first period still holds blocks of threads, the second one is judged
+        assert (changes(tuner, 1, speedup=1.9)[-1] == INLINE) is inline
 
 
 def test_what_does_not_help_is_taken_back_and_tried_ever_more_rarely() -> None:
