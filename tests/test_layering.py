@@ -83,6 +83,7 @@ ROOMS = {
             "step_answers",
             "actor_titles",
             "background_host",
+            "main_thread_rest",
             "metric_counters",
             "training_metrics",
             "save_metrics",

@@ -78,7 +78,8 @@ def test_a_model_of_a_users_class() -> None:
     model = rd.Model.load(FILES / "model.safetensors", module=Net(3))
     with torch.no_grad():
         prediction = model.module(torch.ones(1, 2))
-    assert prediction.tolist() == json.loads((FILES / "model.json").read_text())["prediction"]
+    expected = json.loads((FILES / "model.json").read_text())["prediction"]
+    assert prediction.tolist() == [pytest.approx(row, rel=3e-7) for row in expected]  # processors round otherwise
 
 
 def test_a_checkpoint() -> None:
