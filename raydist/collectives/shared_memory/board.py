@@ -130,7 +130,7 @@ class Board:
         self._bytes[start + 8 : start + CALL_BYTES] = call
 
     def all_call(self, number: int, call: bytes, memory: int) -> bool:
-        """Whether every rank has written just this: of sixty-four, 30 us with cold caches, where one by one takes 70."""
+        """Whether every rank has written just this: of sixty-four, 30 us with cold caches; one by one it is 70."""
         start, size = self.layout.call(0, number), self.layout.world_size
         said = memory.to_bytes(8, sys.byteorder) + call
         return bytes(self._bytes[start : start + size * CALL_BYTES]) == said * size
