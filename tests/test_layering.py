@@ -28,6 +28,7 @@ LAYERS = (
     {"image", "text"},
     {
         "collectives",
+        "crowds",
         "job_environment",
         "lasting_thread",
         "deferred_compiler",

@@ -12,7 +12,6 @@ PACKAGE = ROOT / "raydist"
 # Modules that have nothing of their own to test, each with the tests that run through it.
 TESTED_ELSEWHERE: dict[str, str] = {
     "actors/worker_actors.py": "tests/strategies/test_parameter_server.py",
-    "actors/replica.py": "tests/strategies/test_mirrored.py",
     "actors/ray_link.py": "tests/actors/test_parameter_servers.py",
     "actors/server_host.py": "tests/actors/test_parameter_servers.py",
     "actors/workers/pool_task.py": "tests/actors/workers/test_pool.py",

@@ -8,7 +8,6 @@ What a resting actor is asked for beside its steps is answered when the rest is 
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -16,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
+from raydist.crowds import is_crowd
+
 __all__ = ["MainThreadRest"]
 
 _REST_S = 0.25  # how long a call beside the steps may wait; 16 times as long as what lies between two rests
 _PERIOD_S = _REST_S + 0.03  # a rest begins within 10 ms of its signal, and a signal that comes in one is lost
 _SIGNAL = signal.SIGURG  # nobody sends it to processes like these, and one without a handler ignores it
-_MOST_A_CORE = 2
 
 
 @final
@@ -38,8 +38,7 @@ class MainThreadRest:
         self._sender: threading.Thread | None = None
         self._over = threading.Event()
         self._resting = False
-        is_crowd = num_neighbours > _MOST_A_CORE * len(os.sched_getaffinity(0))
-        self._rests = is_crowd and threading.current_thread() is threading.main_thread()
+        self._rests = is_crowd(num_neighbours) and threading.current_thread() is threading.main_thread()
         if self._rests:
             signal.signal(_SIGNAL, self._rest)
 

@@ -101,8 +101,7 @@ class SharedGeneration:
         """Do all that can be done now, of everything under way."""
         try:
             self.sequence.advance()
-            if self.mailboxes.num_under_way:
-                self.mailboxes.advance()
+            self.mailboxes.advance()
             if not self._outside.is_empty:
                 self._outside.advance()
         except BaseException as error:

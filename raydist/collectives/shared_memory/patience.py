@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Self, final
+
+from raydist.crowds import is_crowd
 
 __all__ = ["Patience"]
 
 _WATCH_S = 200e-6
 _MOST_SKIPPED = 64
 _SHORT_SLEEP_S = 2 * _WATCH_S  # with the time that waking takes: watching would have seen it come
-_MOST_A_CORE = 2
 
 
 @final
@@ -44,7 +44,7 @@ class Patience:
         >>> Patience.among(10_000).watch_s()
         0.0
         """
-        return cls(watches=num_waiting <= _MOST_A_CORE * len(os.sched_getaffinity(0)))
+        return cls(watches=not is_crowd(num_waiting))
 
     def watch_s(self) -> float:
         """How many seconds to watch now."""
