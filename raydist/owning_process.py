@@ -96,7 +96,8 @@ def call_here(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
     except BaseException as error:
         end_forked_child(pid, error)
         raise
-    end_forked_child(pid)
+    if os.getpid() != pid:
+        end_forked_child(pid)
     return result
 
 

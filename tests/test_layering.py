@@ -23,6 +23,7 @@ LAYERS = (
         "options",
         "metrics",
         "owning_process",
+        "set_inside",
     },
     {"pipelines"},
     {"image", "text"},

@@ -12,8 +12,8 @@ called once, with the sum; without replicas torch calls them once a segment.)
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, final
 
 import torch
@@ -89,6 +89,7 @@ class GradientReducer:
         self._local = False
         self._inside = False
         self._in_hooks = False
+        self._interception = intercept_backward(self._backward)
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Take charge of these parameters, and of no others any more.
@@ -98,7 +99,6 @@ class GradientReducer:
         """
         self._parameters.attach(parameters)
 
-    @contextlib.contextmanager
     def step(
         self,
         *,
@@ -106,7 +106,7 @@ class GradientReducer:
         op: ReduceOp = ReduceOp.MEAN,
         empty: bool = False,
         index: int | None = None,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Make the gradients of every `backward()` that this thread calls inside the block global.
 
         Args:
@@ -119,26 +119,31 @@ class GradientReducer:
             InvalidArgumentError: `op` is neither MEAN nor SUM, or `weight` is negative.
             FailedPreconditionError: A step is open already.
         """
+        if op not in (ReduceOp.MEAN, ReduceOp.SUM) or not weight >= 0:
+            raise InvalidArgumentError(f"Gradients need op MEAN or SUM and weight >= 0, got {op!r} and {weight!r}.")
+        scale = weight if op is ReduceOp.MEAN else 1.0
+        return _OpenStep(self, StepWeight(scale, not empty and scale > 0), op is ReduceOp.SUM, index)
+
+    def begin_step(self, weight: StepWeight, adds_up: bool, index: int | None) -> None:
+        """The block of a `step` is entered."""
         if self._weight is not None:
             raise FailedPreconditionError(
                 f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
             )
-        if op not in (ReduceOp.MEAN, ReduceOp.SUM) or not weight >= 0:
-            raise InvalidArgumentError(f"Gradients need op MEAN or SUM and weight >= 0, got {op!r} and {weight!r}.")
-        scale = weight if op is ReduceOp.MEAN else 1.0
-        self._weight = StepWeight(scale, counts=not empty and scale > 0)
-        self._adds_up = op is ReduceOp.SUM
+        self._weight = weight
+        self._adds_up = adds_up
         self._num_steps = self._num_steps if index is None else index
         self._num_passes = 0
         self._twice_differentiable = False
-        try:
-            with intercept_backward(self._backward):
-                yield
-        finally:
-            self._num_steps += 1
-            self._weight = None
+        self._interception.__enter__()
 
-    @contextlib.contextmanager
+    def end_step(self) -> None:
+        """It is left."""
+        self._interception.__exit__(None, None, None)
+        self._num_steps += 1
+        self._weight = None
+
+    @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Keep the gradients of `backward()` inside the block local; the next synchronised one sends them as well.
 
@@ -220,7 +225,7 @@ class GradientReducer:
         kwargs: dict[str, Any],
         hooks: HeldBack,
     ) -> None:
-        weight = self._open_step()
+        weight = self._weight_of_step()
         create_graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph", False))
         parts = {index: self._accumulation.parts_of(index, gradient) for index, gradient in earlier.items()}
         trained = self._parameters.indices
@@ -274,7 +279,7 @@ class GradientReducer:
             parameters[index].grad = earlier[index]
 
     def _keep_local(self, earlier: dict[int, torch.Tensor]) -> None:
-        weight = self._open_step()
+        weight = self._weight_of_step()
         for index, parameter in zip(self._parameters.indices, self._parameters.trained, strict=True):
             gradient, new = earlier.get(index), parameter.grad
             if new is None or not weight.counts:
@@ -282,7 +287,7 @@ class GradientReducer:
             else:
                 parameter.grad = self._accumulation.add(index, gradient, new, weight.scale)
 
-    def _open_step(self) -> StepWeight:
+    def _weight_of_step(self) -> StepWeight:
         if self._weight is None:
             raise FailedPreconditionError(
                 f"raydist bug: backward pass {self._num_passes} was synchronised outside of a step."
@@ -296,3 +301,20 @@ class GradientReducer:
                 f"on the thread that runs the step, or they would stay local, as that of parameter {index} of shape "
                 f"{tuple(parameter.shape)}. Use torch.autograd.grad for local ones."
             )
+
+
+@final
+class _OpenStep:
+    """The block of `GradientReducer.step`; by hand, as one is around every step of a program."""
+
+    __slots__ = ("_how", "_reducer")
+
+    def __init__(self, reducer: GradientReducer, *how: Any) -> None:
+        self._reducer = reducer
+        self._how = how
+
+    def __enter__(self) -> None:
+        self._reducer.begin_step(*self._how)
+
+    def __exit__(self, *_: object) -> None:
+        self._reducer.end_step()

@@ -7,11 +7,11 @@ somebody wants to know.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
 from typing import Any, final
 
 import torch
@@ -26,16 +26,29 @@ Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
 _HANDLER: ContextVar[Handler | None] = ContextVar("raydist_backward_handler", default=None)
 
 
-@contextlib.contextmanager
-def intercept_backward(handler: Handler) -> Iterator[None]:
+def intercept_backward(handler: Handler) -> AbstractContextManager[None]:
     """Send every `backward()` that this thread calls inside the block to `handler`; other threads are not touched."""
-    token = _HANDLER.set(handler)
-    _WRAPPER.acquire()
-    try:
-        yield
-    finally:
+    return _Interception(handler)
+
+
+@final
+class _Interception:
+    """By hand, as one is around every step: a generator takes five more calls of Python."""
+
+    __slots__ = ("_handler", "_token")
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._token: Token[Handler | None] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _HANDLER.set(self._handler)
+        _WRAPPER.acquire()
+
+    def __exit__(self, *_: object) -> None:
         _WRAPPER.release()
-        _HANDLER.reset(token)
+        if self._token is not None:
+            _HANDLER.reset(self._token)
 
 
 @final

@@ -7,13 +7,13 @@ here: `strategies/default.py` says it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import final
 
 from raydist.errors import FailedPreconditionError
+from raydist.set_inside import SetInside
 
 __all__ = ["current", "enter_cross_replica", "enter_replica", "has_strategy", "in_cross_replica_context"]
 
@@ -37,8 +37,7 @@ def current() -> object | None:
     return None if opened is None else opened.holder
 
 
-@contextlib.contextmanager
-def enter_cross_replica(strategy: object) -> Iterator[None]:
+def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
     """The scope of `strategy`. The same one may be entered again; another one inside is an error."""
     opened = _opened.get()
     if opened is not None and opened.is_replica:
@@ -51,29 +50,17 @@ def enter_cross_replica(strategy: object) -> Iterator[None]:
             f"One scope must be left before another is entered: {type(opened.holder).__name__} is open, "
             f"{type(strategy).__name__} was asked for."
         )
-    with _enter(_Opened(strategy, is_replica=False)):
-        yield
+    return SetInside(_opened, _Opened(strategy, is_replica=False))
 
 
-@contextlib.contextmanager
-def enter_replica(context: object) -> Iterator[None]:
+def enter_replica(context: object) -> AbstractContextManager[None]:
     """Run what is inside as the replica of `context`, a `ReplicaContext`."""
     opened = _opened.get()
     if opened is not None and opened.is_replica:
         raise FailedPreconditionError(
             "strategy.run must be called by the driver, not inside of another run. Call the function itself there."
         )
-    with _enter(_Opened(context, is_replica=True)):
-        yield
-
-
-@contextlib.contextmanager
-def _enter(opened: _Opened) -> Iterator[None]:
-    token = _opened.set(opened)
-    try:
-        yield
-    finally:
-        _opened.reset(token)
+    return SetInside(_opened, _Opened(context, is_replica=True))
 
 
 def has_strategy() -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import cloudpickle
@@ -20,6 +20,7 @@ from raydist.context.peers import Peers
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
+from raydist.replicas.batch_rows import BatchRows
 from raydist.replicas.in_sync import SyncCheck
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.variables_view import VariablesView
@@ -52,14 +53,15 @@ class Connected(Peers):
     ) -> None:
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
         self._stand_in = True
-        self._set_rows(None)
+        self._batch = BatchRows.of(None, self.world_size, stand_in=True)
+        self.rows = None
         self.num_rows_seen: int | None = None
         self._argument_rows: tuple[int, ...] | None = None
         self._communicator = communicator
         self._reducer = reducer
         self._mirror = mirror
         self._reduce_op = ReduceOp.MEAN
-        self._open_step = contextlib.ExitStack()
+        self._open_step: AbstractContextManager[None] | None = None
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
         self._check_in_sync = 0
@@ -70,7 +72,6 @@ class Connected(Peers):
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
         self._written = WrittenBuffers(mirror, self._gather_all)
 
-    @contextlib.contextmanager
     def run(
         self,
         rows: tuple[int, ...] | None,
@@ -79,7 +80,7 @@ class Connected(Peers):
         stand_in: bool,
         check_in_sync: int = 0,
         on_nonfinite: OnNonfinite = "pass",
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Around one run of a step function; see `StepHeader` for the arguments."""
         self._reduce_op, self._stand_in, self._check_in_sync = reduce_op, stand_in, check_in_sync
         if not self._rules.exchanges_gradients:
@@ -87,15 +88,31 @@ class Connected(Peers):
         self._argument_rows = rows
         self.num_rows_seen = None if rows is None else rows[self.rank]
         self._reducer.attach(self._mirror.parameters())
-        with self._policy.run(on_nonfinite), contextlib.ExitStack() as self._open_step:
-            self._begin_batch(rows)
-            try:
-                yield
-            except BaseException:
+        return _Run(self) if on_nonfinite == "pass" else self._run_under(on_nonfinite)
+
+    @contextmanager
+    def _run_under(self, on_nonfinite: OnNonfinite) -> Iterator[None]:
+        with self._policy.run(on_nonfinite), _Run(self):
+            yield
+
+    def begin_run(self) -> None:
+        """What is done before the function of a `run` is called."""
+        try:
+            self._begin_batch(self._argument_rows)
+        except BaseException:
+            self._close_step()
+            raise
+
+    def end_run(self, *, failed: bool) -> None:
+        """What is done once it is over."""
+        try:
+            if failed:
                 self._undo_stand_in()
-                raise
-            self._end_batch()
-            self._rules.after_run(self.variables)
+            else:
+                self._end_batch()
+                self._rules.after_run(self.variables)
+        finally:
+            self._close_step()
 
     def step_optimizer(
         self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **kwargs: Any
@@ -106,7 +123,7 @@ class Connected(Peers):
     def next_batch(self, rows: tuple[int, ...]) -> None:
         """A loop inside the step function drew its next batch: what follows is weighted by its rows."""
         self._end_batch(begun=self.rows is not None)
-        self._open_step.close()
+        self._close_step()
         if self._argument_rows is None:
             self.num_rows_seen = (self.num_rows_seen or 0) + rows[self.rank]
         self._begin_batch(rows)
@@ -118,8 +135,7 @@ class Connected(Peers):
 
     def settle_batch(self) -> None:
         """Have the replicas agree now on what they agree on after the batch at hand, which may go on."""
-        self._written.agree(self._present)
-        self._align_stand_ins()
+        self._agree_on_buffers()
         self._written.begin()
 
     def largest(self, number: float) -> float:
@@ -129,7 +145,7 @@ class Connected(Peers):
     @property
     def stands_in(self) -> bool:
         """This replica has no rows of the batch at hand and works on others': nothing it produces counts."""
-        return self._stand_in and self.rows is not None and self.rows[self.rank] == 0
+        return self._batch.stand_in[self.rank]
 
     @property
     def share(self) -> float | None:
@@ -139,32 +155,42 @@ class Connected(Peers):
         return 1.0 if self.rows is None else float(self.rows[self.rank])
 
     def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
-        self._set_rows(rows)
-        weight = self._shares[self.rank]
+        self._batch = batch = BatchRows.of(rows, self.world_size, stand_in=self._stand_in)
+        self.rows = rows
+        weight, stands_in = batch.shares[self.rank], batch.stand_in[self.rank]
         if not self._rules.exchanges_gradients:
             weight = float(weight > 0)  # gradients are this replica's own, and those of no rows are none
         # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
-        empty = self.stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
-        self._open_step.enter_context(self._reducer.step(weight=weight, op=self._reduce_op, empty=empty))
-        self._held_metrics = self._mirror.hold_metrics() if self.stands_in else {}
-        self._held_buffers = self._mirror.export_buffers() if self.stands_in else []
+        empty = stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
+        step = self._reducer.step(weight=weight, op=self._reduce_op, empty=empty)
+        step.__enter__()
+        self._open_step = step
+        self._held_metrics = self._mirror.hold_metrics() if stands_in else {}
+        self._held_buffers = self._mirror.export_buffers() if stands_in else []
         self._written.begin()
+
+    def _close_step(self) -> None:
+        step, self._open_step = self._open_step, None
+        if step is not None:
+            step.__exit__(None, None, None)
 
     def _end_batch(self, *, begun: bool = True) -> None:
         """`begun`: there was one; what a loop does before its first draw is none."""
-        self._written.agree(self._present)
-        self._align_stand_ins()
+        self._agree_on_buffers()
         self._num_batches += 1
         if begun:
             self._rules.after_batch(self.variables)
         if self._check_in_sync and self._num_batches % self._check_in_sync == 0:
             self._sync_check.compare()
 
+    def _agree_on_buffers(self) -> None:
+        self._written.agree(self._batch.present)
+        if not self._batch.all_present:
+            self._align_stand_ins()
+
     def _align_stand_ins(self) -> None:
         """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
-        if not self._stand_in or self.rows is None or all(self.rows) or not any(self.rows):
-            return
-        root = next(rank for rank, count in enumerate(self.rows) if count)
+        root = self._batch.present.index(True)
         buffers = self._mirror.export_buffers()
         for buffer in buffers:
             self._communicator.broadcast(buffer, root).wait()
@@ -178,20 +204,11 @@ class Connected(Peers):
             self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
-    def _set_rows(self, rows: tuple[int, ...] | None) -> None:
-        """Note what follows from the rows of a batch for all that is done with it."""
-        self.rows = rows
-        self._shares = weights_of(rows, self.world_size)
-        # Which replicas count: all but those that stand in.
-        counts = rows if self._stand_in and rows is not None and any(rows) else (1,) * self.world_size
-        self._present = tuple(count > 0 for count in counts)
-        self._all_present = all(self._present)
-
     def weights(self) -> tuple[float, ...] | None:
         """Each replica's weight in the global objective; None where contributions are plainly added."""
         if self._reduce_op is ReduceOp.MEAN:
-            return self._shares
-        return None if self._all_present else tuple(map(float, self._present))
+            return self._batch.shares
+        return None if self._batch.all_present else tuple(map(float, self._batch.present))
 
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         tensor = promote(torch.as_tensor(value, device=self.device), op)
@@ -202,13 +219,13 @@ class Connected(Peers):
 
     def _all_reduce(self, op: ReduceOp, tensor: torch.Tensor, options: CommunicationOptions | None) -> torch.Tensor:
         group = self._communicator if options is None else self._within(options)
-        if self._all_present:
+        if self._batch.all_present:
             return reduce_promoted(group, tensor, op, self.weights())
         if self.stands_in:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
             return reduce_promoted(group, tensor, op, self.weights())
-        return reduce_promoted(group, tensor, ReduceOp.SUM, self.weights()) / sum(self._present)
+        return reduce_promoted(group, tensor, ReduceOp.SUM, self.weights()) / sum(self._batch.present)
 
     def _within(self, options: CommunicationOptions | None) -> Communicator:
         """What carries a call that may have a limit of its own."""
@@ -228,7 +245,7 @@ class Connected(Peers):
         mine = self.rank
         return map_structure(lambda leaf: leaf.values[mine] if isinstance(leaf, PerReplica) else leaf, merged)
 
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         return self._reducer.no_sync()
 
     def _gather_objects(self, value: Any) -> list[Any]:
@@ -259,13 +276,17 @@ def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
     return torch.where(never, tensor, torch.full_like(tensor, identity))
 
 
-def weights_of(rows: tuple[int, ...] | None, world_size: int) -> tuple[float, ...]:
-    """Share of each replica in the global batch; equal shares without one.
+@final
+class _Run:
+    """The block of `Connected.run`; by hand, as one is around every step: a generator takes eight calls more."""
 
-    >>> weights_of((3, 1), 2), weights_of(None, 2)
-    ((0.75, 0.25), (0.5, 0.5))
-    """
-    total = sum(rows) if rows else 0
-    if not rows or not total:
-        return (1.0 / world_size,) * world_size
-    return tuple(count / total for count in rows)
+    __slots__ = ("_connected",)
+
+    def __init__(self, connected: Connected) -> None:
+        self._connected = connected
+
+    def __enter__(self) -> None:
+        self._connected.begin_run()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._connected.end_run(failed=kind is not None)

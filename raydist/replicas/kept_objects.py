@@ -58,6 +58,8 @@ class KeptObjects:
         Raises:
             FailedPreconditionError: One was sent in a message that did not arrive.
         """
+        if not numbers and not arrived:
+            return []
         new = sorted(number for number in numbers if number not in self._objects)
         if len(new) != len(arrived):
             raise FailedPreconditionError(

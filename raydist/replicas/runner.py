@@ -58,6 +58,7 @@ _Args = TypeVarTuple("_Args")
 
 # Between the seeds of two replicas: the second one of a run is not the first one of a run with the next seed.
 _STREAM = 0x9E3779B97F4A7C15
+_NO_ITERATORS = contextlib.nullcontext()
 _SAVE_S = 2.0  # who closes a strategy gently has waited for its saves
 
 
@@ -239,7 +240,7 @@ class ReplicaRunner:
             return pack_result(call_here(fn, *args, **kwargs), absent=False)
         recorder = StepRecorder(lambda: peers.share)
         with (
-            self._bound_iterators((args, kwargs), header, peers),
+            self._bound_iterators((args, kwargs), header, peers) if args or kwargs else _NO_ITERATORS,
             peers.run(
                 header.rows,
                 header.gradient_reduce_op,
@@ -252,6 +253,7 @@ class ReplicaRunner:
             recorder.recording(header.summaries),
         ):
             value = call_here(fn, *args, **kwargs)
+            self._mirror.after_run()
         self._accelerator.leave()
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
         absent = header.stand_in and header.rows is not None and header.rows[peers.rank] == 0
@@ -260,7 +262,7 @@ class ReplicaRunner:
     @contextlib.contextmanager
     def _bound_iterators(self, arguments: tuple[Any, Any], header: StepHeader, peers: Connected) -> Iterator[None]:
         """Iterators among the arguments draw this replica's pieces and tell of how many rows each batch is."""
-        leaves = flatten(arguments)[0] if any(arguments) else []
+        leaves, _ = flatten(arguments)
         iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
         if not iterators:
             yield

@@ -36,7 +36,8 @@ class WrittenBuffers:
 
     def begin(self) -> None:
         """A batch begins: what is added to a buffer is added to what it holds now."""
-        self._before = [buffer.detach().clone() for buffer, _ in self._mirror.written_buffers()]
+        written = self._mirror.written_buffers()
+        self._before = [buffer.detach().clone() for buffer, _ in written] if written else []
 
     def agree(self, present: Sequence[bool]) -> None:
         """The batch is done: give every replica what all of them wrote.
@@ -44,6 +45,8 @@ class WrittenBuffers:
         Args:
             present: Which replicas count, by rank.
         """
+        if not self._before:
+            return
         for (buffer, how), before in zip(self._mirror.written_buffers(), self._before, strict=True):
             rows = self._gather_all(buffer.detach().unsqueeze(0))
             values = [row for row, counts in zip(rows, present, strict=True) if counts]

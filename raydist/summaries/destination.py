@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
+from raydist.set_inside import SetInside
 from raydist.summaries.record import Record
 
 __all__ = [
@@ -79,44 +80,26 @@ def taker() -> RecordTaker | None:
     return _taker.get()
 
 
-@contextlib.contextmanager
-def as_destination(place: Destination | None) -> Iterator[None]:
+def as_destination(place: Destination | None) -> AbstractContextManager[None]:
     """Make it the default inside."""
-    token = _destination.set(place)
-    try:
-        yield
-    finally:
-        _destination.reset(token)
+    return SetInside(_destination, place)
 
 
-@contextlib.contextmanager
+@contextmanager
 def only_if(wanted: RecordCondition) -> Iterator[None]:
-    """Inside nothing is recorded but where this holds."""
-    token = _condition.set(wanted)
-    try:
+    """Inside nothing is recorded but where this holds. Programs may decorate functions with it."""
+    with SetInside(_condition, wanted):
         yield
-    finally:
-        _condition.reset(token)
 
 
-@contextlib.contextmanager
-def as_taker(found: RecordTaker) -> Iterator[None]:
+def as_taker(found: RecordTaker) -> AbstractContextManager[None]:
     """A replica's step runs inside."""
-    token = _taker.set(found)
-    try:
-        yield
-    finally:
-        _taker.reset(token)
+    return SetInside(_taker, found)
 
 
-@contextlib.contextmanager
-def noting(take: Callable[[Any], None]) -> Iterator[None]:
+def noting(take: Callable[[Any], None]) -> AbstractContextManager[None]:
     """A step is pickled inside: the writers that it uses are given to `take`."""
-    token = _noting.set(take)
-    try:
-        yield
-    finally:
-        _noting.reset(token)
+    return SetInside(_noting, take)
 
 
 def note(writer: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import final
 
 from raydist.summaries.destination import Destination, as_destination, as_taker, only_if
@@ -33,17 +33,16 @@ class StepRecorder:
     def take(self, record: Record) -> None:
         self._records.append(record)
 
-    @contextlib.contextmanager
-    def recording(self, order: SummaryOrder | None) -> Iterator[None]:
+    def recording(self, order: SummaryOrder | None) -> AbstractContextManager[None]:
         """Around the run; `order` is what the driver said."""
-        with as_taker(self):
-            if order is None:
-                yield
-                return
-            place = Destination(order.writer, self, order.step) if order.writer else None
-            with as_destination(place), only_if(order.wanted):
-                yield
+        return as_taker(self) if order is None else self._following(order)
+
+    @contextmanager
+    def _following(self, order: SummaryOrder) -> Iterator[None]:
+        place = Destination(order.writer, self, order.step) if order.writer else None
+        with as_taker(self), as_destination(place), only_if(order.wanted):
+            yield
 
     def records(self) -> tuple[Record, ...]:
         """What was recorded, fit to travel."""
-        return tuple(record.settled() for record in self._records)
+        return tuple(record.settled() for record in self._records) if self._records else ()

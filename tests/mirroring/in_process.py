@@ -92,7 +92,9 @@ class Mirror:
         with self._class_trackers[rank].swapped():
             function, args, kwargs = self.replicas[rank].apply(_copied(shipment), parts)
         with self.replicas[rank].guard():
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        self.replicas[rank].after_run()
+        return result
 
     @property
     def bytes_of_last(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from raydist.collectives.nonfinite.policy import NonfinitePolicy
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
 from raydist.options import CommunicationOptions
-from raydist.replicas.connected import Connected, weights_of
+from raydist.replicas.connected import Connected
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.rules import ReplicaRules, ReplicaVariables
 from raydist.values import PerReplica, ReduceOp
@@ -74,14 +74,6 @@ def on_replicas(
         return body(Connected(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
 
     return run_ranks(world_size, main)
-
-
-@pytest.mark.parametrize(
-    ("rows", "weights"),
-    [((3, 1), (0.75, 0.25)), ((2, 0), (1.0, 0.0)), ((0, 0), (0.5, 0.5)), (None, (0.5, 0.5))],
-)
-def test_weights_are_shares_of_rows(rows: tuple[int, ...] | None, weights: tuple[float, ...]) -> None:
-    assert weights_of(rows, 2) == weights
 
 
 def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:

@@ -66,8 +66,9 @@ class ReplicaBuffers:
     def written(self) -> list[tuple[torch.Tensor, str]]:
         """The buffers that replicas agree on after each batch, and how; in an order that is the same on all."""
         written = self.aggregations.written()
-        if written:
-            self.places.settle()
+        if not written:
+            return []
+        self.places.settle()
         return [(self._table.object_of(handle), how) for handle, how in written]
 
     def arrived(self, handles: Iterable[int]) -> list[int]:

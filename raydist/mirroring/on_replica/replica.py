@@ -6,8 +6,8 @@ wants to read (`collect_*`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -27,7 +27,7 @@ from raydist.mirroring.metric_states import (
 from raydist.mirroring.on_replica.arrivals import Arrivals
 from raydist.mirroring.on_replica.externals import Externals
 from raydist.mirroring.on_replica.merged_states import StateMerger
-from raydist.mirroring.on_replica.replica_hooks import note_steps, refuse_new_parameters
+from raydist.mirroring.on_replica.replica_hooks import ParameterGuard, note_steps
 from raydist.mirroring.on_replica.report import ControlCollector, TensorCollector
 from raydist.mirroring.on_replica.sent_functions import SentFunctions
 from raydist.mirroring.on_replica.update_log import UpdateLog
@@ -37,6 +37,8 @@ from raydist.pickling.attribute_table import attributes
 from raydist.pickling.pickler import PersistentId, dumps, loads
 
 __all__ = ["MirrorReplica"]
+
+_NO_ARGUMENTS = dumps(((), {}), lambda _: None)
 
 
 @final
@@ -70,6 +72,7 @@ class MirrorReplica(MirrorCalls):
         self._device = device
         self.externals = Externals(externals or {})
         self._parts: Sequence[Any] = ()
+        self._guard = ParameterGuard(lambda obj: self._table.handle_of(obj) is not None)
         self._functions = SentFunctions(self._loads, self._is_shared, rank)
         self._start_empty()
 
@@ -102,7 +105,8 @@ class MirrorReplica(MirrorCalls):
         self._parts = parts
         try:
             function = self._functions.function_of(shipment)
-            args, kwargs = self._loads(shipment.arguments)
+            given = shipment.arguments
+            args, kwargs = ((), {}) if given == _NO_ARGUMENTS else self._loads(given)
         finally:
             self._parts = ()
         return function, args, kwargs
@@ -117,11 +121,12 @@ class MirrorReplica(MirrorCalls):
         self._arrivals.take(shipment)
         self._functions.forget(shipment.forget)
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """For the time of a step: a parameter created in a mirrored module is an error, changed copies are noted."""
-        with refuse_new_parameters(lambda obj: self._table.handle_of(obj) is not None):
-            yield
+    def guard(self) -> AbstractContextManager[None]:
+        """For the time of a step: a parameter created in a mirrored module is an error."""
+        return self._guard
+
+    def after_run(self) -> None:
+        """The function of the shipment that was applied last has run to its end: changed copies are noted."""
         self._functions.after_run()
 
     def settle(self) -> None:

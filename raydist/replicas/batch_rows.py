@@ -1,0 +1,54 @@
+"""What follows from how many rows of a batch each replica has. Pure."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import final
+
+__all__ = ["BatchRows", "weights_of"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """The rows of one batch, over all replicas.
+
+    Attributes:
+        counts: Rows of each replica; None without a batch.
+        shares: Of each replica in the global batch.
+        stand_in: Which replicas have none, and work on others'.
+        present: Which replicas count: all but those that stand in; all where no replica has rows.
+        all_present: Whether all do.
+    """
+
+    counts: tuple[int, ...] | None
+    shares: tuple[float, ...]
+    stand_in: tuple[bool, ...]
+    present: tuple[bool, ...]
+    all_present: bool
+
+    @staticmethod
+    @functools.lru_cache(maxsize=64)  # a program has few sizes of batches: a full one, and the last one
+    def of(counts: tuple[int, ...] | None, world_size: int, *, stand_in: bool) -> BatchRows:
+        """Those of a batch; `stand_in`: whether replicas without rows work on others'.
+
+        >>> BatchRows.of((3, 0), 2, stand_in=True).present, BatchRows.of((3, 0), 2, stand_in=False).present
+        ((True, False), (True, True))
+        """
+        nobody, everybody = (False,) * world_size, (True,) * world_size
+        stand_ins = tuple(count == 0 for count in counts) if stand_in and counts is not None else nobody
+        present = everybody if all(stand_ins) else tuple(not absent for absent in stand_ins)
+        return BatchRows(counts, weights_of(counts, world_size), stand_ins, present, all(present))
+
+
+def weights_of(rows: tuple[int, ...] | None, world_size: int) -> tuple[float, ...]:
+    """Share of each replica in the global batch; equal shares without one.
+
+    >>> weights_of((3, 1), 2), weights_of(None, 2)
+    ((0.75, 0.25), (0.5, 0.5))
+    """
+    total = sum(rows) if rows else 0
+    if not rows or not total:
+        return (1.0 / world_size,) * world_size
+    return tuple(count / total for count in rows)
