@@ -63,7 +63,13 @@ class Membership:
 
 
 class Work(ABC):
-    """A collective that has been started."""
+    """A collective that has been started.
+
+    Attributes:
+        noted: Whether any rank has marked it by `Communicator.note`; known when it has been waited for.
+    """
+
+    noted: bool = False
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> None:
@@ -77,11 +83,6 @@ class Work(ABC):
             UnavailableError: A peer is gone.
             CancelledError: `abort` was called.
         """
-
-    @property
-    def noted(self) -> bool:
-        """Whether any rank has marked it by `Communicator.note`; to be asked when it is done."""
-        return False
 
 
 class Communicator(ABC):

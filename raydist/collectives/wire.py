@@ -69,7 +69,8 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
 
 def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
     """Prepare `tensor` for a reduction in place (`op` MEAN travels as a sum)."""
-    check_reducible(tensor.dtype, op)
+    if op is not ReduceOp.SUM or tensor.dtype is torch.bool:
+        check_reducible(tensor.dtype, op)
     target = tensor.detach() if tensor.requires_grad else tensor
     carrier = _CARRIERS.get(target.dtype)
     values = (target if carrier is None else target.to(carrier)).contiguous()

@@ -41,6 +41,16 @@ class BatchRows:
         present = everybody if all(stand_ins) else tuple(not absent for absent in stand_ins)
         return BatchRows(counts, weights_of(counts, world_size), stand_ins, present, all(present))
 
+    def weights(self, *, adds_up: bool) -> tuple[float, ...] | None:
+        """Each replica's weight in the global objective; None where contributions are plainly added.
+
+        >>> BatchRows.of((3, 0), 2, stand_in=True).weights(adds_up=True)
+        (1.0, 0.0)
+        """
+        if not adds_up:
+            return self.shares
+        return None if self.all_present else tuple(map(float, self.present))
+
 
 def weights_of(rows: tuple[int, ...] | None, world_size: int) -> tuple[float, ...]:
     """Share of each replica in the global batch; equal shares without one.

@@ -55,6 +55,7 @@ class Connected(Peers):
         self._stand_in = True
         self._batch = BatchRows.of(None, self.world_size, stand_in=True)
         self.rows = None
+        self._weights: tuple[float, ...] | None = None
         self.num_rows_seen: int | None = None
         self._argument_rows: tuple[int, ...] | None = None
         self._communicator = communicator
@@ -157,6 +158,7 @@ class Connected(Peers):
     def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
         self._batch = batch = BatchRows.of(rows, self.world_size, stand_in=self._stand_in)
         self.rows = rows
+        self._weights = batch.weights(adds_up=self._reduce_op is not ReduceOp.MEAN)
         weight, stands_in = batch.shares[self.rank], batch.stand_in[self.rank]
         if not self._rules.exchanges_gradients:
             weight = float(weight > 0)  # gradients are this replica's own, and those of no rows are none
@@ -204,12 +206,6 @@ class Connected(Peers):
             self._mirror.import_buffers(self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)
 
-    def weights(self) -> tuple[float, ...] | None:
-        """Each replica's weight in the global objective; None where contributions are plainly added."""
-        if self._reduce_op is ReduceOp.MEAN:
-            return self._batch.shares
-        return None if self._batch.all_present else tuple(map(float, self._batch.present))
-
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         tensor = promote(torch.as_tensor(value, device=self.device), op)
         wire = None if options is None or options.compression is None else WIRES[options.compression]
@@ -220,12 +216,12 @@ class Connected(Peers):
     def _all_reduce(self, op: ReduceOp, tensor: torch.Tensor, options: CommunicationOptions | None) -> torch.Tensor:
         group = self._communicator if options is None else self._within(options)
         if self._batch.all_present:
-            return reduce_promoted(group, tensor, op, self.weights())
+            return reduce_promoted(group, tensor, op, self._weights)
         if self.stands_in:
             tensor = _without_effect(tensor, op)
         if op is not ReduceOp.MEAN:
-            return reduce_promoted(group, tensor, op, self.weights())
-        return reduce_promoted(group, tensor, ReduceOp.SUM, self.weights()) / sum(self._batch.present)
+            return reduce_promoted(group, tensor, op, self._weights)
+        return reduce_promoted(group, tensor, ReduceOp.SUM, self._weights) / sum(self._batch.present)
 
     def _within(self, options: CommunicationOptions | None) -> Communicator:
         """What carries a call that may have a limit of its own."""
@@ -236,7 +232,7 @@ class Connected(Peers):
         tensor = torch.as_tensor(value, device=self.device)
         if self.stands_in and -tensor.dim() <= axis < tensor.dim():
             tensor = tensor.narrow(axis, 0, 0)
-        return all_gather(self._within(options), tensor, axis, self.weights())
+        return all_gather(self._within(options), tensor, axis, self._weights)
 
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gathered = self._gather_objects((args, kwargs))

@@ -103,8 +103,6 @@ class WatchedCommunicator(DelegatingCommunicator):
 class _WatchedWork(Work):
     """A collective under way."""
 
-    __slots__ = ("_communicator", "_name", "_number", "_tensor", "_work")
-
     def __init__(
         self, communicator: WatchedCommunicator, number: int, name: str, tensor: torch.Tensor | None, work: Work
     ) -> None:
@@ -114,10 +112,7 @@ class _WatchedWork(Work):
         self._tensor = tensor
         self._work = work
 
-    @property
-    def noted(self) -> bool:
-        return self._work.noted
-
     def wait(self, timeout_s: float | None = None) -> None:
         wait = self._work.wait if timeout_s is None else partial(self._work.wait, timeout_s)
         self._communicator.watch(wait, self._number, self._name, self._tensor)
+        self.noted = self._work.noted

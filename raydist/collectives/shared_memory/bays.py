@@ -16,6 +16,7 @@ from raydist.collectives.shared_memory.generation import SharedGeneration
 from raydist.collectives.shared_memory.layout import cut
 from raydist.collectives.shared_memory.sequence import BayUse
 from raydist.collectives.shared_memory.task import Reached, Steps
+from raydist.collectives.wire import Staged
 from raydist.values import ReduceOp
 
 __all__ = ["SMALL_BYTES", "num_reducers", "reduce_in_bays"]
@@ -35,9 +36,18 @@ def num_reducers(num_bytes: int, world_size: int) -> int:
 
 
 def reduce_in_bays(
-    generation: SharedGeneration, bay: BayUse, flat: torch.Tensor, op: ReduceOp, *, everywhere: bool
+    generation: SharedGeneration, bay: BayUse, flat: torch.Tensor, staged: Staged, op: ReduceOp, *, everywhere: bool
 ) -> Steps:
-    """Reduce what all ranks have brought; `everywhere`: whether this rank wants the result, in `flat`."""
+    """Reduce what all ranks have brought; `everywhere`: whether this rank wants the result.
+
+    Args:
+        generation: Of the group.
+        bay: Where it lies.
+        flat: What this rank has brought: the values of `staged`, as one row.
+        staged: The same, to be delivered in the end.
+        op: How.
+        everywhere: See above.
+    """
     board, first = generation.board, generation.board.layout.bay(0, bay.number)
     if board.rank < bay.num_reducers:
         _reduce_slice(generation, bay, flat, op)
@@ -45,6 +55,7 @@ def reduce_in_bays(
     yield Reached(board, Count.SUMMED, bay.number + 1, last=True, among=bay.num_reducers)
     if everywhere:
         ctypes.memmove(flat.data_ptr(), generation.segment.address + first, flat.nbytes)
+    staged.deliver()
 
 
 def _reduce_slice(generation: SharedGeneration, bay: BayUse, flat: torch.Tensor, op: ReduceOp) -> None:

@@ -51,6 +51,12 @@ class Board:
         segment: Where they lie.
         layout: How.
         rank: Whose counters may be written.
+
+    Attributes:
+        layout: As given.
+        rank: As given.
+        bell: That rank's. Its count is read before looking whether there is something to do, and given to :meth:`sleep`
+            if there was not.
     """
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
@@ -59,12 +65,13 @@ class Board:
         self._bytes = segment.bytes()
         self._words = self._bytes.cast("Q")
         self._fence = Fence()
+        self._lock = self._fence.lock
         ranks = range(layout.world_size)
         self._others = [other for other in ranks if other != rank]
         self._base = layout.words(rank) // 8
         self._places = [[layout.words(other) // 8 + count for other in ranks] for count in Count]
         self._bells = [Bell(segment.address + layout.words(other) + _BELL_WORD * 8) for other in ranks]
-        self._mine = self._bells[rank]
+        self.bell = self._bells[rank]
         self._failed = self._places[Count.FAILED]
         self._any_failed = layout.words(0) // 8 + _ANY_FAILED_WORD
         self._patience = Patience.among(layout.world_size)
@@ -81,7 +88,8 @@ class Board:
             waking: Only the first so many ranks wait for it; all, unless given.
         """
         self._words[self._base + count] = value
-        self._fence()
+        with self._lock:  # the fence, without the call
+            pass
         if self.all_reached(count, value, among):
             self.wake(self._others if waking is None else [rank for rank in range(waking) if rank != self.rank])
 
@@ -159,11 +167,13 @@ class Board:
         self.store(self._any_failed * 8, 1)
         self.wake(range(self.layout.world_size))
 
+    def any_failed(self) -> bool:
+        """Whether a rank has posted something."""
+        return bool(self._words[self._any_failed])
+
     def posted(self) -> bytes | None:
         """What a rank has posted, the first in rank order."""
         words = self._words
-        if not words[self._any_failed]:
-            return None
         for rank, place in enumerate(self._failed):
             if words[place]:
                 start = self.layout.failure(rank)
@@ -172,35 +182,34 @@ class Board:
 
     # --- sleeping -----------------------------------------------------------------------------------------------------
 
-    def bell_count(self) -> int:
-        """To be read before looking whether there is something to do, and given to :meth:`sleep` if there was not."""
-        return self._mine.count()
-
     def sleep(self, seen: int, seconds: float) -> None:
         """Return when somebody has rung since, after `seconds`, or for no reason."""
+        if not self._patience.watches:
+            self.bell.sleep(seen, seconds)
+            return
         watch_s = min(self._patience.watch_s(), seconds)
         if watch_s > 0:
             if self._rung_within(seen, watch_s):
                 self._patience.in_time()
                 return
             self._patience.in_vain()
-            self._mine.sleep(seen, seconds)
+            self.bell.sleep(seen, seconds)
             return
         began = time.perf_counter()
-        self._mine.sleep(seen, seconds)
+        self.bell.sleep(seen, seconds)
         self._patience.slept(time.perf_counter() - began)
 
     def _rung_within(self, seen: int, seconds: float) -> bool:
         end = time.perf_counter() + seconds
-        while self._mine.count() == seen:
+        while self.bell.count() == seen:
             if time.perf_counter() >= end:
                 return False
-            self._mine.yield_core()
+            self.bell.yield_core()
         return True
 
     def ring(self) -> None:
         """Wake this rank itself, from another thread."""
-        self._mine.ring()
+        self.bell.ring()
 
     def wake(self, ranks: list[int] | range) -> None:
         for rank in ranks:

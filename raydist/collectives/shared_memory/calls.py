@@ -10,11 +10,12 @@ import torch
 from raydist.collectives.parts import describe_tensor
 from raydist.collectives.shared_memory.layout import CALL_BYTES
 
-__all__ = ["CallTexts", "is_noted", "is_same_call", "shown_call"]
+__all__ = ["MARK", "CallTexts", "is_noted", "is_same_call", "shown_call"]
 
 _TEXT_BYTES = CALL_BYTES - 8
 _MOST_KNOWN = 1024
-_REMARK = b"\0"  # behind it stands what is not compared: what is shown, and behind another one whether it is marked
+MARK = b"\0"
+"""Behind it stands what is not compared: what is shown, and behind another one whether it is marked."""
 _NOTE = b"!"
 
 
@@ -36,7 +37,8 @@ class CallTexts:
 
     def next_call(self, name: str, tensor: torch.Tensor | None) -> bytes:
         """The text of the next call, with what was said of it."""
-        text = self.text(name, tensor)
+        text = b"" if tensor is None else self._known.get((name, tensor.dtype, tensor.shape), b"")
+        text = text or self.text(name, tensor)
         if self._announced or self._noting:
             text = self.with_remarks(text, self._announced, noted=self._noting)
             self._announced, self._noting = "", False
@@ -56,19 +58,19 @@ class CallTexts:
 
     def with_remarks(self, text: bytes, shown: str, *, noted: bool) -> bytes:
         """A text with what is not compared: what messages show in its place, and whether the call is marked."""
-        most = _TEXT_BYTES - len(text) - 2 * len(_REMARK) - len(_NOTE)
+        most = _TEXT_BYTES - len(text) - 2 * len(MARK) - len(_NOTE)
         shown_bytes = shown.encode()[: max(most, 0)]
-        return _shorten(text + _REMARK + shown_bytes + _REMARK + (_NOTE if noted else b""))
+        return _shorten(text + MARK + shown_bytes + MARK + (_NOTE if noted else b""))
 
 
 def is_same_call(one: bytes, other: bytes) -> bool:
     """Whether two texts are of the same call, whatever they remark."""
-    return one.partition(_REMARK)[0].rstrip() == other.partition(_REMARK)[0].rstrip()
+    return one.partition(MARK)[0].rstrip() == other.partition(MARK)[0].rstrip()
 
 
 def is_noted(text: bytes) -> bool:
     """Whether the call is marked."""
-    return text.rstrip().endswith(_REMARK + _NOTE)
+    return text.rstrip().endswith(MARK + _NOTE)
 
 
 def shown_call(text: bytes) -> str:
@@ -77,7 +79,7 @@ def shown_call(text: bytes) -> str:
     >>> shown_call(b"all_reduce(MAX) of torch.int64 (3,)\\0all_gather(axis=0) of torch.float32 (2,)\\0  ")
     'all_gather(axis=0) of torch.float32 (2,)'
     """
-    call, *remarks = text.decode(errors="replace").split(_REMARK.decode())
+    call, *remarks = text.decode(errors="replace").split(MARK.decode())
     return ((remarks[0] if remarks else "") or call).strip()
 
 

@@ -214,14 +214,14 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         *,
         everywhere: bool,
     ) -> Work:
-        bay = generation.sequence.next_bay(num_reducers(flat.nbytes, self.world_size))
+        board = generation.board
+        bay = generation.sequence.next_bay(num_reducers(flat.nbytes, board.layout.world_size))
 
         def body(number: int) -> Steps:
-            yield from reduce_in_bays(generation, bay, flat, op, everywhere=everywhere)
-            staged.deliver()
+            return reduce_in_bays(generation, bay, flat, staged, op, everywhere=everywhere)
 
         brought = ((flat.data_ptr(), flat.nbytes),)
-        brings_all = self.rank >= bay.num_reducers
+        brings_all = board.rank >= bay.num_reducers
         return self._start(generation, name, tensor, body, brings_all=brings_all, brought=brought, bay=bay)
 
     def _broadcast(self, name: str, tensor: torch.Tensor, root: int) -> Work:

@@ -7,7 +7,6 @@ which count it has seen, and does not sleep when the bell has been rung since. S
 from __future__ import annotations
 
 import ctypes
-import math
 import platform
 import sys
 import threading
@@ -71,8 +70,8 @@ class Bell:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Return when the bell has been rung since its count was `seen`, after `seconds`, or for no reason."""
-        fraction, whole = math.modf(max(seconds, 0.0))
-        limit = _Timespec(int(whole), int(fraction * 1e9))
+        whole = int(seconds) if seconds > 0.0 else 0
+        limit = _Timespec(whole, int((seconds - whole) * 1e9) if seconds > 0.0 else 0)
         self._futex(_SYS_FUTEX, self._address, _WAIT, seen, ctypes.addressof(limit), None, 0)
 
 
@@ -82,11 +81,14 @@ class Fence:
 
     x86-64 may put a load before an earlier store to another address. Any locked instruction stops that; taking a lock
     that nobody else wants is one.
+
+    Attributes:
+        lock: That one.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def __call__(self) -> None:
-        self._lock.acquire()
-        self._lock.release()
+        with self.lock:
+            pass

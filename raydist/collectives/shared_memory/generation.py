@@ -68,13 +68,19 @@ class SharedGeneration:
         """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
         if not task.done:
             limit_s = self._timeout_s if timeout_s is None else timeout_s
-            self._outside.attend()
-            try:
+            if self._outside.is_empty:
                 self._sleep_until_done(task, limit_s, fatal=timeout_s is None)
-            finally:
-                self._outside.leave()
+            else:
+                self._attend(task, limit_s, fatal=timeout_s is None)
         if task.error is not None:
             raise task.error
+
+    def _attend(self, task: Task, limit_s: float, *, fatal: bool) -> None:
+        self._outside.attend()
+        try:
+            self._sleep_until_done(task, limit_s, fatal=fatal)
+        finally:
+            self._outside.leave()
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor in the segment; the same object for the same place, as making one takes 2 us."""
@@ -101,7 +107,8 @@ class SharedGeneration:
         """Do all that can be done now, of everything under way."""
         try:
             self.sequence.advance()
-            self.mailboxes.advance()
+            if self.mailboxes.num_under_way:
+                self.mailboxes.advance()
             if not self._outside.is_empty:
                 self._outside.advance()
         except BaseException as error:
@@ -112,6 +119,8 @@ class SharedGeneration:
 
     def check(self, operation: str) -> None:
         """Raise if the group has failed."""
+        if self._failure is None and not self.board.any_failed():
+            return
         failure = self._failure or self._heard()
         if failure is not None:
             raise type(failure)(
@@ -136,8 +145,9 @@ class SharedGeneration:
     def _sleep_until_done(self, task: Task, limit_s: float, *, fatal: bool) -> None:
         began = time.monotonic()
         deadline, next_look = began + limit_s, began + _SLICE_S
+        bell = self.board.bell
         while True:
-            seen = self.board.bell_count()
+            seen = bell.count()
             self.advance()
             if task.done:
                 return
@@ -248,9 +258,6 @@ class TaskWork(Work):
         self._generation = generation
         self._task = task
 
-    @property
-    def noted(self) -> bool:
-        return self._task.noted
-
     def wait(self, timeout_s: float | None = None) -> None:
         self._generation.wait(self._task, timeout_s)
+        self.noted = self._task.noted

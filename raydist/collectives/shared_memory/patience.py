@@ -24,6 +24,9 @@ class Patience:
     Args:
         watches: Whether it ever does.
 
+    Attributes:
+        watches: As given.
+
     >>> patience = Patience()
     >>> patience.watch_s() > 0
     True
@@ -33,7 +36,7 @@ class Patience:
     """
 
     def __init__(self, *, watches: bool = True) -> None:
-        self._watches = watches
+        self.watches = watches
         self._num_skipped = 0
         self._num_to_skip = 0
 
@@ -48,7 +51,7 @@ class Patience:
 
     def watch_s(self) -> float:
         """How many seconds to watch now."""
-        if not self._watches:
+        if not self.watches:
             return 0.0
         if self._num_skipped < self._num_to_skip:
             self._num_skipped += 1

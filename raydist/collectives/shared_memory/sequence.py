@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.collectives.shared_memory.board import Board, Count
-from raydist.collectives.shared_memory.calls import is_noted, is_same_call, shown_call
+from raydist.collectives.shared_memory.calls import MARK, is_noted, is_same_call, shown_call
 from raydist.collectives.shared_memory.layout import CALL_BYTES, NUM_BAYS, NUM_SLOTS
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.task import Condition, Reached, Steps, Task
@@ -112,7 +112,7 @@ class CollectiveSequence:
         padded = call.ljust(CALL_BYTES - 8)
         task = Task(operation)
         entry = _Entry(number, padded, memory, brought, bay, task)
-        task.begin(self._steps(entry, body, brings_all=brings_all, compared=compared))
+        task.steps = self._steps(entry, body, brings_all=brings_all, compared=compared)
         self._called.append(entry)
         self._begin()
         return task
@@ -162,29 +162,25 @@ class CollectiveSequence:
         self._begun.clear()
 
     def _begin(self) -> None:
+        board = self._board
         while self._called and self._has_room(self._called[0]):
             entry = self._called.popleft()
-            place = self._address + self._place(entry)
+            layout, rank, bay = board.layout, board.rank, entry.bay
+            place = self._address + (layout.slot(rank, entry.number) if bay is None else layout.bay(rank, bay.number))
             for address, num_bytes in entry.brought:
                 ctypes.memmove(place, address, num_bytes)
                 place += num_bytes
             waking = None
-            if entry.bay is not None:
+            if bay is not None:
                 self._num_in_bays += 1
-                waking = entry.bay.num_reducers
-            self._board.write_call(entry.number, entry.call, entry.memory)
-            self._board.reach(Count.ENTERED, entry.number + 1, waking=waking)
+                waking = bay.num_reducers
+            board.write_call(entry.number, entry.call, entry.memory)
+            board.reach(Count.ENTERED, entry.number + 1, waking=waking)
             self._begun.append(entry)
 
     def _has_room(self, entry: _Entry) -> bool:
         in_bays = self._num_in_bays < _MOST_IN_BAYS if entry.bay is not None else True
         return in_bays and entry.number - self._num_ended < _MOST_UNDER_WAY
-
-    def _place(self, entry: _Entry) -> int:
-        layout, rank = self._board.layout, self._board.rank
-        if entry.bay is not None:
-            return layout.bay(rank, entry.bay.number)
-        return layout.slot(rank, entry.number)
 
     def _steps(self, entry: _Entry, body: Body, *, brings_all: bool, compared: bool) -> Steps:
         yield Reached(self._board, Count.ENTERED, entry.number + 1, last=brings_all)
@@ -198,7 +194,7 @@ class CollectiveSequence:
         """Raise where ranks call different things; whether one of them has marked the call."""
         board, number, call = self._board, entry.number, entry.call
         if board.all_call(number, call, entry.memory):
-            return is_noted(call)
+            return MARK in call and is_noted(call)
         calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
         if not all(is_same_call(call, other) for other in calls):
             raise mismatch_error([f"{shown_call(text)} as call {number}" for text in calls])

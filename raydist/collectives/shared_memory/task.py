@@ -85,6 +85,7 @@ class Task:
         done: Whether it is over, well or badly.
         error: What it raised.
         noted: Whether a rank has marked it.
+        steps: Those that are left; None of one that is over. May be set once, where they need the task itself.
     """
 
     def __init__(self, operation: str, steps: Steps | None = None) -> None:
@@ -93,15 +94,11 @@ class Task:
         self.awaited: Condition | None = None
         self.done = False
         self.error: BaseException | None = None
-        self._steps = steps
-
-    def begin(self, steps: Steps) -> None:
-        """Give it its steps, where they need the task itself."""
-        self._steps = steps
+        self.steps = steps
 
     def advance(self) -> None:
         """Take all steps that can be taken now. Raises what must not happen; a mismatch is for whoever waits."""
-        steps = self._steps
+        steps = self.steps
         if steps is None:
             return
         try:
@@ -117,7 +114,7 @@ class Task:
 
     def drop(self) -> None:
         """Let go of tensors: nobody will go on with it."""
-        self._steps = None
+        self.steps = None
 
     def _end(self, error: BaseException | None) -> None:
-        self.done, self.error, self._steps, self.awaited = True, error, None, None
+        self.done, self.error, self.steps, self.awaited = True, error, None, None

@@ -26,7 +26,7 @@ def test_only_the_last_one_wakes_the_others(boards: list[Board]) -> None:
     counts = []
     for board in (boards[1], boards[2], boards[0]):
         board.reach(Count.LOADED, 5)
-        counts.append([other.bell_count() for other in boards])
+        counts.append([other.bell.count() for other in boards])
     assert counts == [[0, 0, 0], [0, 0, 0], [0, 1, 1]]
 
 
@@ -67,20 +67,20 @@ def test_whoever_fails_is_heard(boards: list[Board], rank: int) -> None:
 
 def test_a_failure_wakes_everybody(boards: list[Board]) -> None:
     assert boards[0].posted() is None
-    seen = boards[2].bell_count()
+    seen = boards[2].bell.count()
     boards[1].post(b"x" * 3 * FAILURE_BYTES)
     boards[2].sleep(seen, 30.0)
     assert boards[2].posted() == b"x" * (FAILURE_BYTES - 8)
-    assert [board.bell_count() for board in boards] == [1, 1, 1]
+    assert [board.bell.count() for board in boards] == [1, 1, 1]
 
 
 def test_sleep_ends_with_the_bell_whether_it_watches_or_sleeps(boards: list[Board]) -> None:
     start = time.monotonic()
     for _ in range(200):
-        seen = boards[0].bell_count()
+        seen = boards[0].bell.count()
         threading.Thread(target=boards[1].wake, args=([0],)).start()
         boards[0].sleep(seen, 30.0)
-        assert boards[0].bell_count() == seen + 1
+        assert boards[0].bell.count() == seen + 1
     assert time.monotonic() - start < 25.0
 
 
@@ -90,7 +90,7 @@ def test_counts_of_some_ranks_and_who_is_woken(boards: list[Board]) -> None:
     boards[0].reach(Count.SUMMED, 1, among=2)
     assert boards[2].all_reached(Count.SUMMED, 1, among=2)
     assert not boards[2].all_reached(Count.SUMMED, 1)
-    assert [board.bell_count() for board in boards] == [0, 1, 1]
+    assert [board.bell.count() for board in boards] == [0, 1, 1]
     for rank in (0, 1, 2):
         boards[rank].reach(Count.ENTERED, 1, waking=1)  # only the first waits for all
-    assert [board.bell_count() for board in boards] == [1, 1, 1]
+    assert [board.bell.count() for board in boards] == [1, 1, 1]
