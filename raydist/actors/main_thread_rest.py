@@ -19,7 +19,7 @@ from raydist.crowds import is_crowd
 
 __all__ = ["MainThreadRest"]
 
-_REST_S = 0.25  # how long a call beside the steps may wait; 16 times as long as what lies between two rests
+_REST_S = 0.5  # how long a call beside the steps may wait; 32 times as long as what lies between two rests
 _PERIOD_S = _REST_S + 0.03  # a rest begins within 10 ms of its signal, and a signal that comes in one is lost
 _SIGNAL = signal.SIGURG  # nobody sends it to processes like these, and one without a handler ignores it
 

@@ -18,11 +18,13 @@ from raydist.collectives.deadlock.diagnosis import diagnose
 from raydist.collectives.deadlock.status import Progress, RankStatus
 from raydist.collectives.rendezvous import connect_store
 from raydist.collectives.signed_store import SignedStore
+from raydist.crowds import is_crowd
 from raydist.errors import CollectiveMismatchError, RaydistError
 
 __all__ = ["DeadlockDetector"]
 
 _LOOK_S = 0.5
+_LOOK_IN_CROWD_S = 1.0  # of sixty-four on two cores, half a millisecond each
 _PATIENCE = 3  # looks without a question of a lower rank, after which a rank asks for itself
 _CONNECT_S = 30.0
 _QUESTION, _VERDICT = "deadlock/question", "deadlock/verdict"
@@ -75,8 +77,9 @@ class DeadlockDetector:
         return None
 
     def _work(self) -> None:
+        look_s = _LOOK_IN_CROWD_S if is_crowd(self._membership.world_size) else _LOOK_S
         with contextlib.suppress(RuntimeError, RaydistError):  # the store is gone, and with it the group's owner
-            while not self._stop.wait(_LOOK_S):
+            while not self._stop.wait(look_s):
                 self._look()
 
     def _look(self) -> None:

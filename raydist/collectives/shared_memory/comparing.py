@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import final
+from typing import Final, final
 
 import torch
 
@@ -26,6 +26,9 @@ class ComparingCommunicator(JoiningCommunicator):
         timeout_s: The limit of every wait.
     """
 
+    checks_itself: Final = True
+    passes_notes: Final = True
+
     def __init__(self, membership: Membership, device: torch.device, timeout_s: float) -> None:
         self.membership = membership
         self.device = device
@@ -40,16 +43,6 @@ class ComparingCommunicator(JoiningCommunicator):
     @abstractmethod
     def _reduce(self, name: str, tensor: torch.Tensor, op: ReduceOp, *, everywhere: bool) -> Work:
         """Start a reduction under this name, whose result is wanted on this rank, or not."""
-
-    @property
-    @final
-    def checks_itself(self) -> bool:
-        return True
-
-    @property
-    @final
-    def passes_notes(self) -> bool:
-        return True
 
     @final
     def note(self) -> None:

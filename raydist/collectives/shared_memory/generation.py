@@ -151,7 +151,8 @@ class SharedGeneration:
             self.advance()
             if task.done:
                 return
-            self.check(task.operation)
+            if self._failure is not None or self.board.any_failed():
+                self.check(task.operation)
             now = time.monotonic()
             if now >= deadline:
                 raise self._late(task, limit_s, fatal=fatal)
@@ -159,14 +160,15 @@ class SharedGeneration:
                 self._listen()
                 self._look_for_the_dead(task)
                 next_look = now + _SLICE_S
-            self._sleep(task, seen, min(_SLICE_S, deadline - now))
+            seconds = min(_SLICE_S, deadline - now)
+            if self._outside.is_empty:
+                self.board.sleep(seen, seconds)
+            else:
+                self._sleep(task, seen, seconds)
 
     def _sleep(self, task: Task, seen: int, seconds: float) -> None:
         # A rank that passes messages on within its host listens to its bell.
         outside = self._outside
-        if outside.is_empty:
-            self.board.sleep(seen, seconds)
-            return
         if not self.mailboxes.num_under_way and outside.sleep(self._conditions(task), seconds):
             return
         outside.leave()
