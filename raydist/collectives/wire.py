@@ -26,9 +26,9 @@ _CARRIERS = {
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for every collective, and that would take twice as long
 class Staged:
-    """A tensor on its way.
+    """A tensor on its way. Nobody changes it.
 
     Attributes:
         target: The caller's tensor, without its autograd history.

@@ -52,6 +52,7 @@ class Connected(Peers):
         rules: ReplicaRules | None = None,
     ) -> None:
         self.rank, self.world_size, self.device = communicator.rank, communicator.world_size, device
+        self._on_cpu = device.type == "cpu"
         self._stand_in = True
         self._batch = BatchRows.of(None, self.world_size, stand_in=True)
         self.rows = None
@@ -207,7 +208,8 @@ class Connected(Peers):
             self._mirror.restore_metrics(self._held_metrics)
 
     def all_reduce(self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        tensor = promote(torch.as_tensor(value, device=self.device), op)
+        here = self._on_cpu and type(value) is torch.Tensor and value.is_cpu  # asking torch to move it takes longer
+        tensor = promote(value if here else torch.as_tensor(value, device=self.device), op)
         wire = None if options is None or options.compression is None else WIRES[options.compression]
         if wire is None or tensor.dtype is not torch.float32:
             return self._all_reduce(op, tensor, options)

@@ -7,6 +7,7 @@ outnumber cores, so that a meeting costs each of them a turn on a core: here all
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 
@@ -26,6 +27,7 @@ SMALL_BYTES = 2 << 10
 _SLICE_BYTES = 16 << 10
 
 
+@functools.lru_cache(maxsize=256)  # a program repeats a few sizes
 def num_reducers(num_bytes: int, world_size: int) -> int:
     """How many ranks share the reduction of so many bytes.
 

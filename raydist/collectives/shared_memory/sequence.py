@@ -30,9 +30,9 @@ Brought = tuple[tuple[int, int], ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen, as `Staged`
 class BayUse:
-    """That a rank brings a collective's tensor into a bay.
+    """That a rank brings a collective's tensor into a bay. Nobody changes it.
 
     Attributes:
         number: Of the bay, counted over the collectives that use one.
