@@ -7,8 +7,8 @@ from typing import final
 
 __all__ = ["MESSAGES_UNDER_WAY", "MESSAGE_BYTES", "ChannelLayout"]
 
-MESSAGES_UNDER_WAY = 4
-"""Messages that may be on their way in one direction."""
+MESSAGES_UNDER_WAY = 8
+"""Messages that may be on their way in one direction: as many groups of steps as are ever sent ahead, and some more."""
 MESSAGE_BYTES = 32 << 10
 """The largest message: what is larger has better ways."""
 

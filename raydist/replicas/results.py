@@ -19,26 +19,11 @@ import torch
 from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten
 from raydist.pickling.by_fields import by_fields
-from raydist.pipelines.elements.small_floats import array_of_tensor, tensor_of_array
+from raydist.pickling.travelling_tensors import Travelling, pack_tensor
 from raydist.summaries.record import Record
 from raydist.values import Part, PerReplica
 
 __all__ = ["ResultLeaf", "StepOutcome", "StepResult", "StepValues", "StructureMemory", "pack_result", "returns_nothing"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _PackedTensor:
-    """A tensor as a numpy array, whose bytes the object store maps instead of copying."""
-
-    array: np.ndarray[Any, np.dtype[Any]]
-
-    __reduce__ = by_fields
-
-    def unpack(self) -> torch.Tensor:
-        # The mapping is read-only and shared; the user's tensor is neither.
-        tensor: torch.Tensor = tensor_of_array(self.array.copy(), torch.from_numpy)
-        return tensor
 
 
 @final
@@ -72,20 +57,20 @@ class StepResult:
         return replace(self, summaries=()) if self.summaries else self
 
     def plain_leaves(self) -> list[Any]:
-        """Its leaves as they travel, tensors as arrays."""
-        return [leaf.array if isinstance(leaf, _PackedTensor) else leaf for leaf in self.leaves]
+        """Its leaves as they travel, tensors as arrays and numbers."""
+        return [leaf.plain if isinstance(leaf, Travelling) else leaf for leaf in self.leaves]
 
     def leaf(self, index: int) -> Any:
         """Leaf `index`, as the step's user sees it."""
         value = self.leaves[index]
-        return value.unpack() if isinstance(value, _PackedTensor) else value
+        return value.unpack() if isinstance(value, Travelling) else value
 
 
 _ONE_LEAF = flatten(0)[1]
 
 
 def _num_bytes(leaf: Any) -> int:
-    size: int = leaf.array.nbytes if isinstance(leaf, _PackedTensor) else getattr(leaf, "nbytes", 64)
+    size: int = getattr(leaf, "nbytes", 64)
     return size
 
 
@@ -102,7 +87,7 @@ def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries:
         SpecError: A leaf is neither a tensor nor a number and can't be pickled; says where it stands.
     """
     if type(value) is torch.Tensor:  # the nest of most steps, the loss: a dozen calls less
-        return StepResult(_ONE_LEAF, (_pack_tensor(value),), absent, rows, summaries)
+        return StepResult(_ONE_LEAF, (pack_tensor(value),), absent, rows, summaries)
     leaves, structure = flatten(value)
     packed = tuple(_pack_leaf(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True))
     return StepResult(structure, packed, absent, rows, summaries)
@@ -110,7 +95,7 @@ def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries:
 
 def _pack_leaf(leaf: Any, path: str) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return _pack_tensor(leaf)
+        return pack_tensor(leaf)
     if leaf is None or isinstance(leaf, int | float | bool | str | bytes | np.ndarray | np.generic):
         return leaf
     try:
@@ -121,14 +106,6 @@ def _pack_leaf(leaf: Any, path: str) -> Any:
             f"A step must return tensors, numbers or what can be pickled, got {type(leaf).__name__}{where}: {error}. "
             "Return the numbers that you need of it."
         ) from error
-
-
-def _pack_tensor(tensor: torch.Tensor) -> Any:
-    plain = tensor.detach().as_subclass(torch.Tensor).cpu()
-    try:
-        return _PackedTensor(array_of_tensor(plain).copy())
-    except (TypeError, RuntimeError):  # sparse, quantised, ...: numpy has no word for it
-        return plain.clone()
 
 
 class StepOutcome(Protocol):

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from raydist.channels.hub import ChannelEnd, ChannelHub, Ticket
-from raydist.channels.layout import MESSAGE_BYTES
+from raydist.channels.layout import MESSAGE_BYTES, MESSAGES_UNDER_WAY
 from tests.fork_server import fork_server
 
 
@@ -103,8 +103,8 @@ def test_what_is_too_large_is_refused_on_both_sides(hub: ChannelHub) -> None:
     assert not hub.put(0, bytes(MESSAGE_BYTES + 1))
     assert not end.put(bytes(MESSAGE_BYTES + 1))
     assert hub.put(0, b"small")
-    assert hub.has_room(0, 3)
-    assert not hub.has_room(0, 4)
+    assert hub.has_room(0, MESSAGES_UNDER_WAY - 1)
+    assert not hub.has_room(0, MESSAGES_UNDER_WAY)
     assert end.take() == b"small"
     end.close()
 
