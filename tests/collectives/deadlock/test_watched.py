@@ -49,6 +49,7 @@ class Held:
     """A group whose collectives end as told; notes how its rank was seen while it waited."""
 
     device = torch.device("cpu")
+    noted = False
 
     def __init__(self, progress: Progress, error: Exception | None = None) -> None:
         self._progress = progress
