@@ -1,8 +1,9 @@
-"""Which steps are sent when: alone while the replicas wait for work, in groups while they are busy."""
+"""Which steps are sent when: soon while the replicas wait for work, in full groups while they are busy."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -132,6 +133,7 @@ class Dispatcher:
         self._pace = pace
         self._changed = threading.Condition()
         self._gathered: list[tuple[DispatchedStep, PlannedStep]] = []
+        self._gathered_at = 0.0
         self._running: deque[SentGroup] = deque()  # not known to be done
         self._unfinished: deque[SentGroup] = deque()  # whose errors nobody has looked for
         self._closed = False
@@ -155,13 +157,21 @@ class Dispatcher:
             at_once = step.carries_values  # asks for parts, so that steps whose results it uses are sent now
             if len(self._gathered) + 1 > self._pace.group_size(self._keys(step)):
                 self._send_gathered()
+            if not self._gathered:
+                self._gathered_at = time.monotonic()
             self._gathered.append((dispatched, step))
             full = len(self._gathered) >= self._pace.group_size(self._keys())
-            if full or len(self._running) < _BUSY or at_once:
+            if full or at_once or self._linger_s() <= 0:
                 self._send_gathered()
             else:
                 self._wake_thread()
         return dispatched
+
+    def _linger_s(self) -> float:
+        """How much longer what was gathered stays, if no group is done before."""
+        if len(self._running) >= _BUSY:
+            return _SLICE_S
+        return self._gathered_at + self._pace.linger_s(self._keys()) - time.monotonic()
 
     def _keys(self, *more: PlannedStep) -> list[bytes]:
         return [step.header.shipment.digest for step in (*(planned for _, planned in self._gathered), *more)]
@@ -228,12 +238,19 @@ class Dispatcher:
                 self._changed.wait_for(lambda: self._closed or self._gathered)
                 if self._closed:
                     return
-                group = self._running[0] if self._running else None
-            if group is None:
-                self.flush()
-            elif self._await_done(group.refs[0], _SLICE_S):
+                group = self._running[0] if len(self._running) >= _BUSY else None
+                if group is None:
+                    self._linger()
+            if group is not None and self._await_done(group.refs[0], _SLICE_S):
                 with self._changed:
                     self._note_done(group)
+
+    def _linger(self) -> None:
+        linger_s = self._linger_s()
+        if linger_s <= 0:
+            self._send_gathered()
+        else:
+            self._changed.wait(linger_s)
 
     def close(self) -> None:
         """End the thread. What was gathered stays where it is. May be called twice."""
