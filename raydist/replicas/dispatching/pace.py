@@ -10,12 +10,12 @@ from typing import final
 __all__ = ["Pace"]
 
 _GROUP_S = 0.1  # a group is over so soon that an error, or a result, of its first step is hardly told later
-# What a message costs each replica that shares two cores with others, and the driver; of longer steps, one for several
-# is sent where it would take more than this share of them: 64 replicas, a step of 0.2 s, 35 ms of it for messages;
-# 8 on 4 nodes, 12 ms.
-_MESSAGE_S = 1.5e-3
+# What a message costs for each replica that has no core to itself, on the common machine of two, and the driver: 12 ms
+# where 4 nodes have 8 of them. Of longer steps, one for several is sent where it would take more than this share.
+_MESSAGE_S = 2e-3
+_NO_CROWD = 2
 _MESSAGE_SHARE = 0.01
-_LONGEST_GROUP_S = 1.0
+_LONGEST_GROUP_S = 1.0  # about: of steps of 0.2 s and a bit, five
 # Of a step, that replicas without work may be kept waiting for more steps; less than a ms would gather none.
 _LINGER_SHARE = 0.01
 _LEAST_LINGER_S = 1e-3
@@ -51,7 +51,7 @@ class Pace:
     """
 
     def __init__(self, num_replicas: int = 1) -> None:
-        self._messages_s = num_replicas * _MESSAGE_S
+        self._messages_s = max(0, num_replicas - _NO_CROWD) * _MESSAGE_S
         self._costs: dict[bytes, _Cost] = {}
 
     def learn(self, key: bytes, *, seconds: float, num_bytes: int) -> None:
@@ -88,7 +88,7 @@ class Pace:
 
     def _to_save_messages(self, seconds: float) -> int:
         """How many steps of so many seconds share their messages, that these are a small part of them."""
-        return min(int(self._messages_s / (_MESSAGE_SHARE * seconds)), int(_LONGEST_GROUP_S / seconds))
+        return min(int(self._messages_s / (_MESSAGE_SHARE * seconds)), round(_LONGEST_GROUP_S / seconds))
 
     def window(self, keys: Sequence[bytes]) -> int:
         """How many steps may be under way: one group that runs, one that waits, one that is gathered."""
