@@ -69,6 +69,40 @@ def test_steps_go_alone_until_the_replicas_are_busy_and_then_in_groups(
     assert dispatcher.num_steps == 12
 
 
+def lingering(replicas: Replicas) -> Dispatcher:
+    """Of eight replicas whose steps take so long that five travel together."""
+    pace = Pace(8)
+    pace.learn(b"known", seconds=0.2, num_bytes=8)
+    return Dispatcher(replicas.send, replicas.await_done, pace)
+
+
+def test_long_steps_wait_for_each_other_though_replicas_could_begin(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "linger_s", lambda *_: 60.0)  # however slow this machine is, the group is full before
+    dispatcher = lingering(replicas)
+    for step in range(11):
+        dispatcher.add(planned(step))
+    assert replicas.messages == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    dispatcher.flush()  # who asks for a result does not linger
+    assert replicas.messages[-1] == [10]
+    for done in replicas.done:
+        done.set()
+    dispatcher.close()
+
+
+def test_a_long_step_without_company_is_sent_though_nobody_waits(replicas: Replicas) -> None:
+    dispatcher = lingering(replicas)
+    arrived = threading.Event()
+    send = replicas.send
+    dispatcher._send = lambda steps: (send(steps), arrived.set())[0]  # the constructor took the plain one
+    dispatcher.add(planned(0))
+    assert arrived.wait(10)
+    assert replicas.messages == [[0]]
+    assert replicas.waits == 0
+    dispatcher.close()
+
+
 def test_what_was_gathered_is_sent_when_a_group_is_done_though_nobody_waits(
     dispatcher: Dispatcher, replicas: Replicas
 ) -> None:

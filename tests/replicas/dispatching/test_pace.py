@@ -37,6 +37,18 @@ def test_many_replicas_get_several_steps_in_a_message(num_replicas: int, seconds
     assert pace.group_size([b"f"]) == size
 
 
+@pytest.mark.parametrize(
+    ("num_replicas", "seconds", "linger_s"), [(8, 0.2, 0.002), (8, 0.1, 0.001), (8, 0.09, 0), (2, 0.2, 0), (8, 1.1, 0)]
+)
+def test_long_steps_of_many_replicas_wait_a_little_for_company(
+    num_replicas: int, seconds: float, linger_s: float
+) -> None:
+    pace = Pace(num_replicas)
+    pace.learn(b"f", seconds=seconds, num_bytes=8)
+    assert pace.linger_s([b"f"]) == pytest.approx(linger_s)
+    assert pace.linger_s([b"f", b"new"]) == 0
+
+
 @pytest.mark.parametrize(("seconds", "steps"), [(1e-6, 48), (0.11, 8), (0.125, 8), (0.2, 5), (0.4, 3), (60.0, 3)])
 def test_what_waits_for_long_steps_waits_for_few(seconds: float, steps: int) -> None:
     pace = Pace(2)
