@@ -29,7 +29,17 @@ def test_groups_are_short_in_time_and_small_in_results(seconds: float, num_bytes
 
 @pytest.mark.parametrize(
     ("num_replicas", "seconds", "size"),
-    [(1, 0.2, 1), (2, 0.2, 1), (8, 0.2, 5), (8, 0.207, 5), (64, 0.2, 5), (64, 0.5, 2), (64, 1.1, 1), (1000, 1e9, 1), (64, 0.02, 16)],
+    [
+        (1, 0.2, 1),
+        (2, 0.2, 1),
+        (8, 0.2, 5),
+        (8, 0.207, 5),
+        (64, 0.2, 5),
+        (64, 0.5, 2),
+        (64, 1.1, 1),
+        (1000, 1e9, 1),
+        (64, 0.02, 16),
+    ],
 )
 def test_many_replicas_get_several_steps_in_a_message(num_replicas: int, seconds: float, size: int) -> None:
     pace = Pace(num_replicas)
