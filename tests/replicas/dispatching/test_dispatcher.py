@@ -95,7 +95,13 @@ def test_a_long_step_without_company_is_sent_though_nobody_waits(replicas: Repli
     dispatcher = lingering(replicas)
     arrived = threading.Event()
     send = replicas.send
-    dispatcher._send = lambda steps: (send(steps), arrived.set())[0]  # the constructor took the plain one
+
+    def send_and_tell(steps: Sequence[PlannedStep]) -> list[Any]:
+        refs = send(steps)
+        arrived.set()
+        return refs
+
+    dispatcher._send = send_and_tell  # the constructor took the plain one
     dispatcher.add(planned(0))
     assert arrived.wait(10)
     assert replicas.messages == [[0]]
