@@ -1,9 +1,9 @@
 """Find out within seconds that ranks wait for each other, instead of after the limit of a collective.
 
 A rank that waits asks all others, through the rendezvous store, where they stand. Each has a thread that looks twice a
-second, in a crowd once, whether somebody asks, so that a rank answers which is at work, or has nothing to do. Of many that wait the
-lowest asks, and judges for all: else the answers read would be the square of the ranks. Nothing of this is on the way
-of a collective that goes well.
+second (in a crowd once) whether somebody asks, so that a rank answers which is at work, or has nothing to do. Of many
+that wait the lowest asks, and judges for all: else the answers read would be the square of the ranks. Nothing of this
+is on the way of a collective that goes well.
 """
 
 from __future__ import annotations
