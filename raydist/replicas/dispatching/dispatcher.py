@@ -116,6 +116,8 @@ class SentGroup:
 class Dispatcher:
     """Gathers steps while the replicas are busy and sends them when one of the groups under way is done.
 
+    Long steps of many replicas also wait a moment for company though replicas could begin: their messages cost much.
+
     Args:
         send: Sends some steps in one message to each replica; gives the refs of the answers.
         await_done: Waits up to so many seconds for the first of these refs to be there; whether it is.
@@ -155,23 +157,28 @@ class Dispatcher:
         dispatched = DispatchedStep(step.header.step)
         with self._changed:
             at_once = step.carries_values  # asks for parts, so that steps whose results it uses are sent now
-            if len(self._gathered) + 1 > self._pace.group_size(self._keys(step)):
+            if self._gathered and len(self._gathered) + 1 > self._pace.group_size(self._keys(step)):
                 self._send_gathered()
             if not self._gathered:
                 self._gathered_at = time.monotonic()
             self._gathered.append((dispatched, step))
-            full = len(self._gathered) >= self._pace.group_size(self._keys())
-            if full or at_once or self._linger_s() <= 0:
+            if at_once or self._is_to_go():
                 self._send_gathered()
             else:
                 self._wake_thread()
         return dispatched
 
-    def _linger_s(self) -> float:
-        """How much longer what was gathered stays, if no group is done before."""
-        if len(self._running) >= _BUSY:
-            return _SLICE_S
-        return self._gathered_at + self._pace.linger_s(self._keys()) - time.monotonic()
+    def _is_to_go(self) -> bool:
+        """Whether nothing is gained if what was gathered stays."""
+        keys = self._keys()
+        if len(keys) >= self._pace.group_size(keys):
+            return True
+        return len(self._running) < _BUSY and self._linger_s(keys) <= 0
+
+    def _linger_s(self, keys: Sequence[bytes]) -> float:
+        """How much longer what was gathered waits for company, where replicas could begin."""
+        linger_s = self._pace.linger_s(keys)
+        return self._gathered_at + linger_s - time.monotonic() if linger_s else 0.0
 
     def _keys(self, *more: PlannedStep) -> list[bytes]:
         return [step.header.shipment.digest for step in (*(planned for _, planned in self._gathered), *more)]
@@ -240,13 +247,13 @@ class Dispatcher:
                     return
                 group = self._running[0] if len(self._running) >= _BUSY else None
                 if group is None:
-                    self._linger()
+                    self._send_or_linger()
             if group is not None and self._await_done(group.refs[0], _SLICE_S):
                 with self._changed:
                     self._note_done(group)
 
-    def _linger(self) -> None:
-        linger_s = self._linger_s()
+    def _send_or_linger(self) -> None:
+        linger_s = self._linger_s(self._keys())
         if linger_s <= 0:
             self._send_gathered()
         else:

@@ -81,6 +81,8 @@ class Pace:
 
     def linger_s(self, keys: Sequence[bytes]) -> float:
         """How long steps may wait for others that will travel with them, though replicas could begin; mostly 0."""
+        if not self._messages_s:
+            return 0.0
         costs = [self._costs.get(key) for key in set(keys)]
         quickest = min((cost.seconds if cost else 0.0 for cost in costs), default=0.0)
         linger_s = _LINGER_SHARE * quickest
