@@ -151,7 +151,7 @@ class HierarchicalCommunicator(ComparingCommunicator):
         rank, staged = self._open(name), stage_reduction(tensor, op, 1)
         flat, reduction = staged.values.view(-1), HostReduction(op, self.world_size)
         small = flat.nbytes <= CONTRIBUTION_BYTES
-        bay = rank.generation.sequence.next_bay(1) if not small and rank.by_leaders(flat.nbytes) else None
+        bay = BayUse(rank.generation.sequence.next_bay()) if not small and rank.by_leaders(flat.nbytes) else None
         brings = small or bay is not None
         place, copies = (0, []) if brings else self._home.find(flat)
 

@@ -33,12 +33,13 @@ class Count(enum.IntEnum):
     """Windows of which it has made its part."""
     FAILED = 4
     """1 once it has written why the group failed."""
-    SUMMED = 5
-    """Collectives through bays of which it has reduced its slice; only ranks that have one count."""
+    SETTLED = 5
+    """Collectives through bays for which it has added up what was left to it."""
     ANNOUNCED = 6
     """The number of the latest collective of which it has written how it went, plus one."""
 
 
+_ALL = slice(None)
 _BELL_WORD = 8  # on a cache line of its own: sleepers read it
 _ANY_FAILED_WORD = 9  # the first rank's is everybody's: 1 once a rank has failed, so that one look says that none has
 
@@ -78,24 +79,24 @@ class Board:
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
-    def reach(self, count: Count, value: int, *, among: int | None = None, waking: int | None = None) -> None:
+    def reach(self, count: Count, value: int, *, waking: int | None = None) -> None:
         """Raise this rank's counter, and wake the others if all have come as far.
 
         Args:
             count: Which.
             value: To this.
-            among: Only the first so many ranks count this; all, unless given.
             waking: Only the first so many ranks wait for it; all, unless given.
         """
         self._words[self._base + count] = value
         with self._lock:  # the fence, without the call
             pass
-        if self.all_reached(count, value, among):
+        if waking != 0 and self.all_reached(count, value):
             self.wake(self._others if waking is None else [rank for rank in range(waking) if rank != self.rank])
 
-    def all_reached(self, count: Count, value: int, among: int | None = None) -> bool:
+    def all_reached(self, count: Count, value: int, among: slice = _ALL) -> bool:
+        """Whether all ranks have come as far, or those of a slice of them."""
         words = self._words
-        for place in self._places[count][:among]:  # noqa: SIM110  # a generator takes three times as long
+        for place in self._places[count][among]:  # noqa: SIM110  # a generator takes three times as long
             if words[place] < value:
                 return False
         return True
@@ -104,17 +105,17 @@ class Board:
         """Raise this rank's count of announcements, and wake the others, who wait for nobody else's."""
         self._words[self._base + Count.ANNOUNCED] = value
         self._fence()
-        self.wake(self._others)
+        self.wake_others()
 
     def count_of(self, rank: int, count: Count) -> int:
         """How far one rank has come."""
         return self._words[self._places[count][rank]]
 
-    def missing(self, count: Count, value: int, among: int | None = None) -> tuple[int, ...]:
+    def missing(self, count: Count, value: int) -> tuple[int, ...]:
         """Ranks that have not come as far."""
-        return tuple(rank for rank, place in enumerate(self._places[count][:among]) if self._words[place] < value)
+        return tuple(rank for rank, place in enumerate(self._places[count]) if self._words[place] < value)
 
-    # --- words of mailboxes -------------------------------------------------------------------------------------------
+    # --- other words --------------------------------------------------------------------------------------------------
 
     def load(self, offset: int) -> int:
         return self._words[offset // 8]
@@ -210,6 +211,9 @@ class Board:
     def ring(self) -> None:
         """Wake this rank itself, from another thread."""
         self.bell.ring()
+
+    def wake_others(self) -> None:
+        self.wake(self._others)
 
     def wake(self, ranks: list[int] | range) -> None:
         for rank in ranks:

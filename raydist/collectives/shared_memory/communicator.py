@@ -10,7 +10,7 @@ import torch
 from raydist.collectives.base import Membership, Work
 from raydist.collectives.parts import check_parts, check_rows, check_swapped, describe_tensor, rows_name
 from raydist.collectives.reducing import reduce_parts
-from raydist.collectives.shared_memory.bays import SMALL_BYTES, num_reducers, reduce_in_bays
+from raydist.collectives.shared_memory.bays import SMALL_BYTES, Combining
 from raydist.collectives.shared_memory.comparing import ComparingCommunicator
 from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
 from raydist.collectives.shared_memory.in_place import (
@@ -214,15 +214,17 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         *,
         everywhere: bool,
     ) -> Work:
-        board = generation.board
-        bay = generation.sequence.next_bay(num_reducers(flat.nbytes, board.layout.world_size))
+        bay = generation.sequence.next_bay()
+        meeting = Combining(generation, bay, flat, op)
 
-        def body(number: int) -> Steps:
-            return reduce_in_bays(generation, bay, flat, staged, op, everywhere=everywhere)
+        def body(number: int) -> None:
+            if everywhere:
+                meeting.copy_total()
+                staged.deliver()
 
         brought = ((flat.data_ptr(), flat.nbytes),)
-        brings_all = board.rank >= bay.num_reducers
-        return self._start(generation, name, tensor, body, brings_all=brings_all, brought=brought, bay=bay)
+        use = BayUse(bay, meeting)
+        return self._start(generation, name, tensor, body, brings_all=True, brought=brought, bay=use)
 
     def _broadcast(self, name: str, tensor: torch.Tensor, root: int) -> Work:
         staged = stage_bytes(tensor)

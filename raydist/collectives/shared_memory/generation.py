@@ -62,7 +62,7 @@ class SharedGeneration:
         self._failure: RaydistError | None = None
         self._absent: tuple[int, ...] | None = None
         self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
-        self._stacks: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
+        self._stacks: dict[tuple[int, int, int, int, torch.dtype], torch.Tensor] = {}
 
     def wait(self, task: Task, timeout_s: float | None) -> None:
         """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
@@ -92,14 +92,14 @@ class SharedGeneration:
             known = self._views[key] = self.segment.view(offset, numel, dtype)
         return known
 
-    def stacked(self, offset: int, stride: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """What all ranks have `stride` bytes apart, as the rows of one tensor."""
-        key = (offset, stride, numel, dtype)
+    def stacked(self, offset: int, stride: int, rows: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """What lies `stride` bytes apart, as the rows of one tensor; the same object for the same place."""
+        key = (offset, stride, rows, numel, dtype)
         known = self._stacks.get(key)
         if known is None:
             if len(self._stacks) >= _MOST_VIEWS:
                 self._stacks.clear()
-            known = self.segment.stacked(offset, stride, self.board.layout.world_size, numel, dtype)
+            known = self.segment.stacked(offset, stride, rows, numel, dtype)
             self._stacks[key] = known
         return known
 

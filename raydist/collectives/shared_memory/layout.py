@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-__all__ = ["CONTRIBUTION_BYTES", "Layout", "NUM_BAYS", "NUM_SLOTS", "Window", "cut", "pieces"]
+__all__ = ["CONTRIBUTION_BYTES", "GROUP", "Layout", "NUM_BAYS", "NUM_SLOTS", "Window", "cut", "pieces"]
 
 CONTRIBUTION_BYTES = 16 << 10
 """Tensors up to here are written whole by each rank and reduced by all, however many: one meeting, no copy out."""
@@ -17,6 +17,8 @@ NUM_BUFFERS = 4
 """Of staging memory, used in turn; `staging.py` says why as many are needed."""
 NUM_BAYS = 4
 """Of one rank, used in turn; `sequence.py` says why as many are needed."""
+GROUP = 8
+"""So many of many ranks have what they brought to a bay added up before all is."""
 WORDS_A_RANK = 16
 FAILURE_BYTES = 2048
 
@@ -41,7 +43,8 @@ class Layout:
 
     A page of proof and locks; then for each rank: its counters (two cache lines of its own), its report of a failure;
     what all ranks call as one collective, side by side; then each rank's slots, and its staging memory; then a mailbox
-    for every ordered pair of ranks; then, in groups of many ranks, each rank's bays.
+    for every ordered pair of ranks; then, in groups of many ranks, each rank's bays, and what becomes of them: for
+    every bay, a subtotal of each so many ranks, and the total.
 
     Attributes:
         world_size: Number of ranks.
@@ -54,6 +57,7 @@ class Layout:
         mail_words_at: Where the counters of mailboxes begin.
         mail_at: Where the mailboxes begin.
         bays_at: Where the bays begin.
+        totals_at: Where subtotals and totals begin.
         bay_bytes: A tensor that a rank brings whole, where many ranks or other hosts are met; 0 where not.
         contribution_bytes: Tensors up to here are written whole by each rank of this group and reduced by all.
         size: All of it.
@@ -69,6 +73,7 @@ class Layout:
     mail_words_at: int
     mail_at: int
     bays_at: int
+    totals_at: int
     bay_bytes: int
     contribution_bytes: int
     size: int
@@ -82,7 +87,7 @@ class Layout:
             roomy: With larger chunks, and bays for few ranks too: for ranks that wait for other hosts.
 
         >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8)]
-        [4, 13, 44, 48]
+        [4, 13, 44, 51]
         """
         pairs = world_size**2
         most, staging_bytes = (_ROOMY_CHUNK, _ROOMY_STAGING) if roomy else (_MOST_CHUNK, _MOST_STAGING)
@@ -98,10 +103,29 @@ class Layout:
         mails = _up(mail_words + pairs * 2 * _LINE, _PAGE)
         bays = mails + 2 * pairs * mail
         bay = 0 if few else _BAY_BYTES
-        size = bays + NUM_BAYS * world_size * bay
+        totals = bays + NUM_BAYS * world_size * bay
+        size = totals + (0 if roomy or few else NUM_BAYS * (_num_groups(world_size) + 1) * (_LINE + 2 * bay))
         return Layout(
-            world_size, chunk, mail, failures, calls, slots, staging, mail_words, mails, bays, bay, contribution, size
+            world_size,
+            chunk,
+            mail,
+            failures,
+            calls,
+            slots,
+            staging,
+            mail_words,
+            mails,
+            bays,
+            totals,
+            bay,
+            contribution,
+            size,
         )
+
+    @property
+    def num_groups(self) -> int:
+        """Of at most `GROUP` ranks each, in rank order."""
+        return _num_groups(self.world_size)
 
     @staticmethod
     def words(rank: int) -> int:
@@ -127,6 +151,15 @@ class Layout:
     def bay(self, rank: int, number: int) -> int:
         """Where a rank puts what it brings to collective `number` of those that go through bays."""
         return self.bays_at + (rank * NUM_BAYS + number % NUM_BAYS) * self.bay_bytes
+
+    def subtotal(self, group: int, number: int) -> int:
+        """The sum of what a group of ranks has brought to that bay, up to twice as wide; its words lie before it."""
+        places = self.num_groups + 1
+        return self.totals_at + (number % NUM_BAYS * places + group) * (_LINE + 2 * self.bay_bytes) + _LINE
+
+    def total(self, number: int) -> int:
+        """What all have brought to that bay; its words lie before."""
+        return self.subtotal(self.num_groups, number)
 
     def mail_words(self, source: int, destination: int) -> int:
         """The sender's counter; the receiver's follows on a cache line of its own."""
@@ -178,6 +211,10 @@ def pieces(num_bytes: int, most: int) -> list[tuple[int, int]]:
     ([(0, 4), (4, 4), (8, 2)], [(0, 0)])
     """
     return [(start, min(most, num_bytes - start)) for start in range(0, max(num_bytes, 1), most)]
+
+
+def _num_groups(world_size: int) -> int:
+    return -(-world_size // GROUP)
 
 
 def _up(value: int, unit: int) -> int:

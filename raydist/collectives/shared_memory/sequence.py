@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.task import Condition, Reached, Steps, Task
 from raydist.collectives.translation import mismatch_error
 
-__all__ = ["BayUse", "Body", "Brought", "CollectiveSequence"]
+__all__ = ["BayUse", "Body", "Brought", "CollectiveSequence", "Meeting"]
 
 # A rank that begins a collective has ended the one so many before it. So when all have begun number k, all have ended
 # k - _MOST_UNDER_WAY, and whoever has ended k may write into the slot of k + NUM_SLOTS - _MOST_UNDER_WAY.
@@ -29,6 +30,19 @@ Brought = tuple[tuple[int, int], ...]
 """Addresses and numbers of bytes of what a rank writes into its slot."""
 
 
+class Meeting(Condition):
+    """What ranks wait for, where it is more than that all have begun the collective."""
+
+    @abstractmethod
+    def come(self, number: int, call: bytes) -> None:
+        """This rank has begun collective `number`, with this call: what it brings can be seen. Must not raise."""
+
+    @property
+    @abstractmethod
+    def agreed(self) -> bool:
+        """Whether it is known, once it is met, that all have called the very same."""
+
+
 @final
 @dataclass(slots=True, eq=False)  # not frozen, as `Staged`
 class BayUse:
@@ -36,11 +50,11 @@ class BayUse:
 
     Attributes:
         number: Of the bay, counted over the collectives that use one.
-        num_reducers: The first so many ranks reduce a slice each.
+        meeting: What ranks wait for; None where all wait for the first one, which alone is woken when all have come.
     """
 
     number: int
-    num_reducers: int
+    meeting: Meeting | None = None
 
 
 @final
@@ -78,10 +92,10 @@ class CollectiveSequence:
         self._num_bays = 0
         self._num_in_bays = 0
 
-    def next_bay(self, num_reducers: int) -> BayUse:
-        """The bay of the collective that is called next."""
+    def next_bay(self) -> int:
+        """Number of the bay of the collective that is called next."""
         self._num_bays += 1
-        return BayUse(self._num_bays - 1, num_reducers)
+        return self._num_bays - 1
 
     def call(
         self,
@@ -104,7 +118,7 @@ class CollectiveSequence:
             brings_all: Whether others wait for nothing more than what is brought.
             memory: Which shared tensor it is about, 0 for none.
             brought: What is written into the slot, or into the bay.
-            bay: Where it goes through one: then only those who reduce are woken when all have come.
+            bay: Where it goes through one.
             compared: Whether the ranks' calls are compared before the body runs; else it does so.
         """
         number = self._num_called
@@ -170,30 +184,35 @@ class CollectiveSequence:
             for address, num_bytes in entry.brought:
                 ctypes.memmove(place, address, num_bytes)
                 place += num_bytes
-            waking = None
-            if bay is not None:
-                self._num_in_bays += 1
-                waking = bay.num_reducers
             board.write_call(entry.number, entry.call, entry.memory)
-            board.reach(Count.ENTERED, entry.number + 1, waking=waking)
             self._begun.append(entry)
+            if bay is None:
+                board.reach(Count.ENTERED, entry.number + 1)
+                continue
+            self._num_in_bays += 1
+            meeting = bay.meeting
+            board.reach(Count.ENTERED, entry.number + 1, waking=1 if meeting is None else 0)
+            if meeting is not None:
+                meeting.come(entry.number, entry.call)
 
     def _has_room(self, entry: _Entry) -> bool:
         in_bays = self._num_in_bays < _MOST_IN_BAYS if entry.bay is not None else True
         return in_bays and entry.number - self._num_ended < _MOST_UNDER_WAY
 
     def _steps(self, entry: _Entry, body: Body, *, brings_all: bool, compared: bool) -> Steps:
-        yield Reached(self._board, Count.ENTERED, entry.number + 1, last=brings_all)
+        meeting = None if entry.bay is None else entry.bay.meeting
+        yield meeting or Reached(self._board, Count.ENTERED, entry.number + 1, last=brings_all)
         if compared:
-            entry.task.noted = self._compare(entry)
+            known = meeting is not None and meeting.agreed
+            entry.task.noted = self._compare(entry, agreed=known)
         steps = body(entry.number)
         if steps is not None:
             yield from steps
 
-    def _compare(self, entry: _Entry) -> bool:
+    def _compare(self, entry: _Entry, *, agreed: bool) -> bool:
         """Raise where ranks call different things; whether one of them has marked the call."""
         board, number, call = self._board, entry.number, entry.call
-        if board.all_call(number, call, entry.memory):
+        if agreed or board.all_call(number, call, entry.memory):
             return MARK in call and is_noted(call)
         calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
         if not all(is_same_call(call, other) for other in calls):

@@ -26,12 +26,8 @@ def reduce_slots(generation: SharedGeneration, number: int, flat: torch.Tensor, 
     if not layout.bay_bytes:
         reduce_parts([slot_of(generation, rank, number, flat, 0) for rank in range(layout.world_size)], flat, op)
         return
-    place = layout.slot(0, number)
-    flat.copy_(
-        reduce_rows(
-            generation.stacked(place, layout.slot(1, number) - layout.slot(0, number), flat.numel(), flat.dtype), op
-        )
-    )
+    place, stride = layout.slot(0, number), layout.slot(1, 0) - layout.slot(0, 0)
+    flat.copy_(reduce_rows(generation.stacked(place, stride, layout.world_size, flat.numel(), flat.dtype), op))
 
 
 def slot_of(generation: SharedGeneration, rank: int, number: int, like: torch.Tensor, offset: int) -> torch.Tensor:

@@ -51,24 +51,22 @@ class Reached(Condition):
         count: What.
         value: How far.
         last: See `Condition`.
-        among: Only the first so many ranks count; all, unless given.
     """
 
     # One is made for every step of an operation: a frozen dataclass takes a microsecond more.
-    __slots__ = ("_among", "_board", "_count", "_value", "last")
+    __slots__ = ("_board", "_count", "_value", "last")
 
-    def __init__(self, board: Board, count: Count, value: int, *, last: bool = False, among: int | None = None) -> None:
+    def __init__(self, board: Board, count: Count, value: int, *, last: bool = False) -> None:
         self._board = board
         self._count = count
         self._value = value
-        self._among = among
         self.last = last
 
     def met(self) -> bool:
-        return self._board.all_reached(self._count, self._value, self._among)
+        return self._board.all_reached(self._count, self._value)
 
     def missing(self) -> tuple[int, ...]:
-        return self._board.missing(self._count, self._value, self._among)
+        return self._board.missing(self._count, self._value)
 
 
 Steps = Generator[Condition, None, None]

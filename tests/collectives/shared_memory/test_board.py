@@ -85,11 +85,14 @@ def test_sleep_ends_with_the_bell_whether_it_watches_or_sleeps(boards: list[Boar
 
 
 def test_counts_of_some_ranks_and_who_is_woken(boards: list[Board]) -> None:
-    boards[1].reach(Count.SUMMED, 1, among=2)
-    assert boards[2].missing(Count.SUMMED, 1, among=2) == (0,)
-    boards[0].reach(Count.SUMMED, 1, among=2)
-    assert boards[2].all_reached(Count.SUMMED, 1, among=2)
-    assert not boards[2].all_reached(Count.SUMMED, 1)
+    boards[1].reach(Count.SETTLED, 1, waking=0)
+    assert boards[2].missing(Count.SETTLED, 1) == (0, 2)
+    boards[0].reach(Count.SETTLED, 1, waking=0)
+    assert boards[2].all_reached(Count.SETTLED, 1, slice(2))
+    assert not boards[2].all_reached(Count.SETTLED, 1)
+    boards[2].reach(Count.SETTLED, 1, waking=0)
+    assert [board.bell.count() for board in boards] == [0, 0, 0]
+    boards[0].wake_others()
     assert [board.bell.count() for board in boards] == [0, 1, 1]
     for rank in (0, 1, 2):
         boards[rank].reach(Count.ENTERED, 1, waking=1)  # only the first waits for all

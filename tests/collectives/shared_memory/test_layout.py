@@ -24,6 +24,9 @@ def test_nothing_overlaps(world_size: int) -> None:
     used += [(layout.mail(a, b, half), layout.mail_bytes) for a in ranks for b in ranks for half in (0, 1)]
     if layout.bay_bytes:
         used += [(layout.bay(rank, number), layout.bay_bytes) for rank in ranks for number in range(places.NUM_BAYS)]
+        sums = [layout.subtotal(group, bay) for group in range(layout.num_groups) for bay in range(places.NUM_BAYS)]
+        sums += [layout.total(bay) for bay in range(places.NUM_BAYS)]
+        used += [(begin - 64, 64 + 2 * layout.bay_bytes) for begin in sums]
     used.sort()
     assert all(start + length <= after for (start, length), (after, _) in zip(used, used[1:], strict=False))
     assert sum(used[-1]) <= layout.size
