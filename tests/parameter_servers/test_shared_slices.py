@@ -65,7 +65,7 @@ def test_what_cannot_be_seen_is_told() -> None:
             SharedSlices.open(elsewhere)
 
 
-READERS, READS, EXTENT = 2, 5_000, 3_000
+READERS, READS, VERSIONS, EXTENT = 2, 5_000, 10, 3_000
 
 
 def read_often(mine: ServedSlices, reads: int) -> None:
@@ -73,14 +73,13 @@ def read_often(mine: ServedSlices, reads: int) -> None:
     reader = SharedSlices.open(mine.address)
     targets = {1: torch.empty(EXTENT, dtype=torch.float64), 2: torch.empty(EXTENT, dtype=torch.float64)}
     last, count = 0, 0
-    while count < reads:
+    while count < reads or last <= VERSIONS:  # a writer that got no core has written few so far
         version = reader.read_into(targets, timeout_s=30)
         assert version is not None
         assert version >= last
         for target in targets.values():
             assert (target == version).all(), (version, target)
         last, count = version, count + 1
-    assert last > 10
 
 
 def test_no_read_of_another_process_is_torn() -> None:

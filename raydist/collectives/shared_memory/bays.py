@@ -17,7 +17,7 @@ from raydist.collectives.reducing import reduce_rows
 from raydist.collectives.shared_memory.board import Count
 from raydist.collectives.shared_memory.calls import is_same_call
 from raydist.collectives.shared_memory.generation import SharedGeneration
-from raydist.collectives.shared_memory.layout import GROUP
+from raydist.collectives.shared_memory.layout import GROUP, NUM_BAYS
 from raydist.collectives.shared_memory.sequence import Meeting
 from raydist.values import ReduceOp
 
@@ -52,7 +52,7 @@ class Combining(Meeting):
         self._bay = bay
         self._flat = flat
         self._op = op
-        self._total = self._layout.total(bay)
+        self._total = generation.board.totals[bay % NUM_BAYS]
         self._number = 0
         self._call = b""
         self._error: Exception | None = None

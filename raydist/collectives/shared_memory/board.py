@@ -12,7 +12,7 @@ import time
 from typing import final
 
 from raydist.collectives.shared_memory.futex import Bell, Fence
-from raydist.collectives.shared_memory.layout import CALL_BYTES, FAILURE_BYTES, Layout
+from raydist.collectives.shared_memory.layout import CALL_BYTES, FAILURE_BYTES, NUM_BAYS, NUM_SLOTS, Layout
 from raydist.collectives.shared_memory.patience import Patience
 from raydist.collectives.shared_memory.segment import Segment
 
@@ -58,6 +58,7 @@ class Board:
         rank: As given.
         bell: That rank's. Its count is read before looking whether there is something to do, and given to :meth:`sleep`
             if there was not.
+        totals: Where the total of each bay lies.
     """
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
@@ -75,6 +76,9 @@ class Board:
         self.bell = self._bells[rank]
         self._failed = self._places[Count.FAILED]
         self._any_failed = layout.words(0) // 8 + _ANY_FAILED_WORD
+        # Worked out once: what every collective needs of the layout.
+        self._calls = [layout.call(rank, number) for number in range(NUM_SLOTS)]
+        self.totals = [layout.total(number) for number in range(NUM_BAYS)]
         self._patience = Patience.among(layout.world_size)
 
     # --- counters -----------------------------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ class Board:
             call: Of `CALL_BYTES - 8` bytes.
             memory: Which tensor in shared memory it is about, 0 for none.
         """
-        start = self.layout.call(self.rank, number)
+        start = self._calls[number % NUM_SLOTS]
         self._words[start // 8] = memory
         self._bytes[start + 8 : start + CALL_BYTES] = call
 
@@ -153,7 +157,7 @@ class Board:
 
     def write_verdict(self, number: int, verdict: bytes) -> None:
         """Say how collective `number` went, where this rank's call stood."""
-        start = self.layout.call(self.rank, number)
+        start = self._calls[number % NUM_SLOTS]
         self._bytes[start + 8 : start + CALL_BYTES] = verdict.ljust(CALL_BYTES - 8)
 
     # --- failures -----------------------------------------------------------------------------------------------------
