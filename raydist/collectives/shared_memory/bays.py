@@ -18,22 +18,20 @@ from raydist.collectives.shared_memory.board import Count
 from raydist.collectives.shared_memory.calls import is_same_call
 from raydist.collectives.shared_memory.generation import SharedGeneration
 from raydist.collectives.shared_memory.layout import GROUP, NUM_BAYS
-from raydist.collectives.shared_memory.sequence import Meeting
+from raydist.collectives.shared_memory.sequence import Gathering
 from raydist.values import ReduceOp
 
-__all__ = ["SMALL_BYTES", "Combining"]
+__all__ = ["SMALL_BYTES", "CombiningTree"]
 
 SMALL_BYTES = 2 << 10
 """Up to here each of many ranks reduces all of it, which takes less time than to have it from another."""
-_DONE, _AGREED = (
-    -64,
-    -56,
-)  # words before a subtotal or the total: for which bay it is, and the same if all calls are equal
+_DONE, _AGREED = -64, -56
+"""Words before a subtotal or the total: for which bay it is, and the same if all calls are equal."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 @final
-class Combining(Meeting):
+class CombiningTree(Gathering):
     """One rank's part in the reduction of what all bring to a bay.
 
     Args:

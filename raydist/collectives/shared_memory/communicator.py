@@ -10,7 +10,7 @@ import torch
 from raydist.collectives.base import Membership, Work
 from raydist.collectives.parts import check_parts, check_rows, check_swapped, describe_tensor, rows_name
 from raydist.collectives.reducing import reduce_parts
-from raydist.collectives.shared_memory.bays import SMALL_BYTES, Combining
+from raydist.collectives.shared_memory.bays import SMALL_BYTES, CombiningTree
 from raydist.collectives.shared_memory.comparing import ComparingCommunicator
 from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
 from raydist.collectives.shared_memory.in_place import (
@@ -215,7 +215,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         everywhere: bool,
     ) -> Work:
         bay = generation.sequence.next_bay()
-        meeting = Combining(generation, bay, flat, op)
+        meeting = CombiningTree(generation, bay, flat, op)
 
         def body(number: int) -> None:
             if everywhere:

@@ -87,7 +87,7 @@ class Layout:
             roomy: With larger chunks, and bays for few ranks too: for ranks that wait for other hosts.
 
         >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8)]
-        [4, 13, 44, 51]
+        [4, 13, 44, 50]
         """
         pairs = world_size**2
         most, staging_bytes = (_ROOMY_CHUNK, _ROOMY_STAGING) if roomy else (_MOST_CHUNK, _MOST_STAGING)

@@ -16,7 +16,7 @@ from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.task import Condition, Reached, Steps, Task
 from raydist.collectives.translation import mismatch_error
 
-__all__ = ["BayUse", "Body", "Brought", "CollectiveSequence", "Meeting"]
+__all__ = ["BayUse", "Body", "Brought", "CollectiveSequence", "Gathering"]
 
 # A rank that begins a collective has ended the one so many before it. So when all have begun number k, all have ended
 # k - _MOST_UNDER_WAY, and whoever has ended k may write into the slot of k + NUM_SLOTS - _MOST_UNDER_WAY.
@@ -30,7 +30,7 @@ Brought = tuple[tuple[int, int], ...]
 """Addresses and numbers of bytes of what a rank writes into its slot."""
 
 
-class Meeting(Condition):
+class Gathering(Condition):
     """What ranks wait for, where it is more than that all have begun the collective."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class BayUse:
     """
 
     number: int
-    meeting: Meeting | None = None
+    meeting: Gathering | None = None
 
 
 @final

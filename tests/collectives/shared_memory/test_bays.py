@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.shared_memory import bays
-from raydist.collectives.shared_memory.bays import Combining
+from raydist.collectives.shared_memory.bays import CombiningTree
 from raydist.collectives.shared_memory.board import Count
 from raydist.collectives.shared_memory.calls import CallTexts
 from raydist.collectives.shared_memory.generation import SharedGeneration
@@ -172,7 +172,7 @@ class Room:
         places = [Membership("room", generation=0, rank=rank, world_size=world_size) for rank in range(world_size)]
         self.generations = [SharedGeneration(place, self.segment, 5.0) for place in places]
         self.meetings = [
-            Combining(generation, 0, tensor.clone(), ReduceOp.SUM)
+            CombiningTree(generation, 0, tensor.clone(), ReduceOp.SUM)
             for generation, tensor in zip(self.generations, self.tensors, strict=True)
         ]
         self.call = CallTexts().text("all_reduce", self.tensors[0]).ljust(248)
