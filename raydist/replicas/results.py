@@ -7,7 +7,7 @@ import functools
 import inspect
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any, Protocol, final
@@ -122,6 +122,18 @@ class StepOutcome(Protocol):
         """Where one leaf of one replica's result will be."""
 
 
+def _require_one_structure(results: Sequence[StepResult]) -> None:
+    """Of two replicas that differ both are shown: of sixty, all would fill the screen."""
+    structures = {rank: result.structure for rank, result in enumerate(results) if not result.absent}
+    first = next(iter(structures), 0)
+    for rank, structure in structures.items():
+        if structure != structures[first]:
+            raise SpecError(
+                f"A step must return one structure on all replicas, got {structures[first]} from replica {first} and "
+                f"{structure} from replica {rank}. Return the same keys everywhere."
+            )
+
+
 @final
 class StepValues:
     """The results of one step on all replicas, fetched together once and shared by the leaves of its nest."""
@@ -134,12 +146,7 @@ class StepValues:
         """Every replica's result; waits for the step and raises its error."""
         if self._results is None:
             self._results = self.outcome.results()
-            structures = [result.structure for result in self._results if not result.absent]
-            if any(structure != structures[0] for structure in structures):
-                shown = ", ".join(map(str, structures))
-                raise SpecError(
-                    f"A step must return one structure on all replicas, got {shown}. Return the same keys everywhere."
-                )
+            _require_one_structure(self._results)
         return self._results
 
     def rows(self) -> tuple[int, ...] | None:

@@ -97,10 +97,13 @@ def test_results_print_as_their_values_with_the_replicas_that_had_rows() -> None
     assert f"{leaf}" == "PerReplica(1: tensor([1., 1.]))"
 
 
-def test_replicas_must_return_one_structure() -> None:
-    values = values_of(pack_result((1, 2), absent=False), pack_result(1, absent=False))
-    with pytest.raises(SpecError, match="one structure on all replicas"):
-        values.nest()
+def test_replicas_must_return_one_structure_and_two_that_differ_are_shown() -> None:
+    returned = [pack_result((1, 2), absent=index == 0) for index in range(4)] + [pack_result(1, absent=False)] * 3
+    with pytest.raises(SpecError, match="one structure on all replicas") as raised:
+        values_of(*returned).nest()
+    assert "from replica 1 and " in str(raised.value)
+    assert "from replica 4." in str(raised.value)
+    assert "replica 5" not in str(raised.value)
 
 
 def test_an_expected_nest_waits_for_nothing() -> None:
