@@ -8,7 +8,7 @@ import torch
 
 from raydist.values import ReduceOp
 
-__all__ = ["COMBINERS", "reduce_parts", "reduce_rows"]
+__all__ = ["COMBINERS", "HALVES", "reduce_parts", "reduce_rows"]
 
 COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
@@ -29,7 +29,8 @@ _ROWS: dict[ReduceOp, Callable[[torch.Tensor], torch.Tensor]] = {
 
 # From here on torch would use its threads, of which ranks that share cores have none to spare.
 _SERIAL_ELEMENTS = 1 << 15
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+"""Are added up in float32 and rounded once."""
 
 
 def reduce_parts(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
@@ -47,7 +48,7 @@ def reduce_parts(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp)
     >>> out.tolist()
     [2.0, 4.0]
     """
-    if out.numel() > _SERIAL_ELEMENTS and (torch.get_num_threads() > 1 or out.dtype in _HALVES):
+    if out.numel() > _SERIAL_ELEMENTS and (torch.get_num_threads() > 1 or out.dtype in HALVES):
         for start in range(0, out.numel(), _SERIAL_ELEMENTS):
             block = slice(start, start + _SERIAL_ELEMENTS)
             _reduce_block([part[block] for part in parts], out[block], op)
@@ -68,7 +69,7 @@ def reduce_rows(rows: torch.Tensor, op: ReduceOp) -> torch.Tensor:
 
 def _reduce_block(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:
     combine = COMBINERS[op]
-    if out.dtype in _HALVES and op in (ReduceOp.SUM, ReduceOp.MEAN):
+    if out.dtype in HALVES and op in (ReduceOp.SUM, ReduceOp.MEAN):
         out.copy_(_sum_of_halves(parts, op))
         return
     if len(parts) == 1:

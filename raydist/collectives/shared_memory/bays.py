@@ -13,7 +13,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.reducing import reduce_rows
+from raydist.collectives.reducing import HALVES, reduce_rows
 from raydist.collectives.shared_memory.board import Count
 from raydist.collectives.shared_memory.calls import is_same_call
 from raydist.collectives.shared_memory.generation import SharedGeneration
@@ -27,7 +27,6 @@ SMALL_BYTES = 2 << 10
 """Up to here each of many ranks reduces all of it, which takes less time than to have it from another."""
 _DONE, _AGREED = -64, -56
 """Words before a subtotal or the total: for which bay it is, and the same if all calls are equal."""
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @final
@@ -106,7 +105,7 @@ class CombiningTree(Gathering):
         layout = self._layout
         count = min(members.stop, layout.world_size) - members.start
         rows = self._rows(layout.bay(members.start, self._bay), layout.bay(1, 0) - layout.bay(0, 0), count, self._flat)
-        return reduce_rows(rows.float() if self._flat.dtype in _HALVES else rows, self._partial_op)
+        return reduce_rows(rows.float() if self._flat.dtype in HALVES else rows, self._partial_op)
 
     def _conclude(self) -> None:
         """Leave the total where all calls are the same. If not, each rank finds that out for itself."""
@@ -114,7 +113,7 @@ class CombiningTree(Gathering):
         agreed = board.all_call(self._number, self._call, 0)
         if agreed or self._all_call_the_same():
             first = layout.subtotal(0, self._bay)
-            like = self._flat.float() if self._flat.dtype in _HALVES else self._flat
+            like = self._flat.float() if self._flat.dtype in HALVES else self._flat
             rows = self._rows(first, layout.subtotal(1, 0) - layout.subtotal(0, 0), layout.num_groups, like)
             total = reduce_rows(rows, self._partial_op)
             if self._op is ReduceOp.MEAN:
@@ -136,6 +135,4 @@ class CombiningTree(Gathering):
         ctypes.memmove(self._generation.segment.address + place, values.data_ptr(), values.nbytes)
 
     def _all_call_the_same(self) -> bool:
-        board, call = self._board, self._call
-        calls = [board.call_of(rank, self._number) for rank in range(self._layout.world_size)]
-        return all(is_same_call(call, other) for other in calls)
+        return all(is_same_call(self._call, other) for other in self._board.calls_of(self._number))

@@ -152,6 +152,10 @@ class Board:
         start = self.layout.call(rank, number)
         return bytes(self._bytes[start + 8 : start + CALL_BYTES])
 
+    def calls_of(self, number: int) -> list[bytes]:
+        """What each rank calls as collective `number`."""
+        return [self.call_of(rank, number) for rank in range(self.layout.world_size)]
+
     def memory_of(self, rank: int, number: int) -> int:
         return self._words[self.layout.call(rank, number) // 8]
 

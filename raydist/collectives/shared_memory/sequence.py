@@ -214,7 +214,7 @@ class CollectiveSequence:
         board, number, call = self._board, entry.number, entry.call
         if agreed or board.all_call(number, call, entry.memory):
             return MARK in call and is_noted(call)
-        calls = [board.call_of(rank, number) for rank in range(board.layout.world_size)]
+        calls = board.calls_of(number)
         if not all(is_same_call(call, other) for other in calls):
             raise mismatch_error([f"{shown_call(text)} as call {number}" for text in calls])
         return any(map(is_noted, calls))
