@@ -36,6 +36,7 @@ LEAK_GRACE_S = 10.0
 LIBRARY_THREADS = (
     *("ray_", "Ray", "pytest_timeout", "grpc", "asyncio", "pydevd", "Thread-auto", "tqdm", "opentelemetry"),
     *("fsspecIO", "PythonGCThread", "Dummy"),
+    "raydist-rendezvous",  # overtaken in torch's lookup of a name, which takes 5 s or more and cannot be interrupted
 )
 LIBRARY_ACTORS = ("_StatsActor", "_AutoscalingCoordinatorActor")  # Ray Data's own, which live as long as the cluster
 LIVING = ("RESTARTING", "DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING")

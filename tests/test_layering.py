@@ -15,6 +15,7 @@ LAYERS = (
         "class_memory",
         "errors",
         "failpoints",
+        "first_answer",
         "foreign_errors",
         "nest",
         "values",

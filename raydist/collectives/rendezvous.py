@@ -22,9 +22,14 @@ from raydist.collectives.base import Membership
 from raydist.collectives.signed_store import SignedStore
 from raydist.collectives.translation import describe_operation, translate_torch_error
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
+from raydist.first_answer import first_answer
 from raydist.owning_process import never_free, note_inherited
 
 __all__ = ["RendezvousStore", "connect_store", "local_address"]
+
+# What a lookup of a name takes at most with the usual two attempts of 5 s. An attempt that others have overtaken then
+# ends quietly, not with a stack trace in the log.
+_LOOKUP_S = 10.0
 
 
 @final
@@ -97,18 +102,35 @@ def connect_store(membership: Membership, timeout_s: float) -> SignedStore:
     Raises:
         DeadlineExceededError: No server answers at the membership's address.
     """
+    deadline = time.monotonic() + timeout_s
     _await_listener(membership, timeout_s)
     try:
-        store = TCPStore(
-            membership.store_host,
-            membership.store_port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
+        store = first_answer(
+            lambda left_s: _client(membership, left_s), max(deadline - time.monotonic(), 0.0), name="raydist-rendezvous"
         )
+    except TimeoutError:
+        raise DeadlineExceededError(
+            _no_answer(membership, timeout_s, "accepted the connection and did not answer")
+        ) from None
     except RuntimeError as error:
         raise translate_torch_error(error, membership, "rendezvous") from error
+    store.set_timeout(timedelta(seconds=timeout_s))
     return SignedStore(store, f"{membership.group}/{membership.generation}", membership.secret)
+
+
+def _client(membership: Membership, timeout_s: float) -> TCPStore:
+    """Blocking: beyond the limit where the server's name or its first reply does not come.
+
+    For its log torch asks the name service for the address's name first, loopback included: a lost packet costs 5 s.
+    And it has no limit for the first reply: a server that is stopped keeps it for as long as it is.
+    """
+    return TCPStore(
+        membership.store_host,
+        membership.store_port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s + _LOOKUP_S),
+    )
 
 
 def _await_listener(membership: Membership, timeout_s: float) -> None:
@@ -119,11 +141,16 @@ def _await_listener(membership: Membership, timeout_s: float) -> None:
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=min(timeout_s, 5.0)):
             return
         if time.monotonic() >= deadline:
-            raise DeadlineExceededError(
-                f"{describe_operation(membership, 'rendezvous')} failed: nothing answered at {address[0]}:{address[1]} "
-                f"for {timeout_s} s. Check that the owner of the group lives and that this machine can reach it."
-            )
+            raise DeadlineExceededError(_no_answer(membership, timeout_s, "did not accept a connection"))
         time.sleep(0.05)
+
+
+def _no_answer(membership: Membership, timeout_s: float, what: str) -> str:
+    return (
+        f"{describe_operation(membership, 'rendezvous')} failed: the store at {membership.store_host}:"
+        f"{membership.store_port} {what} for {timeout_s} s. Check that the owner of the group lives and "
+        "is not stopped, and that this machine can reach it."
+    )
 
 
 def local_address(membership: Membership) -> str:
