@@ -13,7 +13,7 @@ from typing import Any, final
 from raydist.class_memory import remembered_by_class
 from raydist.errors import SpecError
 
-__all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "map_structure", "unflatten"]
+__all__ = ["LEAF", "NOTHING", "Structure", "flatten", "is_nested", "leaves_in", "map_structure", "unflatten"]
 
 
 @final
@@ -100,6 +100,8 @@ LEAF = Structure()
 NOTHING = Structure(type(None))
 """None, where it is no leaf."""
 
+_SHORT = tuple(Structure(tuple, tuple(range(count)), (LEAF,) * count) for count in range(8))
+
 
 def is_nested(value: Any) -> bool:
     """Whether `value` has parts (a tuple, dict, namedtuple or dataclass instance).
@@ -159,11 +161,45 @@ def flatten(value: Any, none: Structure = LEAF) -> tuple[list[Any], Structure]:
 def _flatten_into(value: Any, leaves: list[Any], none: Structure) -> Structure:
     if value is None and none is not LEAF:
         return none
-    if not is_nested(value) or getattr(value, "__nest_leaf__", False):
+    cls: Any = type(value)
+    if cls is tuple:
+        return _plain_tuple(tuple([_flatten_into(item, leaves, none) for item in value]))
+    if not _has_parts(cls) or getattr(value, "__nest_leaf__", False):
         leaves.append(value)
         return LEAF
     kind, keys, values, shown = _parts(value)
-    return Structure(kind, keys, tuple(_flatten_into(item, leaves, none) for item in values), shown)
+    return Structure(kind, keys, tuple([_flatten_into(item, leaves, none) for item in values]), shown)
+
+
+def _plain_tuple(children: tuple[Structure, ...]) -> Structure:
+    # Most batches are short tuples of tensors: to make their structure took as long as all else of a `flatten`.
+    if len(children) < len(_SHORT) and children == _SHORT[len(children)].children:
+        return _SHORT[len(children)]
+    return Structure(tuple, tuple(range(len(children))), children)
+
+
+def leaves_in(value: Any) -> list[Any]:
+    """The leaves that :func:`flatten` gives, where nobody asks for the structure: in a third of the time.
+
+    >>> leaves_in({"y": (2, None), "x": 1})
+    [1, 2, None]
+    """
+    leaves: list[Any] = []
+    _add_leaves(value, leaves)
+    return leaves
+
+
+def _add_leaves(value: Any, leaves: list[Any]) -> None:
+    cls: Any = type(value)
+    if cls is tuple:
+        items: Sequence[Any] = value
+    elif not _has_parts(cls) or getattr(value, "__nest_leaf__", False):
+        leaves.append(value)
+        return
+    else:
+        items = _parts(value)[2]
+    for item in items:
+        _add_leaves(item, leaves)
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:

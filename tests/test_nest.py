@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.errors import SpecError
-from raydist.nest import LEAF, flatten, is_nested, map_structure, unflatten
+from raydist.nest import LEAF, flatten, is_nested, leaves_in, map_structure, unflatten
 from raydist.values import PerReplica
 
 
@@ -43,6 +43,7 @@ def test_unflatten_is_the_inverse_of_flatten(nest: Any) -> None:
     found, structure = flatten(nest)
     assert unflatten(structure, found) == nest
     assert structure.num_leaves == len(found) == len(structure.paths())
+    assert leaves_in(nest) == found
     assert pickle.loads(pickle.dumps(structure)) == structure
 
 

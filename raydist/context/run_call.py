@@ -21,9 +21,9 @@ def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) ->
         raise InvalidArgumentError(
             f"args must be a tuple of the function's arguments, got {type(args).__name__}. For one: args=(batch,)."
         )
-    if not isinstance(kwargs, Mapping | None):
+    if not (kwargs is None or isinstance(kwargs, Mapping)):
         raise InvalidArgumentError(f"kwargs must be a dict of the function's named arguments, got {kwargs!r:.80}.")
-    if not isinstance(options, RunOptions | None):
+    if not (options is None or isinstance(options, RunOptions)):
         raise InvalidArgumentError(f"options must be rd.RunOptions(...), got {options!r:.80}.")
     from raydist.distributed_dataset import DistributedDataset  # a replica needs none of it
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from raydist.errors import InvalidArgumentError
-from raydist.nest import flatten, map_structure
+from raydist.nest import leaves_in, map_structure
 from raydist.no_number import NoNumber
 
 if TYPE_CHECKING:
@@ -125,5 +125,5 @@ def holds_remote(values: Any) -> bool:
     """Whether a RemoteValue is in a nest, in which lists may stand too."""
     if type(values) is list:
         return any(map(holds_remote, values))
-    leaves = flatten(values)[0]
+    leaves = leaves_in(values)
     return any(isinstance(leaf, RemoteValue) or (type(leaf) is list and holds_remote(leaf)) for leaf in leaves)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from raydist.errors import SpecError
-from raydist.nest import Structure, flatten, unflatten
+from raydist.nest import Structure, flatten, leaves_in, unflatten
 from raydist.pickling.by_fields import by_fields
 from raydist.pickling.travelling_tensors import Travelling, pack_tensor
 from raydist.summaries.record import Record
@@ -228,7 +228,7 @@ class StructureMemory:
     def learn(self, fn: Callable[..., Any], structure: Structure, nest: Any) -> None:
         """Remember that `fn` returned `nest`; a None in it may be a value next time."""
         key = _codes(fn)
-        if key and _ends_in_one_place(key[0]) and not any(leaf is None for leaf in flatten(nest)[0]):
+        if key and _ends_in_one_place(key[0]) and not any(leaf is None for leaf in leaves_in(nest)):
             self._known[(*key, *_modules(fn))] = structure
 
 

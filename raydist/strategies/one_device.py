@@ -28,7 +28,7 @@ from raydist.distributed_dataset import LocalDistributedDataset, require_shared
 from raydist.foreign_errors import annotate
 from raydist.mirroring.checked_steps import CheckedSteps
 from raydist.mirroring.trained_state import names_of
-from raydist.nest import flatten, unflatten
+from raydist.nest import leaves_in, map_structure
 from raydist.options import InputOptions, RunOptions
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.optional import Optional
@@ -103,15 +103,14 @@ class OneDeviceStrategy(Strategy):
         require_call(fn, args, kwargs, options)
         choice = (options or _DEFAULTS).on_nonfinite
         peers = Alone(self._torch_device, None if choice == "pass" else self._checked)
-        named = dict(kwargs or {})
-        leaves, structure = flatten((tuple(args), named))
+        args, named = tuple(args), dict(kwargs or {})
+        leaves = leaves_in(args) + (leaves_in(named) if named else [])
         if self._steps is not None:
             self._steps.check(fn, leaves)
         rows = self._batches.rows_of_first(leaves)
         peers.rows = None if rows is None else (rows,)
-        if any(type(leaf) is DatasetIterator for leaf in leaves):
-            watched = [_Watched(leaf, peers) if type(leaf) is DatasetIterator else leaf for leaf in leaves]
-            args, named = unflatten(structure, watched)
+        if DatasetIterator in map(type, leaves):
+            args, named = map_structure(lambda leaf: _watched(leaf, peers), (args, named))
             peers.loop = self
         self._num_steps += 1
         with enter_replica(ReplicaContext(self, peers)):
@@ -137,7 +136,7 @@ class OneDeviceStrategy(Strategy):
         return ReplicaContext(self, Alone(self._torch_device))
 
     def _note_batch(self, batch: Any) -> None:
-        self._batches.note(flatten(batch)[0])
+        self._batches.note(leaves_in(batch))
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
         require_shared(options or InputOptions())
@@ -259,8 +258,12 @@ class _Watched(Iterator[Any]):
         return found
 
     def _noted(self, batch: Any) -> Any:
-        self._peers.rows = (_num_rows(flatten(batch)[0]),)
+        self._peers.rows = (_num_rows(leaves_in(batch)),)
         return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _watched(leaf: Any, peers: Alone) -> Any:
+    return _Watched(leaf, peers) if type(leaf) is DatasetIterator else leaf

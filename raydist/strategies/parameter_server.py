@@ -29,7 +29,7 @@ from raydist.distributed_dataset import InputSide
 from raydist.errors import InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.shipment import Shipment
-from raydist.nest import flatten
+from raydist.nest import leaves_in
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
 from raydist.parameter_servers.partitioners import VariablePartitioner
@@ -254,7 +254,7 @@ class ParameterServerStrategy(HostedStrategy):
         return self._schedule(fn, tuple(args), dict(kwargs or {}), options or RunOptions())
 
     def _schedule(self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions) -> RemoteValue:
-        leaves = flatten((args, kwargs))[0]
+        leaves = leaves_in((args, kwargs))
         if holds_remote((args, kwargs)):
             raise InvalidArgumentError(
                 "The arguments of a closure must be values, got a RemoteValue, which may not be computed yet. Fetch it "

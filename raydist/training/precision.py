@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from raydist.nest import flatten, map_structure
+from raydist.nest import leaves_in, map_structure
 from raydist.training.elements import apply_module
 
 __all__ = ["Precision", "forward"]
@@ -25,7 +25,7 @@ def forward(module: nn.Module, x: Any, precision: Precision) -> Any:
     """
     if precision is None:
         return apply_module(module, x)
-    device = next((leaf.device.type for leaf in flatten(x)[0] if isinstance(leaf, torch.Tensor)), "cpu")
+    device = next((leaf.device.type for leaf in leaves_in(x) if isinstance(leaf, torch.Tensor)), "cpu")
     with torch.autocast(device, torch.bfloat16):
         outputs = apply_module(module, x)
     return list(map(_widened, outputs)) if isinstance(outputs, list) else _widened(outputs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from raydist.errors import SpecError
-from raydist.nest import flatten, map_structure, unflatten
+from raydist.nest import flatten, leaves_in, map_structure, unflatten
 from raydist.training.executions import executions
 from raydist.training.passes import (
     in_evaluation_mode,
@@ -93,7 +93,7 @@ class Prediction:
         while len(self._unread) > left:
             output = self._strategy.gather(self._unread.popleft())
             self._outputs.append(output)
-            self._rows += len(flatten(output)[0][0])
+            self._rows += len(leaves_in(output)[0])
 
 
 def joined(outputs: list[Any]) -> Any:
@@ -106,7 +106,7 @@ def joined(outputs: list[Any]) -> Any:
         return map_structure(lambda *parts: torch.cat(parts), *outputs)
     except RuntimeError:
         _, structure = flatten(outputs[0])
-        leaves = zip(*(flatten(output)[0] for output in outputs), strict=True)
+        leaves = zip(*(leaves_in(output) for output in outputs), strict=True)
         shapes = unflatten(structure, [sorted({tuple(part.shape[1:]) for part in parts}) for parts in leaves])
         raise SpecError(
             f"Predictions of all batches must agree in all but their first dimension, got rows of the shapes {shapes}. "

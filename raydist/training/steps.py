@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from raydist.errors import SpecError
-from raydist.nest import flatten, map_structure
+from raydist.nest import leaves_in, map_structure
 from raydist.strategies.default import get_replica_context
 from raydist.training.class_weights import ClassWeights
 from raydist.training.counted_losses import divides_by_count, total_and_count
@@ -113,7 +113,7 @@ def prediction_step(module: nn.Module, precision: Precision = None) -> Step:
         with torch.no_grad():
             inputs = inputs_of(batch)
             prediction = _lists_as_tuples(forward(module, inputs, precision))
-        num_rows = len(flatten(inputs)[0][0])
+        num_rows = len(leaves_in(inputs)[0])
         return map_structure(lambda leaf: _output(leaf, num_rows), prediction)
 
     return predict_step
@@ -183,7 +183,7 @@ def _output(leaf: Any, num_rows: int) -> torch.Tensor:
 
 
 def _num_rows(example: Example) -> int:
-    return len(flatten((example.x, example.y))[0][0])
+    return len(leaves_in((example.x, example.y))[0])
 
 
 def _lists_as_tuples(value: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torchmetrics import Metric
 
 from raydist.context.replica_context import ReplicaContext
-from raydist.nest import flatten
+from raydist.nest import leaves_in
 from raydist.values import ReduceOp
 
 __all__ = ["guessing", "update_alike"]
@@ -69,7 +69,7 @@ def update_alike(
 
 def _look_alike(prediction: Any, in_part: bool, context: ReplicaContext) -> bool:
     """Whether a metric that looks at any replica's predictions guesses the same. Waits for all replicas."""
-    leaves = [leaf for leaf in flatten(prediction)[0] if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    leaves = [leaf for leaf in leaves_in(prediction) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not leaves:
         return True
     within = torch.stack([((leaf >= 0) & (leaf <= 1)).all() for leaf in leaves])

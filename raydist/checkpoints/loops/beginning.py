@@ -8,7 +8,7 @@ from raydist.checkpoints.loops.driver_loop import DriverLoop, LoopHost
 from raydist.checkpoints.loops.managed_loop import ManagedLoop
 from raydist.checkpoints.managing.watch import ManagerWatch
 from raydist.distributed_dataset import DistributedIterator
-from raydist.nest import flatten
+from raydist.nest import leaves_in
 from raydist.preemption.boundaries import step_watchers
 
 __all__ = ["begin_loop"]
@@ -27,7 +27,7 @@ def begin_loop(arguments: Any, host: LoopHost) -> DriverLoop | None:
     watchers = [each for each in step_watchers() if isinstance(each, ManagerWatch)]
     if not watchers:
         return None
-    iterators = [leaf for leaf in flatten(arguments)[0] if isinstance(leaf, DistributedIterator)]
+    iterators = [leaf for leaf in leaves_in(arguments) if isinstance(leaf, DistributedIterator)]
     if not iterators:
         return None
     parts: list[tuple[ManagerWatch, ManagedLoop]] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from raydist.errors import FailedPreconditionError
-from raydist.nest import flatten
+from raydist.nest import leaves_in
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item
 from raydist.pipelines.elements.spec import TensorSpec
@@ -80,6 +80,6 @@ class _GatherKernel(Kernel):
 
 def _bytes_of(spec: Any) -> int | None:
     """Bytes of an element, where all of its leaves are numbers of one shape."""
-    sizes = [leaf.num_bytes if isinstance(leaf, TensorSpec) else None for leaf in flatten(spec)[0]]
+    sizes = [leaf.num_bytes if isinstance(leaf, TensorSpec) else None for leaf in leaves_in(spec)]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
