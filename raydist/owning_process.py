@@ -40,7 +40,7 @@ class OwningProcess:
 
     def require(self, doing: str) -> None:
         """FailedPreconditionError in a forked child: what the thing waits for does not exist there."""
-        if not self.is_this:
+        if os.getpid() != self._pid:
             raise FailedPreconditionError(
                 f"{self._what} must be {doing} by the process that made it ({self._pid}), this is its forked child "
                 f"{os.getpid()}, which has neither its threads nor its connections. Make a new one in the child, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +26,17 @@ def require_call(fn: Any, args: Any, kwargs: Any = None, options: Any = None) ->
         raise InvalidArgumentError(f"kwargs must be a dict of the function's named arguments, got {kwargs!r:.80}.")
     if not (options is None or isinstance(options, RunOptions)):
         raise InvalidArgumentError(f"options must be rd.RunOptions(...), got {options!r:.80}.")
+    whole = _distributed_dataset()
+    for arg in args:
+        if isinstance(arg, whole):
+            raise InvalidArgumentError(
+                "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop "
+                "inside."
+            )
+
+
+@functools.cache
+def _distributed_dataset() -> type:
     from raydist.distributed_dataset import DistributedDataset  # a replica needs none of it
 
-    if any(isinstance(arg, DistributedDataset) for arg in args):
-        raise InvalidArgumentError(
-            "A step takes batches or an iterator, got a DistributedDataset. Give args=(iter(dataset),) to loop inside."
-        )
+    return DistributedDataset

@@ -188,7 +188,11 @@ def _counter_without_scope() -> StepCounter:
 
 def _num_rows(leaves: Sequence[Any]) -> int:
     """Rows of a batch: the length of its first leaf that has one."""
-    return next((len(leaf) for leaf in leaves if getattr(leaf, "shape", ())), 1)
+    for leaf in leaves:
+        if shape := getattr(leaf, "shape", ()):
+            rows: int = shape[0]
+            return rows
+    return 1
 
 
 @final
