@@ -11,6 +11,7 @@ from typing import Any, final
 import ray
 
 from raydist.actors.actor_titles import title_of_this_actor
+from raydist.actors.background_threads import put_behind
 from raydist.actors.main_thread_rest import MainThreadRest
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.software import Software, installed_software
@@ -18,6 +19,7 @@ from raydist.actors.step_channel import serve_steps
 from raydist.actors.supervision import RemoteFailure
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.channels.hub import ChannelEnd, Ticket
+from raydist.crowds import is_crowd
 from raydist.deferred_compiler import defer_compiler
 from raydist.large_products import speed_up_products
 
@@ -45,6 +47,7 @@ class ReplicaHost:
         self._kept: dict[int, Any] = {}
         self._title = title_of_this_actor()
         self._main_thread = MainThreadRest(num_neighbours)
+        self._in_crowd = is_crowd(num_neighbours)
 
     def __repr__(self) -> str:
         return self._title or type(self).__name__
@@ -72,6 +75,8 @@ class ReplicaHost:
             self._end = ChannelEnd.open(ticket)
         except OSError:
             return False
+        if self._in_crowd:  # and Ray's threads bring no steps
+            put_behind()
         return True
 
     def serve(self, turn: int) -> None:

@@ -32,7 +32,7 @@ class ShipmentContents:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
 class Shipment:
     """All that one step needs and the replicas do not have yet; the same for every replica.
 

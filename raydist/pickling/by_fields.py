@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["by_fields"]
@@ -17,5 +20,14 @@ def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
     >>> pickle.loads(pickle.dumps(PartSource(3, place=1)))
     PartSource(object_index=3, leaf_index=0, value=None, place=1, on_host=False)
     """
-    cls = type(self)
-    return cls, tuple([getattr(self, name) for name in cls.__slots__])
+    cls: Any = type(self)
+    return cls, _reader(cls)(self)
+
+
+@functools.cache
+def _reader(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads all fields at once, without a line of Python."""
+    names: tuple[str, ...] = cls.__slots__
+    if len(names) == 1:
+        return lambda value: (getattr(value, names[0]),)
+    return operator.attrgetter(*names)

@@ -47,7 +47,7 @@ class TravellingTensor:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
 class TravellingNumber:
     """A tensor of one number and no dimension, a loss most often: an array costs pickle ten times as much.
 

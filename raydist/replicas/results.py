@@ -27,7 +27,7 @@ __all__ = ["ResultLeaf", "StepOutcome", "StepResult", "StepValues", "StructureMe
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
 class StepResult:
     """What one replica's step function returned, without graph and device.
 

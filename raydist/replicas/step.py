@@ -78,7 +78,7 @@ class PartSource:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, though nobody changes one: that takes twice as long to be read, in every step
 class StepHeader:
     """One step for one replica. Objects of the store travel beside it, as arguments that Ray maps.
 

@@ -110,3 +110,21 @@ def test_memory_that_is_not_there_is_no_channel() -> None:
     host = ReplicaHost()
     assert not host.open_channel(Ticket("raydist-shm-of-nobody", b"", 1, 0))
     host.serve(1)  # returns at once
+
+
+@pytest.mark.parametrize(("num_neighbours", "behind"), [(1, 0), (100_000, 1)])
+def test_threads_of_ray_go_behind_in_a_crowd_whose_steps_they_do_not_bring(
+    num_neighbours: int, behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[None] = []
+    monkeypatch.setattr("raydist.actors.replica_host.put_behind", lambda: asked.append(None))
+    monkeypatch.setattr("raydist.actors.replica_host.MainThreadRest", lambda num_neighbours: None)  # it takes a signal
+    host = ReplicaHost(num_neighbours=num_neighbours)
+    assert not host.open_channel(Ticket("raydist-shm-of-nobody", b"", 1, 0))
+    assert asked == []
+    hub = ChannelHub.open(1)
+    try:
+        assert host.open_channel(hub.ticket(0))
+    finally:
+        hub.close()
+    assert len(asked) == behind
