@@ -86,6 +86,7 @@ ROOMS = {
             "step_answers",
             "actor_titles",
             "background_host",
+            "background_threads",
             "main_thread_rest",
             "metric_counters",
             "training_metrics",
