@@ -35,6 +35,7 @@ LAYERS = (
         "lasting_thread",
         "deferred_compiler",
         "large_products",
+        "wide_pooling",
         "optimizer_hooks",
         "ray_session",
         "feasibility",

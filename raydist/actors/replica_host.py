@@ -22,6 +22,7 @@ from raydist.channels.hub import ChannelEnd, Ticket
 from raydist.crowds import is_crowd
 from raydist.deferred_compiler import defer_compiler
 from raydist.large_products import speed_up_products
+from raydist.wide_pooling import speed_up_pooling
 
 __all__ = ["CrowdedHost", "ReplicaHost"]
 
@@ -41,6 +42,7 @@ class ReplicaHost:
         os.environ.update(env or {})
         defer_compiler()
         speed_up_products()
+        speed_up_pooling()
         keep_pages(None)  # activations and pieces of batches come and go with every step
         self._runner: Any = None
         self._end: ChannelEnd | None = None

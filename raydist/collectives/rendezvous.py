@@ -30,6 +30,7 @@ __all__ = ["RendezvousStore", "connect_store", "local_address"]
 # What a lookup of a name takes at most with the usual two attempts of 5 s. An attempt that others have overtaken then
 # ends quietly, not with a stack trace in the log.
 _LOOKUP_S = 10.0
+_CONNECT_S = 30.0  # somebody listens, it is known by then: what finds nobody any more need not try for minutes
 
 
 @final
@@ -129,7 +130,7 @@ def _client(membership: Membership, timeout_s: float) -> TCPStore:
         membership.store_port,
         is_master=False,
         wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s + _LOOKUP_S),
+        timeout=timedelta(seconds=min(timeout_s, _CONNECT_S) + _LOOKUP_S),
     )
 
 

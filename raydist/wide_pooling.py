@@ -1,0 +1,62 @@
+"""Max-pooling of images with many channels, by the kernel of torch that works on many numbers at once.
+
+torch looks at one number after the other where an image's channels lie apart (its default), with a branch for each:
+16 ms for 128 x 32 x 28 x 28 on one core of a Zen 4, a quarter of a small CNN's step. Where channels lie together it
+takes 1.7 ms, and 4.8 for the way there and back. Both find the same numbers at the same places, NaN and the first of
+equals included.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+
+__all__ = ["MIN_CHANNELS", "MIN_NUMEL", "speed_up_pooling"]
+
+MIN_CHANNELS = 8
+"""Channels from which on it pays: with 3 it takes half as long again."""
+MIN_NUMEL = 1 << 16
+"""Elements from which on it pays: below, it is a matter of some ten microseconds."""
+
+
+@functools.cache
+def speed_up_pooling() -> torch.library.Library:
+    """Have this process pool large images that way.
+
+    For processes that train and do nothing else: it changes what `torch.max_pool2d` runs on CPUs. May be called twice.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        library.impl("max_pool2d_with_indices", _pool, "CPU", allow_override=True)
+    return library
+
+
+def _pool(images: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`window`: its size, stride, padding and dilation, and whether incomplete ones count."""
+    if not _is_worth_it(images):
+        return _plain(images, *window)
+    values, places = _plain(images.contiguous(memory_format=torch.channels_last), *window)
+    return values.contiguous(), places.contiguous()
+
+
+def _is_worth_it(images: torch.Tensor) -> bool:
+    return (
+        images.dtype is torch.float32
+        and images.dim() == 4
+        and images.shape[1] >= MIN_CHANNELS
+        and images.numel() >= MIN_NUMEL
+        and images.is_contiguous()
+    )
+
+
+def _plain(images: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    # What torch had there before cannot be called any more; the form with `out` does the same.
+    out, indices = images.new_empty(0), images.new_empty(0, dtype=torch.int64)
+    pooled: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.max_pool2d_with_indices.out(
+        images, *window, out=out, indices=indices
+    )
+    return pooled
