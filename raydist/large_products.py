@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
+from raydist.cpu_kernels import replace_kernels
 from raydist.errors import InvalidArgumentError
 
 __all__ = ["LARGE_NUMEL", "VARIABLE", "has_narrow_kernels", "inherited", "note_weight", "speed_up_products"]
@@ -111,17 +111,9 @@ class _Products:
         with self._lock:
             self._sizes |= {numel}
             if self._library is None:
-                self._library = self._take_over()
+                self._library = replace_kernels({"mm": self._multiply, "addmm": self._multiply_and_add})
 
-    def _take_over(self) -> torch.library.Library:
-        library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            library.impl("mm", self._multiply, "CPU", allow_override=True)
-            library.impl("addmm", self._multiply_and_add, "CPU", allow_override=True)
-        return library
-
-    # What torch had there before cannot be called any more; the forms with `out` do the same.
+    # Other products go to the forms with `out`: see `replace_kernels`.
 
     def _multiply(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         if left.dtype is torch.float32 and self._is_large(left, right):

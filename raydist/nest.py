@@ -179,7 +179,7 @@ def _plain_tuple(children: tuple[Structure, ...]) -> Structure:
 
 
 def leaves_in(value: Any) -> list[Any]:
-    """The leaves that :func:`flatten` gives, where nobody asks for the structure: in a third of the time.
+    """The leaves that :func:`flatten` gives, where nobody asks for the structure: in less than half the time.
 
     >>> leaves_in({"y": (2, None), "x": 1})
     [1, 2, None]

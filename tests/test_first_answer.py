@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 
@@ -52,3 +54,22 @@ def test_calls_that_are_all_stuck_end_with_the_limit() -> None:
 def test_without_time_nothing_is_called() -> None:
     with pytest.raises(TimeoutError):
         first_answer(lambda _: pytest.fail("was called"), 0.0, name="test")
+
+
+def test_a_process_does_not_end_under_a_call_that_was_overtaken() -> None:
+    program = """
+import os, threading, time
+from raydist.first_answer import first_answer
+
+first = threading.Lock()
+
+def call(left_s):
+    if first.acquire(blocking=False):
+        time.sleep(1.5)
+        os.write(1, b"late")
+
+first_answer(call, 20.0, name="test")
+os.write(1, b"first, then ")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "first, then late"

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 PROGRAM = """
-import itertools
 import torch
 from torch.nn import functional as F
 

@@ -30,6 +30,7 @@ __all__ = ["RendezvousStore", "connect_store", "local_address"]
 # What a lookup of a name takes at most with the usual two attempts of 5 s. An attempt that others have overtaken then
 # ends quietly, not with a stack trace in the log.
 _LOOKUP_S = 10.0
+_START_S = 60.0
 _CONNECT_S = 30.0  # somebody listens, it is known by then: what finds nobody any more need not try for minutes
 
 
@@ -59,14 +60,20 @@ class RendezvousStore:
         never_free(self._server)
 
     def start(self) -> RendezvousStore:
-        """Listen on a free port. May be called twice."""
+        """Listen on a free port. Blocking: mostly some ms, at most a minute. May be called twice.
+
+        Raises:
+            OSError: This machine does not have that address, or (TimeoutError) its name service never answers.
+        """
         if self._server is None:
-            listener = socket.create_server((self.host, 0), family=_family(self.host), backlog=512)
-            port = listener.getsockname()[1]
-            self._server = TCPStore(
-                self.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-            )
+            # It connects to itself, and waits for the name service like every other client: see `_client`.
+            self._server = first_answer(lambda _: self._listen(), _START_S, name="raydist-rendezvous")
         return self
+
+    def _listen(self) -> TCPStore:
+        listener = socket.create_server((self.host, 0), family=_family(self.host), backlog=512)
+        port = listener.getsockname()[1]
+        return TCPStore(self.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
     @property
     def port(self) -> int:

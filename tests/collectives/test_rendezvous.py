@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous import RendezvousStore, connect_store, local_address
@@ -61,7 +65,26 @@ def test_a_connection_that_gets_stuck_is_tried_again() -> None:
         end = connect_store(way.membership, 30.0)
         end.set("key", "value")
         assert end.get("key") == b"value"
+        inner: Any = end.inner  # torch's stubs do not know its `timeout`
+        assert inner.timeout == timedelta(seconds=30)
         del end
+
+
+def test_a_server_that_gets_stuck_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, released = itertools.count(), threading.Event()
+
+    def stuck_once(*args: Any, **settings: Any) -> TCPStore:
+        if next(calls) == 0:
+            released.wait(30.0)
+        return TCPStore(*args, **settings)
+
+    monkeypatch.setattr("raydist.collectives.rendezvous.TCPStore", stuck_once)
+    try:
+        with RendezvousStore() as store:
+            connect_store(store.membership("g", generation=0, rank=0, world_size=1), 5.0).set("key", "value")
+            assert next(calls) == 3  # two servers, and the client of one
+    finally:
+        released.set()
 
 
 class _Way:
