@@ -38,7 +38,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "coordinator/launch_served.py": "tests/strategies/test_parameter_server.py",
     "coordinator/per_worker.py": "tests/coordinator/test_per_worker_input.py",
     "coordinator/ports.py": "tests/coordinator/test_coordinator.py",
-    "coordinator/roster.py": "tests/coordinator/test_coordinator.py",
+    "coordinator/worker_record.py": "tests/coordinator/test_roster.py",
     "coordinator/closure_waits.py": "tests/coordinator/test_coordinator.py",
     "coordinator/worker_questions.py": "tests/coordinator/test_coordinator.py",
     "coordinator/workers_link.py": "tests/strategies/test_parameter_server.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -14,6 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from raydist.actors.bundle_options import bundle_options
 from raydist.actors.ray_link import RayDoor, RayLink
 from raydist.actors.server_host import ServerHost
+from raydist.actors.software import installed_software, require_same_software
 from raydist.actors.supervision import kill_actors, wait_for_all
 from raydist.parameter_servers.desk import RequestHandler
 from raydist.parameter_servers.lanes.lane_link import LaneDoor
@@ -87,13 +89,20 @@ class ServerActors:
 
         Raises:
             UnavailableError: A process died.
+            FailedPreconditionError: One runs other versions than this process.
             DeadlineExceededError: See `within_s`.
         """
+        deadline = time.monotonic() + within_s
+        found = self._await_start([handle.about.remote() for handle in self._handles], within_s)
+        require_same_software(installed_software(), found, self.names)
         refs = [
             handle.start.remote(title, self._name, make_server, number, *args)
             for number, (handle, title) in enumerate(zip(self._handles, self.names, strict=True))
         ]
-        pids: list[int] = wait_for_all(
+        return self._await_start(refs, max(deadline - time.monotonic(), 0.0))
+
+    def _await_start(self, refs: Sequence[Any], within_s: float) -> list[Any]:
+        return wait_for_all(
             refs,
             self.names,
             timeout_s=within_s,
@@ -101,7 +110,6 @@ class ServerActors:
             limit="Timeouts.start_s",
             on_error=lambda: None,
         )
-        return pids
 
     @property
     def links(self) -> Sequence[ServerLink]:

@@ -17,6 +17,7 @@ import torch
 from raydist.actors.actor_titles import title_of_this_actor
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.server_metrics import ServerMetrics
+from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import RemoteFailure
 from raydist.deferred_compiler import defer_compiler
 from raydist.parameter_servers.desk import Outcome, RequestHandler, ServerDesk
@@ -75,6 +76,10 @@ class ServerHost:
 
     def __repr__(self) -> str:
         return self._shown or type(self).__name__
+
+    def about(self) -> Software:
+        """What this process runs with."""
+        return installed_software()
 
     def start(self, title: str, strategy: str, make_server: Callable[..., RequestHandler], *args: Any) -> int:
         """Make the server, and answer from now on; returns the process id."""

@@ -10,7 +10,7 @@ from typing import final
 
 from raydist.errors import FailedPreconditionError
 
-__all__ = ["Software", "installed_software", "require_devices", "require_same_software"]
+__all__ = ["Software", "installed_packages", "installed_software", "require_devices", "require_same_software"]
 
 
 @final
@@ -27,15 +27,19 @@ class Software:
     num_gpus: int = 0
 
 
+def installed_packages() -> Software:
+    """What this process runs with, torch left out: where only input is made, it is not loaded."""
+    package = sys.modules[__name__.partition(".")[0]]  # the one that this code is of, installed or sent along
+    return Software((("Python", platform.python_version()), ("raydist", package.__version__)))
+
+
 def installed_software() -> Software:
     """What this process runs with. Loads torch."""
     import torch
 
-    package = sys.modules[__name__.partition(".")[0]]  # the one that this code is of, installed or sent along
     # Builds of one version (+cpu, +cu128) may meet: the program's node often has no GPU.
-    own = torch.__version__.partition("+")[0]
-    versions = (("Python", platform.python_version()), ("torch", own), ("raydist", package.__version__))
-    return Software(versions, torch.cuda.device_count())
+    own = ("torch", torch.__version__.partition("+")[0])
+    return Software((*installed_packages().versions, own), torch.cuda.device_count())
 
 
 def require_same_software(own: Software, found: Sequence[Software], names: Sequence[str]) -> None:

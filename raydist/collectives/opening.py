@@ -17,6 +17,7 @@ from raydist.values import ReduceOp
 __all__ = ["ChoosingCommunicator", "open_communicator"]
 
 _log = logging.getLogger("raydist")
+_told: set[tuple[str, str]] = set()  # what this process has said: a strategy has two groups, and each may re-form
 
 
 def open_communicator(
@@ -90,7 +91,8 @@ class ChoosingCommunicator(JoiningCommunicator):
                 group = _describe(self.membership)
                 if following is None:
                     raise _cannot(backend, self.membership, str(reason)) from reason
-                if self.rank == 0:
+                if self.rank == 0 and (backend.name, following.name) not in _told:
+                    _told.add((backend.name, following.name))
                     _log.warning("%s is carried by %s, not %s: %s.", group, following.name, backend.name, reason)
 
     @property

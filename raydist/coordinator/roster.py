@@ -1,67 +1,32 @@
 """The workers of a coordinator: who is starting, ready or gone, and what happens when one dies.
 
-Nothing here waits, but for the servers when a worker has died.
+Nothing here waits, but for the servers when a worker has died. A program is sent nowhere before it is known that all
+workers run the same versions, unless one of them takes long to say.
 """
 
 from __future__ import annotations
 
-import enum
+import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, final
 
 from raydist.actors.software import installed_software, require_devices, require_same_software
 from raydist.coordinator.closures import ClosureQueue
 from raydist.coordinator.ports import Question, ServerSide, WorkerPort
 from raydist.coordinator.shipment_log import ShipmentLog
+from raydist.coordinator.worker_record import WorkerRecord, WorkerState
 from raydist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from raydist.options import Timeouts
 from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.served.worker_runner import WorkerRunner
 
-__all__ = ["WorkerRecord", "Roster"]
+__all__ = ["Roster"]
 
 _MOST_STARTS = 5  # of a worker's process, with no closure done in between
+_TOGETHER_S = 10.0  # that workers which have started wait for others to say what they run
 
-
-class _State(enum.Enum):
-    STARTING = enum.auto()
-    READY = enum.auto()
-    GONE = enum.auto()
-
-
-@final
-@dataclass
-class WorkerRecord:
-    """One worker.
-
-    Attributes:
-        number: Its own.
-        generation: How often it was started before.
-        state: Whether it can be sent something.
-        deadline: Until when it must have started.
-        starts: Since a closure was done there.
-        under_way: Messages that it has not answered.
-        objects: Of the store, that it has.
-        drawn: See `WorkResult`.
-        drawn_before: The same when it was started.
-    """
-
-    number: int
-    generation: int = 0
-    state: _State = _State.STARTING
-    deadline: float = 0.0
-    starts: int = 0
-    under_way: int = 0
-    objects: SentObjects = field(default_factory=SentObjects)
-    drawn: dict[str, int] = field(default_factory=dict)
-    drawn_before: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be sent something."""
-        return self.state is _State.READY
+_log = logging.getLogger("raydist")
 
 
 @final
@@ -100,6 +65,7 @@ class Roster:
         self._timeouts = timeouts
         self._asked: list[tuple[Question, Callable[[Any], None]]] = []
         self._cause: Exception | None = None
+        self._started_at: float | None = None  # the first of them
 
     @property
     def is_busy(self) -> bool:
@@ -123,7 +89,7 @@ class Roster:
     @property
     def all_gone(self) -> bool:
         """Whether nobody will ever be ready."""
-        return all(worker.state is _State.GONE for worker in self.members)
+        return all(worker.state is WorkerState.GONE for worker in self.members)
 
     @property
     def error_of_all(self) -> Exception:
@@ -139,21 +105,22 @@ class Roster:
         return self._port.names[member.number]
 
     def take_in(self) -> bool:
-        """Deal with the answers that have come; whether there were any."""
+        """Deal with the answers that have come, and with time that has gone by; whether anything is new."""
+        before = self.ready()
         come = [pair for pair in self._asked if pair[0].done]
         if come:
             self._asked = [pair for pair in self._asked if not pair[0].done]
             for asked, deal_with in come:
                 deal_with(asked)
         self._look_at_clocks()
-        return bool(come)
+        return bool(come) or self.ready() != before
 
     def expect(self, worker: WorkerRecord, asked: Question, deal_with: Callable[[Any], None]) -> None:
         """Have something done with an answer when it has come, unless the worker's process has died before."""
         generation = worker.generation
 
         def come(asked: Question) -> None:
-            if worker.generation != generation or worker.state is _State.GONE:
+            if worker.generation != generation or worker.state is WorkerState.GONE:
                 return  # the last words of a process whose end is known already
             if isinstance(asked.error, UnavailableError) and asked.error.actor == self.title_of(worker):
                 self._lost(worker, asked.error)
@@ -163,7 +130,7 @@ class Roster:
         self._asked.append((asked, come))
 
     def _begin(self, worker: WorkerRecord) -> None:
-        worker.state = _State.STARTING
+        worker.state = WorkerState.STARTING
         worker.starts += 1
         worker.deadline = time.monotonic() + self._timeouts.start_s
         worker.under_way, worker.objects = 0, SentObjects()
@@ -184,27 +151,56 @@ class Roster:
                 raise asked.error
             require_same_software(installed_software(), [asked.value], [name])
             require_devices([device], [asked.value], [name])
+        except FailedPreconditionError as error:
+            self._refuse(worker, error)
         except Exception as error:
             self._give_up(worker, error)
+        worker.compared = True
+        self._let_begin()
+
+    def _refuse(self, worker: WorkerRecord, error: FailedPreconditionError) -> None:
+        """A worker's node is not fit for the program: nothing is to run. Of one that came later, others go on."""
+        if not worker.compared:
+            for member in self.members:
+                member.state = WorkerState.GONE
+        self._give_up(worker, error)
 
     def _started(self, worker: WorkerRecord, asked: Question) -> None:
         if asked.error is not None:
             self._give_up(worker, asked.error)
         else:
-            worker.state = _State.READY
+            worker.state = WorkerState.STARTED
+            self._let_begin()
+
+    def _let_begin(self) -> None:
+        started = [member for member in self.members if member.state is WorkerState.STARTED]
+        if started and (self._all_compared or self._has_waited()):
+            for member in started:
+                member.state = WorkerState.READY
+
+    @property
+    def _all_compared(self) -> bool:
+        return all(member.compared or member.state is WorkerState.GONE for member in self.members)
+
+    def _has_waited(self) -> bool:
+        now = time.monotonic()
+        self._started_at = now if self._started_at is None else self._started_at
+        return now - self._started_at > _TOGETHER_S
 
     def _give_up(self, worker: WorkerRecord, error: Exception) -> None:
         """A worker will not come back: what it cannot do others cannot, or it has no place any more."""
-        worker.state = _State.GONE
+        worker.state = WorkerState.GONE
         if self.all_gone:
             self._cause = _nobody_left(error)
             self._queue.abandon(self._cause)
         else:
+            _log.warning("The others go on without %s: %s", self.title_of(worker), error)
             self._queue.lost(worker.number, error)
 
     def _look_at_clocks(self) -> None:
+        self._let_begin()
         for worker in self.members:
-            if worker.state is _State.STARTING and time.monotonic() > worker.deadline:
+            if worker.state is WorkerState.STARTING and time.monotonic() > worker.deadline:
                 limit = f"{self._timeouts.start_s:g} s (Timeouts.start_s)"
                 name = self.title_of(worker)
                 self._give_up(worker, DeadlineExceededError(f"{name} must start within {limit}, and did not."))

@@ -12,8 +12,9 @@ from typing import Any, final
 from raydist.coordinator.closure_pace import ClosurePace
 from raydist.coordinator.closures import Closure, ClosureQueue
 from raydist.coordinator.ports import Question, WorkerPort
-from raydist.coordinator.roster import Roster, WorkerRecord
+from raydist.coordinator.roster import Roster
 from raydist.coordinator.shipment_log import ShipmentLog
+from raydist.coordinator.worker_record import WorkerRecord
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.work_message import PlannedWork, WorkResult, address_work
 

@@ -14,7 +14,7 @@ from raydist.collectives.nonfinite.checked_backward import CheckedBackward
 from raydist.collectives.nonfinite.policy import NonfinitePolicy
 from raydist.context.advice import advise
 from raydist.context.current import enter_replica
-from raydist.context.devices import parse_device
+from raydist.context.devices import Device, parse_device
 from raydist.context.peers import Alone
 from raydist.context.replica_context import ReplicaContext
 from raydist.context.run_call import require_call
@@ -25,6 +25,7 @@ from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import LocalDistributedDataset, require_shared
+from raydist.errors import InvalidArgumentError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.checked_steps import CheckedSteps
 from raydist.mirroring.trained_state import names_of
@@ -52,7 +53,7 @@ class OneDeviceStrategy(Strategy):
         device: "cpu", "cuda:0", "GPU:0" or a torch.device.
 
     Raises:
-        InvalidArgumentError: `device` names no device.
+        InvalidArgumentError: `device` names no device, or a GPU that is not there.
 
     Source: tf.distribute.OneDeviceStrategy.
 
@@ -64,7 +65,7 @@ class OneDeviceStrategy(Strategy):
     def __init__(self, device: Any = "cpu") -> None:
         super().__init__()
         self._device = parse_device(device)
-        self._torch_device = torch.device(self._device.torch_name)
+        self._torch_device = _present(self._device)
         self._batches = _Batches()
         self._num_steps = 0
         self._steps: CheckedSteps | None = CheckedSteps(f"this {type(self).__name__}", self._torch_device.type)
@@ -234,6 +235,15 @@ class _Batches:
             if noted is not None and noted() is leaf:
                 return noted.rows
         return None
+
+
+def _present(device: Device) -> torch.device:
+    if device.kind == "GPU" and device.index >= (count := torch.cuda.device_count()):
+        raise InvalidArgumentError(
+            f"{device} was asked for, and torch sees {count} GPUs in this process. Install a build of torch for GPUs "
+            'and check the driver (nvidia-smi), see what CUDA_VISIBLE_DEVICES leaves, or use "CPU:0".'
+        )
+    return torch.device(device.torch_name)
 
 
 @final

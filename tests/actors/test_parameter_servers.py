@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ import torch
 import raydist as rd
 from raydist.actors.parameter_servers import ServerActors, ServerSeat
 from raydist.actors.ray_link import RayDoor
+from raydist.actors.software import Software
 from raydist.cluster import hosts_of, place, release
 from raydist.parameter_servers.lanes.lane_link import LaneDoor, LaneLink
 from raydist.parameter_servers.link import ServerLink
@@ -29,6 +31,7 @@ from tests.parameter_servers.served import slice_of
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 START_S = 60.0
+OTHER = Software((("raydist", "0.1"), ("Python", platform.python_version()), ("torch", torch.__version__)))
 
 
 def real_server(number: int, num_servers: int) -> ParameterServer:
@@ -140,6 +143,12 @@ def test_a_server_that_dies_is_named_in_time() -> None:
 
 def test_a_server_that_cannot_start_says_why(actors: ServerActors) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="consistency must be"):
+        actors.start(odd_server, within_s=START_S)
+
+
+def test_a_server_of_another_version_is_named(actors: ServerActors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydist.actors.parameter_servers.installed_software", lambda: OTHER)
+    with pytest.raises(rd.FailedPreconditionError, match=r"server 0 of tried on here has raydist .*, not 0\.1"):
         actors.start(odd_server, within_s=START_S)
 
 

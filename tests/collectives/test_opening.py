@@ -38,6 +38,12 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", refuse)
 
 
+@pytest.fixture
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has not said yet what carries its groups."""
+    monkeypatch.setattr("raydist.collectives.opening._told", set())
+
+
 def on_two_ranks(body: Callable[[Communicator, Callable[[int], Membership]], object], backend: str = "auto") -> object:
     """What `body` gives on both ranks; it is also given the memberships of later generations."""
 
@@ -70,10 +76,11 @@ def test_ranks_of_one_host_share_memory_by_themselves(caplog: pytest.LogCaptureF
     assert caplog.messages == []
 
 
-@pytest.mark.usefixtures("no_room")
+@pytest.mark.usefixtures("no_room", "nothing_told")
 def test_without_room_gloo_carries_the_group_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "raydist"):
-        assert on_two_ranks(lambda communicator, _: sum_and_kind(communicator)) == (2.0, False)
+        for _ in range(2):  # a strategy opens two groups, and each again after an error
+            assert on_two_ranks(lambda communicator, _: sum_and_kind(communicator)) == (2.0, False)
     assert caplog.messages == [
         "group 'g', generation 0 is carried by gloo, not shm: "
         "rank 0: no shared memory in /dev/shm: No space left on device."

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from raydist.actors.software import installed_software
+from raydist.actors.software import Software, installed_software
 from raydist.actors.worker_actors import Asked
 from raydist.coordinator.coordinator import Coordinator
 from raydist.errors import UnavailableError
@@ -148,6 +148,8 @@ class ThreadPort:
         self.messages: list[tuple[int, Any]] = []
         self.num_replaced = 0
         self.refuse_to_start: set[int] = set()
+        self.software: dict[int, Software] = {}  # of workers that run something else than this process
+        self.says_nothing: set[int] = set()
         self._news = threading.Semaphore(0)
         self._lock = threading.RLock()
 
@@ -184,7 +186,9 @@ class ThreadPort:
                 raise RuntimeError(f"worker {worker} has no place")
             thread.runner = make_runner(*args)
 
-        about = self._ask(worker, "starting", lambda thread: installed_software())
+        if worker in self.says_nothing:
+            return Asked(worker, "starting"), Asked(worker, "starting")
+        about = self._ask(worker, "starting", lambda thread: self.software.get(worker, installed_software()))
         return about, self._ask(worker, "starting", start)
 
     def share_memory(self) -> None: ...
@@ -231,10 +235,10 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def coordinated(
-    num_workers: int = 2, timeouts: Timeouts = TIMEOUTS
+    num_workers: int = 2, timeouts: Timeouts = TIMEOUTS, port: ThreadPort | None = None
 ) -> Iterator[tuple[Coordinator, ThreadPort, SharedSide]]:
     """A coordinator that has started, its workers and its servers."""
-    port, side = ThreadPort(num_workers), SharedSide()
+    port, side = port or ThreadPort(num_workers), SharedSide()
     coordinator = Coordinator(port, side, num_workers, timeouts)
     coordinator.start()
     try:

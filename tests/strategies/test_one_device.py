@@ -82,6 +82,13 @@ def test_unknown_devices_are_named(device: object) -> None:
         rd.OneDeviceStrategy(device)
 
 
+def test_a_gpu_that_is_not_there_is_an_error_when_the_strategy_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert rd.OneDeviceStrategy("GPU:1").worker_devices == ("GPU:1",)
+    with pytest.raises(rd.InvalidArgumentError, match=r"GPU:2 was asked for, and torch sees 2 GPUs.*use \"CPU:0\""):
+        rd.OneDeviceStrategy("cuda:2")
+
+
 def test_an_error_of_the_step_is_raised_as_it_is(strategy: rd.Strategy) -> None:
     with pytest.raises(ZeroDivisionError):
         strategy.run(lambda: 1 / 0)

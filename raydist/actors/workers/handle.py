@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydist.actors.bundle_options import resource_options
+from raydist.actors.software import installed_packages
 from raydist.actors.supervision import first_line, kill_actors, wait_for
 from raydist.actors.workers.buffered_results import BufferedBlock, write_block
 from raydist.actors.workers.last_words import LastWords
@@ -89,7 +90,7 @@ class WorkerHandle:
         self._session = RaySession()
         self._kind = kind
         self._actor = actor
-        self._ready: Any = actor.hello.remote(self.words.path)
+        self._ready: Any = actor.hello.remote(self.words.path, installed_packages())
         self._ran = False
         self._under_way: deque[Any] = deque()
         self._read_from: dict[Any, Any] = {}  # the memory of blocks that it may not have read yet

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, final
 
 from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
+from raydist.actors.software import Software, installed_packages, require_same_software
 from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, write_result
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.actors.workers.last_words import leave_words
 from raydist.actors.workers.mapped_buffers import MappedBuffers
 from raydist.actors.workers.memory_limit import limit_memory
-from raydist.errors import RaydistError
+from raydist.errors import FailedPreconditionError, RaydistError
 from raydist.foreign_errors import LEAVING
 from raydist.owning_process import end_forked_child
 from raydist.pipelines.elements.items import ElementError, StageResult
@@ -59,13 +60,20 @@ class InputWorker:
         self._specs: dict[bytes, StageSpec | Exception] = {}  # the error of one that cannot be loaded
         self._buffers = MappedBuffers()
         self._owns_process = False
+        self._refusal: FailedPreconditionError | None = None
 
     def __repr__(self) -> str:
         return spoken_title(self._name)
 
-    def hello(self, words: str | None = None) -> int:
-        """Limit the process's memory, and let it keep what it frees; its id. `words`: see `leave_words`."""
+    def hello(self, words: str | None = None, driver: Software | None = None) -> int:
+        """Limit the process's memory, and let it keep what it frees; its id.
+
+        Args:
+            words: See `leave_words`.
+            driver: What the program's process runs with: functions of another version's are refused.
+        """
         leave_words(words)
+        self._refusal = None if driver is None else _misfit(driver, self._name)
         self._owns_process = True
         self._memory_bytes = limit_memory(self._memory_bytes)
         keep_pages(self._memory_bytes)
@@ -75,6 +83,8 @@ class InputWorker:
         """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block."""
         pid = os.getpid()
         try:
+            if self._refusal is not None:
+                raise self._refusal
             if spec is not None:
                 self._learn(digest, spec)
             known = self._specs[digest]
@@ -140,6 +150,14 @@ class InputWorker:
                 '"memory" among the resources of an input worker; by default what is free when it starts).'
             )
         return notes
+
+
+def _misfit(driver: Software, name: str) -> FailedPreconditionError | None:
+    try:
+        require_same_software(driver, [installed_packages()], [f"input worker {name}"])
+    except FailedPreconditionError as error:
+        return error
+    return None
 
 
 def _load(pickled: bytes) -> StageSpec | Exception:

@@ -6,15 +6,17 @@ import functools
 import gc
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 
+from raydist.actors.software import Software, installed_packages
 from raydist.actors.workers import worker as worker_module
 from raydist.actors.workers.worker import InputWorker, WorkerResult, unpack_result
 from raydist.dataset import Dataset
-from raydist.errors import RaydistError
+from raydist.errors import FailedPreconditionError, RaydistError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, StageResult
@@ -68,6 +70,16 @@ def test_a_stage_is_sent_once() -> None:
     worker.forget([b"a", b"unknown"])
     with pytest.raises(KeyError):
         across(worker.run(b"a", None, block, starts))
+
+
+def test_functions_of_a_program_of_another_version_are_refused(tmp_path: Path) -> None:
+    spec, block, starts = first_work(Dataset.range(3).map(lambda x: (tmp_path / "ran").write_bytes(b"") + x))
+    worker = InputWorker("worker-0")
+    own = dict(installed_packages().versions)
+    worker.hello(driver=Software(tuple({**own, "raydist": "0.0.9"}.items())))
+    with pytest.raises(FailedPreconditionError, match=r"input worker worker-0 has raydist \S+, not 0\.0\.9\. Install"):
+        across(worker.run(b"a", spec, block, starts))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_elements_error_names_the_worker() -> None:
