@@ -47,6 +47,21 @@ def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.Mirro
         assert values[0] == values[1]
 
 
+def test_a_step_that_moves_the_model_is_told_so_and_the_model_stays(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1, bias=False)
+
+    def step(x: torch.Tensor) -> Any:
+        return model.to(x.device)(x.float().view(-1, 1)).sum()
+
+    moved = two.run(lambda: model.to("meta").bias)
+    with pytest.raises(rd.FailedPreconditionError, match=r"a step moves a Linear to meta. Leave out") as caught:
+        two.local_results(moved)
+    assert "on replica" in "".join(caught.value.__notes__)
+    found = two.run(step, args=(rows(two, [[2.0], [3.0]]),))
+    assert [float(each) for each in two.local_results(found)] == [2 * model.weight.item(), 3 * model.weight.item()]
+
+
 @pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Mute, (1, 2))])
 def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]

@@ -18,11 +18,13 @@ __all__ = ["ParameterGuard", "note_steps"]
 
 @final
 class ParameterGuard:
-    """Inside its block, mirrored modules take no parameters and no submodules with parameters but mirrored ones.
+    """Inside its block, mirrored modules take no parameters and no submodules with parameters but mirrored ones, and
+    stay where they are.
 
-    A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised. Modules that a
-    step makes for itself are its own affair. The guard is entered for every step, so torch has its hooks from the first
-    one on, and they do nothing outside: putting them in place anew took eight calls.
+    A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised; one that it moves
+    away, the driver would not find. Modules that a step makes for itself are its own affair. The guard is entered for
+    every step, so torch has its hooks from the first one on, and they do nothing outside: putting them in place anew
+    took eight calls.
 
     Args:
         is_mirrored: Whether the driver made an object.
@@ -54,10 +56,42 @@ class ParameterGuard:
                 f"of the step."
             )
 
+    def check_move(self, module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Raise where this module must not have its tensors exchanged for what `change` makes of them."""
+        if not self._is_on or not self._is_mirrored(module):
+            return
+        own = [*module._parameters.values(), *module._buffers.values()]
+        here = next((tensor.device for tensor in own if tensor is not None), None)
+        there = here if here is None else change(torch.empty(0, device=here)).device
+        if there != here:
+            raise FailedPreconditionError(
+                f"Variables must be where their strategy has them ({here}); a step moves a {type(module).__name__} to "
+                f"{there}. Leave out .to(device): each replica has the model, and gets its batches, on its own device."
+            )
+
+
+_guards: weakref.WeakSet[ParameterGuard] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_moves() -> None:
+    """Have all guards asked before a module is moved or cast, in this process for good: torch has no hook for that."""
+    plain: Any = torch.nn.Module._apply
+
+    @functools.wraps(plain)
+    def ask_and_apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        for guard in _guards:
+            guard.check_move(module, fn)
+        return plain(module, fn, recurse)
+
+    torch.nn.Module._apply = ask_and_apply  # type: ignore[method-assign]
+
 
 def _hook_into_torch(guard: ParameterGuard) -> None:
     """For as long as the guard lives."""
     known = weakref.ref(guard)
+    _guards.add(guard)
+    _watch_moves()
 
     def check(module: torch.nn.Module, name: str, value: Any) -> None:
         alive = known()

@@ -35,6 +35,22 @@ def test_new_submodule_in_a_mirrored_module() -> None:
         mirror.run(lambda: layer.add_module("head", nn.Linear(1, 1)))
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_module_that_a_step_moves_is_named_and_stays(inner: bool) -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    before = layer.weight.tolist()
+    step = (lambda: nn.Sequential(layer).to("meta")) if inner else (lambda: layer.to(torch.device("meta")))
+    with pytest.raises(FailedPreconditionError, match=r"\(cpu\); a step moves a Linear to meta. Leave out .to"):
+        mirror.run(step)
+    assert layer.weight.tolist() == before
+    mirror.run(lambda: layer.to("cpu"))
+    mirror.run(lambda: nn.Sequential(nn.Linear(1, 1)).to("meta"))
+    layer.to("cpu")
+    assert nn.Linear(1, 1).to("meta").weight.is_meta
+
+
 def test_what_is_allowed() -> None:
     mirror = Mirror()
     layer: Any = linear(mirror)
