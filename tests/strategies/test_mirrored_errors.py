@@ -54,9 +54,8 @@ def test_a_step_that_moves_the_model_is_told_so_and_the_model_stays(two: rd.Mirr
     def step(x: torch.Tensor) -> Any:
         return model.to(x.device)(x.float().view(-1, 1)).sum()
 
-    moved = two.run(lambda: model.to("meta").bias)
     with pytest.raises(rd.FailedPreconditionError, match=r"a step moves a Linear to meta. Leave out") as caught:
-        two.local_results(moved)
+        two.local_results(two.run(lambda: model.to("meta").bias))
     assert "on replica" in "".join(caught.value.__notes__)
     found = two.run(step, args=(rows(two, [[2.0], [3.0]]),))
     assert [float(each) for each in two.local_results(found)] == [2 * model.weight.item(), 3 * model.weight.item()]
