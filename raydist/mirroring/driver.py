@@ -270,6 +270,11 @@ class MirrorDriver:
         else:
             self._classes.plain(obj)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether replicas may have changed variables since their values were read."""
+        return not self._released and not self._variables.is_fresh
+
     def release(self, *, fetch: bool = True) -> None:
         """Make everything plain again, also what could not be fetched. May be called twice.
 

@@ -77,6 +77,11 @@ class Variables:
         self._fresh = False
         self.gradients.expire()
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the values here are those of the replicas."""
+        return self._fresh
+
     def before_values(self, record: TensorRecord) -> None:
         if not self._fresh:
             self.refresh()

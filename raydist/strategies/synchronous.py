@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,8 @@ from raydist.strategies.lock_step_link import LockStepLink
 from raydist.values import PerReplica
 
 __all__ = ["SynchronousStrategy"]
+
+_log = logging.getLogger("raydist")
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -283,9 +286,15 @@ class SynchronousStrategy(HostedStrategy):
     @final
     def _release_variables(self, *, fetch: bool) -> None:
         reachable = fetch and self._launched is not None and self._started
+        is_behind = reachable and self._mirror.is_behind
         if reachable and self._launched is not None and self._launched.answers(self._timeouts.close_s / 2):
             with contextlib.suppress(Exception):  # what happened before is on its way to the user
                 self._mirror.release()
+                is_behind = False
+        if is_behind:
+            _log.warning(
+                "Variables of %s keep values of before: replicas are gone. Load your last checkpoint.", self._name
+            )
         self._mirror.release(fetch=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import re
 import signal
@@ -45,7 +46,9 @@ def train(strategy: rd.MirroredStrategy, step: Callable[..., Any], x: Any) -> No
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_replica_is_named(strategy: rd.MirroredStrategy, victim: int) -> None:
+def test_a_killed_replica_is_named(
+    strategy: rd.MirroredStrategy, victim: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with strategy.scope():
         model = nn.Linear(1, 1)
 
@@ -65,6 +68,9 @@ def test_a_killed_replica_is_named(strategy: rd.MirroredStrategy, victim: int) -
     assert time.monotonic() - start < 30
     with pytest.raises(rd.UnavailableError, match="is gone while"):
         strategy.run(step, args=(x,))
+    with contextlib.suppress(rd.RaydistError), caplog.at_level(logging.WARNING, "raydist"):
+        strategy.close()
+    assert "keep values of before: replicas are gone. Load" in caplog.text
 
 
 def test_a_stopped_replica_is_an_error_after_the_limit(strategy: rd.MirroredStrategy) -> None:
