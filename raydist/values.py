@@ -67,9 +67,13 @@ class ReduceOp(enum.Enum):
         """
         if isinstance(op, cls):
             return op
-        if isinstance(op, str) and op.upper() in cls.__members__:
-            return cls[op.upper()]
-        raise InvalidArgumentError(f"A reduction must be one of {', '.join(cls.__members__)}, got {op!r}.")
+        known = _OPS.get(op.upper()) if isinstance(op, str) else None
+        if known is None:
+            raise InvalidArgumentError(f"A reduction must be one of {', '.join(_OPS)}, got {op!r}.")
+        return known
+
+
+_OPS = {op.value: op for op in ReduceOp}  # a look into an Enum's own table takes three calls in Python
 
 
 class Leaves(Protocol):

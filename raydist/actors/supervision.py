@@ -108,8 +108,9 @@ def wait_for_all(
 
 
 def missing(cause: Exception, silent: Sequence[str]) -> Exception:
-    """The error, with a note on who has said nothing so far where a peer only knows that somebody is gone."""
-    if silent and isinstance(cause, UnavailableError) and cause.actor is None:
+    """The error, with a note on who has said nothing so far where a peer only knows that a rank is gone, or silent."""
+    of_peer = isinstance(cause, DeadlineExceededError) or (isinstance(cause, UnavailableError) and cause.actor is None)
+    if silent and of_peer:
         # Ray takes longer to find a machine lost than peers do to miss it.
         annotate(cause, f"There is no answer from {' and '.join(silent)}: the process or its machine may be gone.")
     return cause

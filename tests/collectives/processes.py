@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -108,11 +111,21 @@ class ProcessTeam(Team):
         process.join(5)
         requests.close()
 
+    def await_stopped(self, rank: int) -> None:
+        """Return once a rank has stopped itself: until then it may do more than it seems."""
+        end = time.monotonic() + 20.0
+        while _state_of(self._pid_of(rank)) != "T":
+            assert time.monotonic() < end, f"rank {rank} has not stopped"
+            time.sleep(0.005)
+
     def resume(self, rank: int) -> None:
         """Let a rank go on that has stopped itself."""
+        os.kill(self._pid_of(rank), signal.SIGCONT)
+
+    def _pid_of(self, rank: int) -> int:
         pid = self._ranks[rank][0].pid
         assert pid is not None
-        os.kill(pid, signal.SIGCONT)
+        return pid
 
     def reform(self) -> None:
         self._generation += 1
@@ -131,6 +144,21 @@ class ProcessTeam(Team):
         answers = [self._receive(rank) for rank in range(self.world_size)]
         assert answers == [None] * self.world_size, answers
 
+    @contextlib.contextmanager
+    def without_the_dead(self) -> Iterator[None]:
+        """A generation of those that are left alone, in their order; afterwards one of as many as there were."""
+        whole = self.world_size, self._hosts
+        left = sorted(self._ranks)
+        self._ranks = {place: self._ranks[rank] for place, rank in enumerate(left)}
+        self._hosts = tuple(self._hosts[rank] for rank in left) if self._hosts else ()
+        self.world_size = len(left)
+        try:
+            self.reform()
+            yield
+        finally:
+            self.world_size, self._hosts = whole
+            self.reform()
+
     def _start(self, rank: int) -> tuple[BaseProcess, Connection]:
         mine, theirs = self._context.Pipe()
         device = self._device if self._device == "cpu" else f"{self._device}:{rank}"
@@ -144,3 +172,7 @@ class ProcessTeam(Team):
         requests = self._ranks[rank][1]
         assert requests.poll(START_S), f"rank {rank} hangs"
         return requests.recv()
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]

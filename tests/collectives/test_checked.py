@@ -22,8 +22,17 @@ def test_results_are_those_of_the_inner_one(check: Callable[[Communicator], obje
     assert repr(checked) == repr(plain)
 
 
+def ones(rank: int) -> torch.Tensor:
+    """More of them on rank 1."""
+    return torch.ones(2 + rank)
+
+
 MISMATCHES: dict[str, Callable[[Communicator, int], object]] = {
     "shape": lambda c, rank: c.all_reduce(torch.ones(2 + rank), ReduceOp.SUM),
+    "shape of scattered parts": lambda c, rank: c.reduce_scatter(ones(rank), [ones(rank), ones(rank)], ReduceOp.SUM),
+    "shape of gathered parts": lambda c, rank: c.all_gather([ones(rank), ones(rank)], ones(rank)),
+    "lengths of gathered rows": lambda c, rank: c.all_gather_rows([ones(0), ones(rank)], ones(rank)),
+    "shape of swapped parts": lambda c, rank: c.all_to_all([ones(rank), ones(rank)], [ones(rank), ones(rank)]),
     "dtype": lambda c, rank: c.broadcast(torch.ones(2, dtype=(torch.int32, torch.float32)[rank]), 0),
     "op": lambda c, rank: c.reduce(torch.ones(2), 0, (ReduceOp.MIN, ReduceOp.MAX)[rank]),
     "root": lambda c, rank: c.broadcast(torch.ones(2), rank),

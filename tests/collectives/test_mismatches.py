@@ -5,24 +5,27 @@ And for gloo those that are killed or stopped; the other backends' folders have 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from raydist.collectives import backend_table
 from raydist.collectives.base import Communicator
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError, RaydistError, UnavailableError
 from raydist.values import ReduceOp
+from tests.collectives.faults import stop_myself
 from tests.collectives.processes import ProcessTeam
-from tests.collectives.shared_memory.test_faults import stop_myself
 from tests.collectives.test_contract import team_of
 from tests.contracts.communicator import sum_of_ones, timed_failure
 
 pytestmark = pytest.mark.timeout(180)
 
 LARGE = 300_000
+BACKENDS = [backend.name for backend in backend_table.BACKENDS]
 
 
 def added(communicator: Communicator) -> None:
@@ -65,6 +68,22 @@ def collected_more(communicator: Communicator) -> None:
     communicator.all_gather_rows(rows, torch.ones(len(rows[communicator.rank]), 3)).wait()
 
 
+def parts(communicator: Communicator, length: int) -> list[torch.Tensor]:
+    return [torch.ones(length) for _ in range(communicator.world_size)]
+
+
+def scattered(communicator: Communicator, length: int = 3) -> None:
+    communicator.reduce_scatter(torch.ones(length), parts(communicator, length), ReduceOp.SUM).wait()
+
+
+def gathered(communicator: Communicator, length: int = 3) -> None:
+    communicator.all_gather(parts(communicator, length), torch.ones(length)).wait()
+
+
+def swapped(communicator: Communicator, length: int = 3) -> None:
+    communicator.all_to_all(parts(communicator, length), parts(communicator, length)).wait()
+
+
 def met(communicator: Communicator) -> None:
     communicator.barrier()
 
@@ -82,6 +101,10 @@ CASES: dict[str, tuple[list[Call], list[Call]]] = {
     "other-root": ([told], [told_by_another]),
     "other-lengths": ([collected_more], [collected]),
     "other-sizes": ([added_large], [added]),
+    "other-scattered": ([scattered], [functools.partial(scattered, length=4)]),
+    "other-gathered": ([gathered], [functools.partial(gathered, length=4)]),
+    "other-swapped": ([swapped], [functools.partial(swapped, length=4)]),
+    "other-sizes-gathered": ([gathered], [functools.partial(gathered, length=LARGE)]),
 }
 
 
@@ -107,7 +130,7 @@ class Calling:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("odd", [0, 1, 2])
-@pytest.mark.parametrize("backend", ["gloo", "shm", "hierarchical"])
+@pytest.mark.parametrize("backend", ["local", *BACKENDS])
 def test_every_rank_learns_of_it_and_goes_on(request: pytest.FixtureRequest, backend: str, odd: int, case: str) -> None:
     team = team_of(request, backend)
     usual, differing = CASES[case]
@@ -123,13 +146,14 @@ def test_every_rank_learns_of_it_and_goes_on(request: pytest.FixtureRequest, bac
 
 
 @pytest.mark.parametrize("absent", [0, 2])
-@pytest.mark.parametrize("backend", ["gloo", "shm", "hierarchical"])
+@pytest.mark.parametrize("backend", BACKENDS)  # threads that are "local" name nobody
 def test_a_rank_that_skips_the_last_one_is_named(request: pytest.FixtureRequest, backend: str, absent: int) -> None:
     team = team_of(request, backend)
     bodies = {rank: timed_failure for rank in range(team.world_size) if rank != absent}
-    for _, error in team.begin(bodies)().values():
+    for seconds, error in team.begin(bodies)().values():
         assert isinstance(error, DeadlineExceededError), error
         assert f"No sign of rank {absent}" in str(error)
+        assert seconds < team.timeout_s + 2.0
     team.reform()
 
 

@@ -62,12 +62,12 @@ def test_a_store_that_accepts_and_never_answers_is_an_error_in_time() -> None:
 def test_a_connection_that_gets_stuck_is_tried_again() -> None:
     # The first connection is the probe, the second is torch's, the third its second try.
     with RendezvousStore() as store, _Way(store.port, held=2) as way:
-        end = connect_store(way.membership, 30.0)
+        end = connect_store(way.membership, 5.0)
         end.set("key", "value")
         assert end.get("key") == b"value"
         inner: Any = end.inner  # torch's stubs do not know its `timeout`
-        assert inner.timeout == timedelta(seconds=30)
-        del end
+        assert inner.timeout == timedelta(seconds=5)
+        del end, inner  # closes the connection
 
 
 def test_a_server_that_gets_stuck_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,10 @@ def test_a_stopped_replica_is_an_error_after_the_limit(strategy: rd.MirroredStra
     os.kill(target, signal.SIGSTOP)
     try:
         start = time.monotonic()
-        with pytest.raises((rd.DeadlineExceededError, rd.UnavailableError)):
+        errors = (rd.DeadlineExceededError, rd.UnavailableError)
+        with pytest.raises(
+            errors, match=r"There is no answer from replica 1 of MirroredStrategy-\w+ on node \S+ \(\w+\):"
+        ):
             strategy.local_results(strategy.run(step))
         assert time.monotonic() - start < 30
     finally:

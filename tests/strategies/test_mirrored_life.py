@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -88,4 +89,32 @@ def test_more_replicas_than_fit(ray_cluster: None) -> None:
         rd.DeadlineExceededError, match=r"could not place 64 replicas within 1 s. Asked: 64 x .*CPU.*free"
     ):
         strategy.scope().__enter__()
+    strategy.close()
+
+
+def reserved() -> set[str]:
+    return {key for key, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+SCARCE = {"CPU": 0.01, "found nowhere": 1.0}
+IMPOSSIBLE: dict[str, Callable[[], rd.Strategy]] = {
+    "replicas": lambda: rd.MirroredStrategy(2, resources_per_replica=SCARCE),
+    "workers": lambda: rd.ParameterServerStrategy(2, 1, resources_per_replica=SCARCE),
+    "servers": lambda: rd.ParameterServerStrategy(2, 1, resources_per_server=SCARCE),
+}
+
+
+@pytest.mark.parametrize("make", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_no_node_has_is_told_long_before_the_limit_and_nothing_stays_reserved(
+    ray_cluster: None, make: Callable[[], rd.Strategy]
+) -> None:
+    before = reserved()
+    strategy = make()
+    began = time.monotonic()
+    with pytest.raises(
+        rd.FailedPreconditionError, match=r"can never hold.* no node has 1 found nowhere: the most is 0"
+    ):
+        strategy.scope().__enter__()
+    assert time.monotonic() - began < 30  # of 120; an autoscaler that there may be has 15 to say that it is there
+    assert reserved() - before == set()
     strategy.close()

@@ -21,7 +21,7 @@ from raydist.testing.gradient_checks import check_training
 from raydist.testing.strategy_contract import CHECKS
 from raydist.testing.value_checks import check_batches, check_collectives, check_values
 from tests.contracts.exchange_program import check_exchanges
-from tests.distributed_dataset import on_nodes
+from tests.distributed_dataset import missing_on_a_node, on_nodes
 from tests.several_nodes import Nodes, cluster, descendants, shared_strategy
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -86,6 +86,10 @@ def test_input_on_two_nodes(check: Callable[[], None], nodes: Nodes) -> None:
     nodes.run(check)
 
 
+def test_files_that_one_node_lacks(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.run(missing_on_a_node.a_file_that_one_node_lacks_is_named_with_that_node, str(tmp_path))
+
+
 def test_without_a_word_all_nodes_with_cpus_are_taken(nodes: Nodes) -> None:
     count, workers = nodes.run(chosen)
     assert (count, workers) == (8, {"worker": [nodes.run(own_address)] * 2})
@@ -132,7 +136,7 @@ def with_another_version(folder: str) -> None:
     try:
         wanted = {"old": 0.1, "CPU": 0.01}
         with rd.MultiWorkerMirroredStrategy(1, 1, resources_per_replica=wanted) as strategy:
-            strategy.run(os.getpid)
+            strategy.run(Path(folder, "ran").touch)
     finally:
         cluster().remove_node(node)
 
@@ -142,6 +146,7 @@ def test_a_node_with_another_version_is_named_before_anything_runs(nodes: Nodes,
     said = rf"replica 0 of multi-worker-\w+ on node \S+ \(\w+\) has raydist 0\.0\.9, not {re.escape(rd.__version__)}\."
     with pytest.raises(rd.FailedPreconditionError, match=said):
         nodes.run(with_another_version, str(tmp_path))
+    assert not (tmp_path / "ran").exists()
 
 
 def lose_a_node(how: signal.Signals, implementation: str) -> tuple[str, str, float]:
@@ -200,7 +205,11 @@ def train_again() -> int:
 
 
 @pytest.mark.parametrize(
-    ("how", "implementation"), [(signal.SIGKILL, "auto"), pytest.param(signal.SIGSTOP, "gloo", marks=pytest.mark.long)]
+    ("how", "implementation"),
+    [
+        (signal.SIGKILL, "auto"),
+        *(pytest.param(signal.SIGSTOP, name, marks=pytest.mark.long) for name in ("auto", "gloo")),
+    ],
 )
 def test_a_lost_node_is_an_error_that_names_it_and_the_rest_goes_on(
     nodes: Nodes, how: signal.Signals, implementation: str

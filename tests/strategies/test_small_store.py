@@ -1,4 +1,7 @@
-"""An object store of 80 MB: readers that stop fill it with nothing, and what is larger than all of it comes through."""
+"""An object store of 80 MB: readers that stop fill it with nothing, and what is larger than all of it comes through.
+
+One program does all of it, and tells what it sees.
+"""
 
 from __future__ import annotations
 
@@ -6,63 +9,137 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
-PROGRAM = """
-import time
-import numpy as np, ray
+MOST_HELD = 48  # MiB of the store, while somebody does not read: what is ready for both replicas, and in their hands
+NUM_ROWS = 160  # rows of 1 MiB: two stores full
+
+PROGRAM = r"""
+import os, re, sys, time
+import numpy as np, ray, torch
 import raydist as rd
 from ray._private.internal_api import memory_summary
 
-MIB = 1 << 20
+MIB, NUM_ROWS, FOLDER = 1 << 20, int(sys.argv[1]), sys.argv[2]
 ray.init("local", object_store_memory=80 * MIB, include_dashboard=False, num_cpus=2)
 
 def store():
-    return memory_summary(address=ray.get_runtime_context().gcs_address, stats_only=True).splitlines()[-3:]
+    return memory_summary(address=ray.get_runtime_context().gcs_address, stats_only=True).partition("Plasma")[2]
+
+def held():
+    return int(re.match(r" memory usage (\d+) MiB", store())[1])
+
+def tell_twice(what):
+    for _ in range(2):
+        print(what, held(), "spilled" if "pilled" in store() else "kept")
+        time.sleep(3)
+
+def numbered(num_rows, mib):
+    return rd.Dataset.range(num_rows).map(lambda i: np.full(mib * MIB // 4, i + 1, np.float32))
+
+def own(batch):
+    return batch[: rd.get_replica_context().num_rows]  # without rows that a replica stands in for
 
 def stop_after_one(batches):
-    total = float(next(batches).sum())
-    time.sleep(2)
-    return total
+    batch = own(next(batches))
+    return int(batch[:, -1].sum()), len(batch)
 
-def read_all(batches):
-    return sum(float(batch.sum()) for batch in batches)
+def read_all(batches, wait_for=None):
+    total = rows = 0
+    rank = rd.get_replica_context().replica_id_in_sync_group
+    for batch in batches:
+        total += int(own(batch).sum(dtype=torch.float64)) // batch[0].numel()
+        rows += len(own(batch))
+        with open(f"{FOLDER}/read-by-{rank}", "a") as file:
+            file.write("x")
+        while rank == 0 and wait_for and not os.path.exists(wait_for):
+            time.sleep(0.05)
+    return total, rows
+
+def await_standstill(path):
+    size, since = -1, time.monotonic()
+    while size < 2 or time.monotonic() - since < 2:
+        if os.path.getsize(path) != size:
+            size, since = os.path.getsize(path), time.monotonic()
+        time.sleep(0.1)
+    return size
 
 with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}) as strategy:
-    rows = rd.Dataset.range(60).map(lambda i: np.full(MIB // 4, i, np.float32)).batch(8)
-    batches = iter(strategy.distribute_dataset(rows))
-    total = strategy.reduce(rd.ReduceOp.SUM, strategy.run(stop_after_one, args=(batches,)))
-    print("stopped:", *store())
-    total += strategy.reduce(rd.ReduceOp.SUM, strategy.run(read_all, args=(batches,)))
-    print("total:", int(total) * 4 // MIB)
+    def begin(rows, workers=None, **settings):
+        options = rd.InputOptions(**({} if workers is None else {"num_input_workers": workers}), **settings)
+        return iter(strategy.distribute_dataset(rows, options))
 
-    rows = rd.Dataset.range(2).map(lambda i: np.full(100 * MIB // 4, i + 1, np.float32)).batch(2)
-    batches = iter(strategy.distribute_dataset(rows))
-    print("large:", strategy.local_results(strategy.run(read_all, args=(batches,))))
+    def sums(result):
+        return [strategy.local_results(each) for each in result]
+
+    def both(result):
+        return [sum(each) for each in sums(result)]
+
+    level = held()
+    batches = begin(numbered(NUM_ROWS, 1).batch(8))
+    head = both(strategy.run(stop_after_one, args=(batches,)))
+    tell_twice("both stop:")
+    rest = both(strategy.run(read_all, args=(batches,)))
+    print("after both:", *(a + b for a, b in zip(head, rest)))
+
+    open(f"{FOLDER}/read-by-1", "w").close()
+    result = strategy.run(read_all, args=(begin(numbered(NUM_ROWS, 1).batch(8)), f"{FOLDER}/go"))
+    print("read alone:", await_standstill(f"{FOLDER}/read-by-1"))
+    tell_twice("one stops:")
+    open(f"{FOLDER}/go", "w").close()
+    print("after one:", *both(result))
+
+    print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
+
+    for workers in (0, 1):
+        batches = begin(numbered(3, 300).batch(1), workers, split="balanced")
+        print(f"rows of 300 MiB, {workers} workers:", *sums(strategy.run(read_all, args=(batches,))))
+        batches.close()
+        deadline = time.monotonic() + 20
+        while held() > level and time.monotonic() < deadline:
+            time.sleep(0.2)
+        print(f"left by {workers} workers:", held() - level)
 """
 
 
 @pytest.fixture(scope="module")
-def output() -> str:
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("readers")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=140, check=False
+        [sys.executable, "-c", PROGRAM, str(NUM_ROWS), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_replicas_that_stop_reading_make_nothing_spill_and_lose_nothing(output: str) -> None:
-    (stopped,) = re.findall("^stopped: (.*)$", output, flags=re.MULTILINE)
-    held = re.search(r"Plasma memory usage (\d+) MiB", stopped)
-    assert held is not None
-    assert int(held[1]) <= 48
-    assert "pilled" not in stopped
-    assert f"total: {sum(range(60))}\n" in output
+@pytest.mark.parametrize("who", ["both stop", "one stops"])
+def test_replicas_that_stop_reading_make_nothing_spill_and_lose_nothing(output: str, who: str) -> None:
+    found = re.findall(rf"^{who}: (\d+) (\w+)$", output, flags=re.MULTILINE)
+    assert [state for _, state in found] == ["kept", "kept"]
+    assert max(int(mib) for mib, _ in found) <= MOST_HELD
+    assert f"after {who.split()[0]}: {sum(range(1, NUM_ROWS + 1))} {NUM_ROWS}\n" in output
+
+
+def test_a_replica_goes_on_without_one_that_stops_until_enough_is_ready(output: str) -> None:
+    (alone,) = re.findall(r"^read alone: (\d+)$", output, flags=re.MULTILINE)
+    assert 2 <= int(alone) < MOST_HELD // 8
 
 
 def test_pieces_larger_than_the_store_arrive(output: str) -> None:
-    assert f"large: ({100 * (1 << 20) / 4}, {2 * 100 * (1 << 20) / 4})\n" in output
+    assert "large: (1, 2) (1, 1)\n" in output
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_larger_than_the_store_arrive_and_leave_it_empty(output: str, workers: int) -> None:
+    assert f"rows of 300 MiB, {workers} workers: (4, 2) (2, 1)\n" in output  # sums, and how many rows
+    assert f"left by {workers} workers: 0\n" in output

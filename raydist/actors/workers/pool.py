@@ -221,12 +221,20 @@ class ActorExecutor(Executor):
         return (self.num_workers, self._kind, self._timeouts) == (num_workers, kind, timeouts)
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass."""
+        """Whether every worker finishes what it has within `timeout_s`, so that the pool can serve another pass.
+
+        Results that are there are forgotten: whoever has read them must not wait for another block until their memory
+        in the object store is free.
+        """
         if self.closed or not self._session.is_open:
             return False
         end = time.monotonic() + timeout_s
         refs = [ref for worker in self._workers for ref in worker.under_way]
-        return not refs or not ray.wait(refs, num_returns=len(refs), timeout=max(0.0, end - time.monotonic()))[1]
+        if refs and ray.wait(refs, num_returns=len(refs), timeout=max(0.0, end - time.monotonic()))[1]:
+            return False
+        with self._lock:
+            self._loads()
+        return True
 
     def close(self) -> None:
         """Kill the workers. What waits for a result gets CancelledError. May be called twice."""

@@ -26,12 +26,16 @@ class RemoteMessages:
     Args:
         rank: This rank.
         wires: To the others.
+
+    Attributes:
+        num_under_way: How many there are.
     """
 
     def __init__(self, rank: int, wires: Wires) -> None:
         self._rank = rank
         self._wires = wires
         self._queues: dict[tuple[str, int], deque[Task]] = {}
+        self.num_under_way = 0
 
     def send(self, operation: str, data: torch.Tensor, call: str, destination: int) -> Task:
         """Start to send bytes; `call` says what they are."""
@@ -49,6 +53,7 @@ class RemoteMessages:
                 if not queue[0].done:
                     break
                 queue.popleft()
+                self.num_under_way -= 1
 
     def conditions(self, task: Task) -> list[Condition]:
         """What a message waits for, or the one before it; nothing where it is not one of these."""
@@ -63,9 +68,11 @@ class RemoteMessages:
             for task in queue:
                 task.drop()
             queue.clear()
+        self.num_under_way = 0
 
     def _start(self, key: tuple[str, int], task: Task) -> Task:
         self._queues.setdefault(key, deque()).append(task)
+        self.num_under_way += 1
         self.advance()
         return task
 

@@ -39,6 +39,14 @@ class OtherHosts(Outside):
         self.messages = RemoteMessages(membership.rank, wires)
         self._bulletin = bulletin
 
+    @property
+    def num_under_way(self) -> int:
+        return self.messages.num_under_way
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.messages.num_under_way and not self.wires.is_busy
+
     def advance(self) -> None:
         self.messages.advance()
 

@@ -109,7 +109,7 @@ class SharedGeneration:
             self.sequence.advance()
             if self.mailboxes.num_under_way:
                 self.mailboxes.advance()
-            if not self._outside.is_empty:
+            if self._outside.num_under_way:
                 self._outside.advance()
         except BaseException as error:
             # What this rank has left out, its peers would wait for.
@@ -167,8 +167,11 @@ class SharedGeneration:
                 self._sleep(task, seen, seconds)
 
     def _sleep(self, task: Task, seen: int, seconds: float) -> None:
-        # A rank that passes messages on within its host listens to its bell.
         outside = self._outside
+        if outside.is_idle and self.sequence.waits_inside(task):
+            self.board.sleep(seen, seconds)
+            return
+        # A rank that passes messages on within its host listens to its bell.
         if not self.mailboxes.num_under_way and outside.sleep(self._conditions(task), seconds):
             return
         outside.leave()

@@ -32,6 +32,16 @@ class Outside:
         self.membership = membership
         self.ranks = tuple(ranks)
 
+    @property
+    def num_under_way(self) -> int:
+        """Messages of this rank to or from there, beside what tasks of the segment wait for."""
+        return 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of this rank is on its way there, or from there."""
+        return True
+
     def advance(self) -> None:
         """Do all that can be done now."""
 

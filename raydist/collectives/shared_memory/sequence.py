@@ -154,6 +154,12 @@ class CollectiveSequence:
         """Collectives under way."""
         return len(self._begun)
 
+    def waits_inside(self, task: Task) -> bool:
+        """Whether a collective is the only one, and waits for ranks of the segment."""
+        awaited = task.awaited
+        alone = len(self._begun) == 1 and self._begun[0].task is task
+        return alone and awaited is not None and not awaited.outside()
+
     def conditions(self, task: Task) -> list[Condition]:
         """What a collective waits for, and those before it; nothing where it is not one of these."""
         conditions = []

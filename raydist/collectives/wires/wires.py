@@ -113,6 +113,11 @@ class Wires:
         """Fill a contiguous tensor with what a peer sends."""
         return self._channel(peer, topic, incoming=True).start(bytes_of(into))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was started waits for its peer."""
+        return bool(self._attendance.pending)
+
     def attend(self) -> None:
         """Serve the connections oneself from now on: a thread less is woken on the way of what is waited for."""
         self._attendance.attended = True

@@ -11,12 +11,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raydist.collectives.base import Communicator, Work
+from raydist.collectives.base import Communicator
 from raydist.errors import CancelledError, DeadlineExceededError, UnavailableError
 from raydist.values import ReduceOp
+from tests.collectives.faults import AbortingSoon, Begun, Failing, stop_myself
 from tests.collectives.hierarchical.ranks import hosted_team
 from tests.collectives.processes import ProcessTeam
-from tests.collectives.shared_memory.test_faults import AbortingSoon, Failing, stop_myself
+from tests.collectives.shared_memory import operations
 from tests.contracts import communicator as contract
 
 pytestmark = pytest.mark.timeout(180)
@@ -25,29 +26,33 @@ LARGE = 300_000
 # Larger than what the kernel keeps of a message that nobody takes.
 HUGE = 5_000_000
 
-Operation = Callable[[Communicator], Work]
+Operation = Callable[[Communicator], Begun]
 
 
-def small(communicator: Communicator) -> Work:
+def small(communicator: Communicator) -> Begun:
     return communicator.all_reduce(torch.ones(3), ReduceOp.SUM)
 
 
-def large(communicator: Communicator) -> Work:
+def large(communicator: Communicator) -> Begun:
     return communicator.all_reduce(torch.ones(LARGE), ReduceOp.MEAN)
 
 
-def scattered(communicator: Communicator) -> Work:
+def scattered(communicator: Communicator) -> Begun:
     inputs = [torch.ones(LARGE) for _ in range(communicator.world_size)]
     return communicator.reduce_scatter(torch.ones(LARGE), inputs, ReduceOp.SUM)
 
 
-def gathered(communicator: Communicator) -> Work:
+def gathered(communicator: Communicator) -> Begun:
     return communicator.all_gather([torch.ones(LARGE) for _ in range(communicator.world_size)], torch.ones(LARGE))
 
 
-def swapped(communicator: Communicator) -> Work:
+def swapped(communicator: Communicator) -> Begun:
     outputs, inputs = ([torch.ones(LARGE) for _ in range(communicator.world_size)] for _ in range(2))
     return communicator.all_to_all(outputs, inputs)
+
+
+def met(communicator: Communicator) -> Begun:
+    return operations.Begun(communicator.barrier)
 
 
 class Told:
@@ -55,8 +60,9 @@ class Told:
 
     def __init__(self, root: int) -> None:
         self.root = root
+        self.__name__ = f"told by {root}"
 
-    def __call__(self, communicator: Communicator) -> Work:
+    def __call__(self, communicator: Communicator) -> Begun:
         return communicator.broadcast(torch.ones(LARGE), self.root)
 
 
@@ -64,7 +70,7 @@ class Received:
     def __init__(self, source: int) -> None:
         self.source = source
 
-    def __call__(self, communicator: Communicator) -> Work:
+    def __call__(self, communicator: Communicator) -> Begun:
         return communicator.recv(torch.ones(3), self.source)
 
 
@@ -72,11 +78,16 @@ class Sent:
     def __init__(self, destination: int) -> None:
         self.destination = destination
 
-    def __call__(self, communicator: Communicator) -> Work:
+    def __call__(self, communicator: Communicator) -> Begun:
         return communicator.send(torch.ones(HUGE), self.destination)
 
 
-COLLECTIVES: tuple[Operation, ...] = (small, large, scattered, gathered, swapped)
+COLLECTIVES: tuple[Operation, ...] = (small, large, scattered, gathered, swapped, Told(2), met)
+
+
+def name_of(value: object) -> str:
+    """Of an operation, and of ranks."""
+    return str(value) if isinstance(value, tuple | int) else getattr(value, "__name__", type(value).__name__)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +96,14 @@ COLLECTIVES: tuple[Operation, ...] = (small, large, scattered, gathered, swapped
         ((0,), large),
         ((1,), small),
         ((1,), swapped),
-        ((2,), scattered),
+        ((1,), gathered),
+        *(((2,), operation) for operation in COLLECTIVES),
+        ((0,), Told(0)),
+        ((0,), met),
         ((0, 2), large),
+        ((0, 2), met),
     ],
-    ids=lambda value: str(value) if isinstance(value, tuple) else value.__name__,
+    ids=name_of,
 )
 def test_killed_ranks_and_hosts_are_noticed_at_once(
     hierarchical_team: ProcessTeam, victims: tuple[int, ...], operation: Operation
@@ -110,8 +125,18 @@ def test_killed_ranks_and_hosts_are_noticed_at_once(
     contract.check_asynchronous(team)
 
 
-@pytest.mark.parametrize("operation", [small, large], ids=lambda operation: operation.__name__)
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "operation"),
+    [
+        *((leader, operation) for leader in (0, 1) for operation in (small, large)),
+        (0, gathered),
+        (0, Told(0)),
+        (1, met),
+        (1, Told(1)),
+        *((2, operation) for operation in (small, large, gathered, Told(0), Told(2), met)),
+    ],
+    ids=name_of,
+)
 def test_a_stopped_rank_is_named_when_the_limit_is_over(
     hierarchical_team: ProcessTeam, victim: int, operation: Operation
 ) -> None:
@@ -129,7 +154,7 @@ def test_a_stopped_rank_is_named_when_the_limit_is_over(
     contract.check_asynchronous(team)
 
 
-@pytest.mark.parametrize("awaited", [Told(1), Received(1), Sent(1)], ids=lambda operation: type(operation).__name__)
+@pytest.mark.parametrize("awaited", [Told(1), Received(1), Sent(1)], ids=name_of)
 def test_who_waits_for_one_rank_of_another_host_does_not_wait_for_ever(awaited: Operation) -> None:
     with hosted_team("aba", timeout_s=1.0) as team:
         outcomes = team.begin(dict.fromkeys((0, 2), Failing(awaited)))
@@ -140,7 +165,7 @@ def test_who_waits_for_one_rank_of_another_host_does_not_wait_for_ever(awaited: 
             assert "rank 1" in str(error)
 
 
-@pytest.mark.parametrize("operation", COLLECTIVES, ids=lambda operation: operation.__name__)
+@pytest.mark.parametrize("operation", COLLECTIVES, ids=name_of)
 def test_an_abort_wakes_everybody(hierarchical_team: ProcessTeam, operation: Operation) -> None:
     outcomes = hierarchical_team.begin({0: Failing(operation), 1: AbortingSoon(operation)})()
     for seconds, error in outcomes.values():

@@ -1,0 +1,199 @@
+"""Every operation of a group in shared memory, in each way in which it is carried out: for tests of what disturbs it.
+
+Each is about one rank: the root of a broadcast, say, and whoever is killed or stopped inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+from unittest import mock
+
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.shared_memory.comparing import ComparingCommunicator
+from raydist.values import ReduceOp
+
+SMALL = 3
+LARGE = 300_000
+"""Elements of a tensor that passes window by window."""
+
+
+@final
+@dataclass(frozen=True)
+class Begun:
+    """An operation under way, and what each element of its outputs is then."""
+
+    finish: Callable[[], object]
+    outputs: Sequence[torch.Tensor] = ()
+    expected: Sequence[float] = ()
+
+    def wait(self) -> bool:
+        """Whether it gave what it should."""
+        self.finish()
+        return all(bool(output.eq(value).all()) for output, value in zip(self.outputs, self.expected, strict=True))
+
+
+Starting = Callable[[Communicator, int, int], Begun]
+"""By the communicator, the rank that it is about, and a number of elements."""
+
+
+@final
+@dataclass(frozen=True)
+class Operation:
+    """See the module.
+
+    Attributes:
+        starting: What each rank does.
+        numel: Of how many elements.
+        entering: How the rank that it is about comes as far as the middle of it, and no further; None where there is no
+            middle: who has begun it has done all that others wait for.
+    """
+
+    starting: Starting
+    numel: int = SMALL
+    entering: Callable[[Communicator, int, int], object] | None = None
+
+    def start(self, communicator: Communicator, about: int) -> Begun:
+        return self.starting(communicator, about, self.numel)
+
+    def come(self, communicator: Communicator, about: int, *, entered: bool) -> None:
+        """Do what others need for it to begin, and enter it or not."""
+        if entered and self.entering is not None:
+            self.entering(communicator, about, self.numel)
+        elif self.starting is summed_in_place:
+            communicator.allocate([(self.numel, torch.float32)])
+
+
+def own(communicator: Communicator, numel: int) -> torch.Tensor:
+    return torch.full((numel,), communicator.rank + 1.0)
+
+
+def total(communicator: Communicator) -> float:
+    return sum(range(1, communicator.world_size + 1))
+
+
+def summed(communicator: Communicator, about: int, numel: int) -> Begun:
+    tensor = own(communicator, numel)
+    return Begun(communicator.all_reduce(tensor, ReduceOp.SUM).wait, [tensor], [total(communicator)])
+
+
+def summed_in_place(communicator: Communicator, about: int, numel: int) -> Begun:
+    (tensor,) = communicator.allocate([(numel, torch.float32)])
+    tensor.fill_(communicator.rank + 1.0)
+    return Begun(communicator.all_reduce(tensor, ReduceOp.SUM).wait, [tensor], [total(communicator)])
+
+
+def reduced(communicator: Communicator, about: int, numel: int) -> Begun:
+    tensor = own(communicator, numel)
+    work = communicator.reduce(tensor, 0, ReduceOp.MEAN)
+    mean = total(communicator) / communicator.world_size
+    return Begun(work.wait, *(([tensor], [mean]) if communicator.rank == 0 else ()))
+
+
+def scattered(communicator: Communicator, about: int, numel: int) -> Begun:
+    rank, size = communicator.rank, communicator.world_size
+    inputs = [own(communicator, numel) + 10 * place for place in range(size)]
+    output = torch.zeros(numel)
+    work = communicator.reduce_scatter(output, inputs, ReduceOp.SUM)
+    return Begun(work.wait, [output], [total(communicator) + 10 * rank * size])
+
+
+def gathered(communicator: Communicator, about: int, numel: int) -> Begun:
+    outputs = [torch.zeros(numel) for _ in range(communicator.world_size)]
+    work = communicator.all_gather(outputs, own(communicator, numel))
+    return Begun(work.wait, outputs, [rank + 1.0 for rank in range(communicator.world_size)])
+
+
+def gathered_rows(communicator: Communicator, about: int, numel: int) -> Begun:
+    """Rank r has r rows."""
+    rank, size = communicator.rank, communicator.world_size
+    outputs = [torch.zeros(place, numel) for place in range(size)]
+    work = communicator.all_gather_rows(outputs, torch.full((rank, numel), rank + 1.0))
+    return Begun(work.wait, outputs, [place + 1.0 for place in range(size)])
+
+
+def swapped(communicator: Communicator, about: int, numel: int) -> Begun:
+    rank, size = communicator.rank, communicator.world_size
+    outputs = [torch.zeros(numel) for _ in range(size)]
+    work = communicator.all_to_all(outputs, [torch.full((numel,), 10.0 * rank + place) for place in range(size)])
+    return Begun(work.wait, outputs, [10.0 * source + rank for source in range(size)])
+
+
+def told(communicator: Communicator, about: int, numel: int) -> Begun:
+    tensor = own(communicator, numel)
+    return Begun(communicator.broadcast(tensor, about).wait, [tensor], [about + 1.0])
+
+
+def met(communicator: Communicator, about: int, numel: int) -> Begun:
+    return Begun(communicator.barrier)
+
+
+def allocated(communicator: Communicator, about: int, numel: int) -> Begun:
+    return Begun(lambda: communicator.allocate([(numel, torch.float32)]))
+
+
+class _HalfwayError(Exception):
+    pass
+
+
+def allocated_halfway(communicator: Communicator, about: int, numel: int) -> None:
+    """Memory is offered by rank 0; whether all have it is not known."""
+    halfway = mock.patch.object(ComparingCommunicator, "all_reduce", side_effect=_HalfwayError)
+    with halfway, contextlib.suppress(_HalfwayError):
+        communicator.allocate([(numel, torch.float32)])
+
+
+def received(communicator: Communicator, about: int, numel: int) -> Begun:
+    tensor = torch.zeros(numel)
+    return Begun(communicator.recv(tensor, about).wait, [tensor], [about + 1.0])
+
+
+def sent(communicator: Communicator, about: int, numel: int) -> Begun:
+    return Begun(communicator.send(own(communicator, numel), about).wait)
+
+
+def sent_to_all(communicator: Communicator, about: int, numel: int) -> None:
+    """What fits a mailbox of it."""
+    for rank in range(communicator.world_size):
+        if rank != about:
+            communicator.send(own(communicator, numel), rank)
+
+
+def received_of_all(communicator: Communicator, about: int, numel: int) -> None:
+    """What is in the mailboxes by now."""
+    for rank in range(communicator.world_size):
+        if rank != about:
+            communicator.recv(torch.zeros(numel), rank)
+
+
+COLLECTIVES: dict[str, Operation] = {
+    "all_reduce small": Operation(summed),
+    "all_reduce": Operation(summed, LARGE, summed),
+    "all_reduce in place": Operation(summed_in_place, LARGE, summed_in_place),
+    "reduce": Operation(reduced, LARGE, reduced),
+    "reduce_scatter small": Operation(scattered),
+    "reduce_scatter": Operation(scattered, LARGE, scattered),
+    "all_gather small": Operation(gathered),
+    "all_gather": Operation(gathered, LARGE, gathered),
+    "all_gather_rows": Operation(gathered_rows, LARGE, gathered_rows),
+    "all_to_all small": Operation(swapped),
+    "all_to_all": Operation(swapped, LARGE, swapped),
+    "broadcast small": Operation(told),
+    "broadcast": Operation(told, LARGE, told),
+    "barrier": Operation(met),
+    "allocate": Operation(allocated, LARGE, allocated_halfway),
+}
+OPERATIONS: dict[str, Operation] = {
+    **COLLECTIVES,
+    "recv small": Operation(received),
+    "recv": Operation(received, LARGE, sent_to_all),
+    "send": Operation(sent, LARGE, received_of_all),
+}
+"""Messages go between all others and the rank that they are about."""
+MESSAGES = OPERATIONS.keys() - COLLECTIVES.keys()
+"""The one they are about must be through with its part before others begin: whose mailbox is emptied sends on."""
+WITH_A_MIDDLE = [name for name, operation in OPERATIONS.items() if operation.entering is not None]
