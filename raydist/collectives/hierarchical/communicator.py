@@ -44,6 +44,7 @@ class HierarchicalCommunicator(ComparingCommunicator):
         self._meeting = HostsMeeting(self.membership, self._plan, self.timeout_s)
         self._home = SharedMemoryCommunicator(self._plan.at_home(self.membership), self.device, self.timeout_s)
         self._joined: HostedRank | None = None
+        self._reductions = {op: HostReduction(op, self.world_size) for op in ReduceOp}
 
     def start(self) -> None:
         joined = self._meeting.join()
@@ -100,7 +101,7 @@ class HierarchicalCommunicator(ComparingCommunicator):
         check_parts("reduce_scatter", inputs, output, self.world_size)
         rank, staged = self._open("reduce_scatter"), stage_reduction(output, op, 1)
         parts = [stage_reduction(value, op, 1).values.view(-1) for value in inputs]
-        flat, reduction = staged.values.view(-1), HostReduction(op, self.world_size)
+        flat, reduction = staged.values.view(-1), self._reductions[op]
         small = flat.nbytes * self.world_size <= CONTRIBUTION_BYTES
 
         def body(number: int) -> Steps:
@@ -149,9 +150,9 @@ class HierarchicalCommunicator(ComparingCommunicator):
 
     def _reduce(self, name: str, tensor: torch.Tensor, op: ReduceOp, *, everywhere: bool) -> Work:
         rank, staged = self._open(name), stage_reduction(tensor, op, 1)
-        flat, reduction = staged.values.view(-1), HostReduction(op, self.world_size)
+        flat, reduction = staged.values.view(-1), self._reductions[op]
         small = flat.nbytes <= CONTRIBUTION_BYTES
-        bay = BayUse(rank.generation.sequence.next_bay()) if not small and rank.by_leaders(flat.nbytes) else None
+        bay = BayUse(rank.generation.sequence.next_bay()) if not small and flat.nbytes <= rank.most_by_leaders else None
         brings = small or bay is not None
         place, copies = (0, []) if brings else self._home.find(flat)
 

@@ -39,6 +39,7 @@ class HostedRank:
         generation: Of its host.
         messages: To other hosts.
         moves: Of large tensors.
+        most_by_leaders: Bytes of a tensor that is reduced by way of leaders, through bays.
     """
 
     def __init__(self, plan: HostPlan, membership: Membership, joined: Joined) -> None:
@@ -50,15 +51,12 @@ class HostedRank:
         self._world_size = membership.world_size
         self._conference = Conference(plan, joined.generation, wires)
         self._large = LargeReductions(plan, joined.generation, wires)
+        num_others = max(len(plan.hosts) - 1, 1)
+        self.most_by_leaders = min(_MOST_BY_LEADERS // num_others, joined.generation.board.layout.bay_bytes)
 
     def agree(self, number: int) -> Steps:
         """Find out that all ranks have called the same."""
         yield from self._conference.confer(number)
-
-    def by_leaders(self, num_bytes: int) -> bool:
-        """Whether a tensor of so many bytes is reduced by way of leaders, through bays."""
-        others = len(self._plan.hosts) - 1
-        return num_bytes * max(others, 1) <= _MOST_BY_LEADERS and num_bytes <= self.generation.board.layout.bay_bytes
 
     def take_note(self, number: int) -> bool:
         """Whether any rank has marked a call that was agreed on; to be asked once."""
