@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator
+from raydist.collectives.hierarchical.communicator import HierarchicalCommunicator
 from raydist.errors import CollectiveMismatchError
 from raydist.values import ReduceOp
 from tests.collectives.hierarchical.ranks import run_hosted
@@ -30,6 +31,29 @@ def around(communicator: Communicator) -> list[float]:
 def test_messages_pass_beside_collectives_in_order(hosts: str) -> None:
     size = len(hosts)
     assert run_hosted(hosts, around) == [[size, (rank - 1) % size, (rank - 1) % size] for rank in range(size)]
+
+
+def alone_then_not(communicator: Communicator) -> list[tuple[bool, int]]:
+    """Whether anything of this rank is on its way to other hosts: never, while a message, and after it."""
+    assert isinstance(communicator, HierarchicalCommunicator)
+    assert communicator._joined is not None
+    outside = communicator._joined.generation._outside
+    seen = [(outside.is_idle, outside.num_under_way)]
+    if communicator.rank == 1:
+        work = communicator.recv(got := torch.zeros(3), 0)
+        seen.append((outside.is_idle, outside.num_under_way))
+        communicator.barrier()
+        work.wait()
+        assert got.tolist() == [5.0, 5.0, 5.0]
+    else:
+        communicator.barrier()
+        communicator.send(torch.full((3,), 5.0), 1).wait()
+    return [*seen, (outside.is_idle, outside.num_under_way)]
+
+
+def test_who_has_messages_under_way_is_not_idle() -> None:
+    idle, busy = (True, 0), (False, 1)
+    assert run_hosted("ab", alone_then_not) == [[idle, idle], [idle, busy, idle]]
 
 
 def unlike(communicator: Communicator) -> float:

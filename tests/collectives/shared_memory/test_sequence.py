@@ -10,7 +10,7 @@ from raydist.collectives.shared_memory.board import Board, Count
 from raydist.collectives.shared_memory.layout import NUM_SLOTS, Layout
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import Body, CollectiveSequence
-from raydist.collectives.shared_memory.task import Reached, Steps, Task
+from raydist.collectives.shared_memory.task import Condition, Reached, Steps, Task
 from raydist.errors import CollectiveMismatchError
 
 
@@ -36,6 +36,38 @@ def test_a_collective_ends_once_all_have_called_it(ranks: list[CollectiveSequenc
     for sequence in ranks:
         sequence.advance()
     assert (first.done, second.done, first.error, ranks[0].missing(first)) == (True, True, None, set())
+
+
+class Far(Condition):
+    """What a rank of another host has to say."""
+
+    last = False
+
+    def met(self) -> bool:
+        return False
+
+    def missing(self) -> tuple[int, ...]:
+        return ()
+
+    def outside(self) -> tuple[int, ...]:
+        return (2,)
+
+
+def test_who_waits_inside_is_known_of_the_only_collective(ranks: list[CollectiveSequence]) -> None:
+    def body(number: int) -> Steps:
+        yield Far()
+
+    assert not ranks[0].waits_inside(Task("of somebody else"))
+    first = call(ranks[0], "a", body)
+    ranks[0].advance()
+    assert ranks[0].waits_inside(first)
+    second = call(ranks[0], "b")
+    assert not ranks[0].waits_inside(first)
+    assert not ranks[0].waits_inside(second)
+    call(ranks[1], "a")
+    ranks[0].advance()
+    assert not ranks[0].waits_inside(first)
+    assert not ranks[0].waits_inside(second)
 
 
 def test_ranks_that_call_something_else(ranks: list[CollectiveSequence]) -> None:
