@@ -72,7 +72,9 @@ def test_a_stage_is_sent_once() -> None:
         across(worker.run(b"a", None, block, starts))
 
 
-def test_functions_of_a_program_of_another_version_are_refused(tmp_path: Path) -> None:
+def test_functions_of_a_program_of_another_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "limit_memory", lambda limit: limit)
+    monkeypatch.setattr(worker_module, "keep_pages", lambda limit: True)
     spec, block, starts = first_work(Dataset.range(3).map(lambda x: (tmp_path / "ran").write_bytes(b"") + x))
     worker = InputWorker("worker-0")
     own = dict(installed_packages().versions)
