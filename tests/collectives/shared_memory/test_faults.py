@@ -67,11 +67,19 @@ def test_a_killed_rank_is_named_at_once(shm_team: ProcessTeam, victim: int, name
 
 
 # Two seconds each: who has not entered a large one is waited for as in a small one, and the waits inside are few.
-OFTEN = {"all_reduce in place", "all_to_all", "recv"}
-STOPPED = [
-    *((2, name, False) for name in OPERATIONS if f"{name} small" not in OPERATIONS),
-    *(pytest.param(0, name, True, marks=[] if name in OFTEN else pytest.mark.long) for name in WITH_A_MIDDLE),
-]
+OFTEN = {
+    "all_reduce small",
+    "all_reduce in place",
+    "all_gather_rows",
+    "all_to_all",
+    "barrier",
+    "allocate",
+    "recv",
+    "send",
+}
+BEFORE = [(2, name, False) for name in OPERATIONS if f"{name} small" not in OPERATIONS]
+INSIDE = [(0, name, True) for name in WITH_A_MIDDLE]
+STOPPED = [pytest.param(*case, marks=[] if case[1] in OFTEN else pytest.mark.long) for case in (*BEFORE, *INSIDE)]
 
 
 @pytest.mark.parametrize(("victim", "name", "entered"), STOPPED)
