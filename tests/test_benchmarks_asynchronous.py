@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ def measured(line: Line, *values: float) -> Measured:
     for value in values:
         made.add({"ms": value, "count": 7, "cpu": dict.fromkeys(KINDS, 1.0)})
     return made
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> Iterator[None]:
+    """What benchmarks set for a process of their own is not left to other tests of this one."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture
