@@ -59,9 +59,8 @@ def reduce_promoted(
     in_one = adds and communicator.passes_notes  # one meeting instead of two
     differentiable = not in_one and _agree(communicator, ALL_REDUCE[op], tensor)
     if adds or not differentiable:
-        wants_gradient = tensor.requires_grad and torch.is_grad_enabled()
-        result = (tensor.detach() if tensor.requires_grad else tensor).clone()
-        if in_one and wants_gradient:
+        result = tensor.detach().clone()
+        if in_one and _wants_gradient(tensor):
             communicator.note()
         work = communicator.all_reduce(result, op)
         work.wait()

@@ -80,7 +80,7 @@ def _watch_moves() -> None:
 
     @functools.wraps(plain)
     def ask_and_apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        for guard in _guards:
+        for guard in tuple(_guards):
             guard.check_move(module, fn)
         return plain(module, fn, recurse)
 
