@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -16,62 +16,70 @@ from tests.several_nodes import Nodes, several_nodes
 from tests.tpu_nodes import tpu_slice
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
 
-S = TypeVar("S", bound=rd.OneNodeStrategy)
-
-
-@pytest.fixture(scope="session")
-def mirrored(
-    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
-) -> Iterator[Callable[[int], rd.MirroredStrategy]]:
-    """`mirrored(n)`: a MirroredStrategy of n CPU replicas, kept for the next tests."""
-    with ExitStack() as stack:
-        yield _Shared(rd.MirroredStrategy, stack, shared_actors, shared_threads)
-
-
-@pytest.fixture(scope="session")
-def central(
-    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
-) -> Iterator[Callable[[int], rd.CentralStorageStrategy]]:
-    """`central(n)`: a CentralStorageStrategy of n CPU replicas, kept for the next tests."""
-    with ExitStack() as stack:
-        yield _Shared(rd.CentralStorageStrategy, stack, shared_actors, shared_threads)
-
+S = TypeVar("S", bound=rd.Strategy)
 
 # Of a replica or server that several tests share: on the node that stays, and little of it.
 _SHARE = {"CPU": 0.01, "session": 0.01}
-_KEPT = 3  # of one class, because each that starts anew takes seconds; more would take the memory of a machine
+# Replicas and workers that are kept, because each that starts anew takes seconds: of half a GB each, once tests have
+# had them load what some of them use.
+_MOST_KEPT = 9
 
 
-class _Shared(Generic[S]):
-    """Strategies of one class by their number of replicas: made when it is asked for, kept while few others are."""
+class KeptStrategies:
+    """Strategies by their class and size: made when they are asked for, kept while few others are."""
 
-    def __init__(
-        self, cls: type[S], stack: ExitStack, shared_actors: set[str], shared_threads: set[threading.Thread]
-    ) -> None:
-        self._cls = cls
+    def __init__(self, stack: ExitStack, actors: set[str], threads: set[threading.Thread]) -> None:
         self._stack = stack
-        self._actors, self._threads = shared_actors, shared_threads
-        self._made: dict[int, S] = {}
+        self._actors, self._threads = actors, threads
+        self._made: dict[tuple[type[rd.Strategy], int], rd.Strategy] = {}
 
-    def __call__(self, num_replicas: int) -> S:
-        made = self._made.pop(num_replicas, None)
-        while made is None and len(self._made) >= _KEPT:
+    def get(self, start: Callable[[int], S], cls: type[S], size: int, thread: Callable[[S], threading.Thread]) -> S:
+        """The strategy of this class and size; `thread` names the one of its threads that lives as long as it."""
+        made = self._made.pop((cls, size), None)
+        while made is None and self._made and sum(number for _, number in self._made) + size > _MOST_KEPT:
             self._made.pop(next(iter(self._made))).close()
-        self._made[num_replicas] = made or self._start(num_replicas)
-        return self._made[num_replicas]
+        strategy = self._begin(start(size), thread) if made is None else made
+        self._made[cls, size] = strategy
+        assert isinstance(strategy, cls)
+        return strategy
 
-    def _start(self, num_replicas: int) -> S:
-        strategy = self._cls(
-            num_replicas,
-            resources_per_replica=_SHARE,
-            timeouts=rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30),
-        )
+    def _begin(self, strategy: S, thread: Callable[[S], threading.Thread]) -> S:
         self._stack.callback(strategy.close)
         before = live_actors()
         use_once(strategy)
         self._actors.update(live_actors() - before)
-        self._threads.add(dispatching_thread(strategy))
+        self._threads.add(thread(strategy))
         return strategy
+
+
+@pytest.fixture(scope="session")
+def kept(ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]) -> Iterator[KeptStrategies]:
+    """Those of all classes."""
+    with ExitStack() as stack:
+        yield KeptStrategies(stack, shared_actors, shared_threads)
+
+
+@pytest.fixture(scope="session")
+def mirrored(kept: KeptStrategies) -> Callable[[int], rd.MirroredStrategy]:
+    """`mirrored(n)`: a MirroredStrategy of n CPU replicas, kept for the next tests."""
+    return lambda size: kept.get(_few(rd.MirroredStrategy), rd.MirroredStrategy, size, dispatching_thread)
+
+
+@pytest.fixture(scope="session")
+def central(kept: KeptStrategies) -> Callable[[int], rd.CentralStorageStrategy]:
+    """`central(n)`: a CentralStorageStrategy of n CPU replicas, kept for the next tests."""
+    return lambda size: kept.get(_few(rd.CentralStorageStrategy), rd.CentralStorageStrategy, size, dispatching_thread)
+
+
+@pytest.fixture(scope="session")
+def served(kept: KeptStrategies) -> Callable[[int], rd.ParameterServerStrategy]:
+    """`served(n)`: a ParameterServerStrategy of n workers and a server, kept for the next tests."""
+    return lambda size: kept.get(few_workers, rd.ParameterServerStrategy, size, coordinating_thread)
+
+
+def _few(cls: Callable[..., S]) -> Callable[[int], S]:
+    limits = rd.Timeouts(start_s=60, collective_s=20, step_s=40, input_s=30)
+    return lambda size: cls(size, resources_per_replica=_SHARE, timeouts=limits)
 
 
 @pytest.fixture(scope="session")
@@ -87,29 +95,6 @@ def two_workers(
         shared_actors.update(live_actors() - before)
         shared_threads.add(dispatching_thread(strategy))
         yield strategy
-
-
-@pytest.fixture(scope="session")
-def served(
-    ray_cluster: None, shared_actors: set[str], shared_threads: set[threading.Thread]
-) -> Iterator[Callable[[int], rd.ParameterServerStrategy]]:
-    """`served(n)`: a ParameterServerStrategy of n workers and a server, kept for the next tests."""
-    made: dict[int, rd.ParameterServerStrategy] = {}
-    with ExitStack() as stack:
-
-        def of(num_workers: int) -> rd.ParameterServerStrategy:
-            if num_workers not in made:
-                while len(made) >= _KEPT:
-                    made.pop(next(iter(made))).close()
-                made[num_workers] = strategy = few_workers(num_workers)
-                stack.callback(strategy.close)
-                before = live_actors()
-                use_once(strategy)
-                shared_actors.update(live_actors() - before)
-                shared_threads.add(coordinating_thread(strategy))
-            return made[num_workers]
-
-        yield of
 
 
 def few_workers(num_workers: int, num_ps: int = 1) -> rd.ParameterServerStrategy:
