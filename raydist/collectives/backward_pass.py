@@ -42,12 +42,10 @@ class BackwardPass:
         """
         self.exchange.finish()
         if self.exchange.complete and not self._create_graph:
-            lent = {
-                index: value
-                for indices, values in self.exchange.lend()
-                for index, value in zip(indices, values, strict=True)
-            }
-            return lent | self.exchange.in_rows()
+            lent = dict(self.exchange.in_rows())
+            for indices, values in self.exchange.lend():
+                lent.update(zip(indices, values, strict=True))
+            return lent
         reduced = self.exchange.gradients()
         outcome = {index: self._outcome(index, reduced[index]) for index in reduced} | self.exchange.in_rows()
         return {index: outcome[index] for index in sorted(outcome)}

@@ -12,7 +12,7 @@ called once, with the sum; without replicas torch calls them once a segment.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, final
 
@@ -21,6 +21,7 @@ import torch
 from raydist.collectives.accumulation import LocalAccumulation, accumulate
 from raydist.collectives.backward_pass import BackwardPass
 from raydist.collectives.base import Communicator
+from raydist.collectives.buckets.exchange import BucketExchange
 from raydist.collectives.buckets.exchanges import Exchanges
 from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.buckets.tail import PassStamp, Updates
@@ -208,7 +209,7 @@ class GradientReducer:
         finally:
             hooks.give_back()
             self._inside = self._in_hooks = False
-            self._parameters.receiver = None
+            self._parameters.door.shut()
 
     def _is_alone(self) -> bool:
         """Whether gradients are global as torch leaves them: nobody has others, and nobody looks at them."""
@@ -228,30 +229,19 @@ class GradientReducer:
         weight = self._weight_of_step()
         create_graph = bool(args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else kwargs.get("create_graph", False))
         parts = {index: self._accumulation.parts_of(index, gradient) for index, gradient in earlier.items()}
-        trained = self._parameters.indices
         self._num_passes += 1
-        # Collectives inside a second derivative run at places of their own: then no bucket may leave before the end.
-        exchange = self._exchanges.open(
-            trained,
-            self._parameters.all,
-            PassStamp(self._num_steps, self._num_passes, adds_up=self._adds_up, updates=self._updates()),
-            weight,
-            kept=list(earlier.values()),
-            held=trained if self._twice_differentiable else self._appears_twice,
-        )
+        exchange = self._open_exchange(weight, kept=list(earlier.values()))
         for index, (_, contribution) in parts.items():
             if contribution is not None:
                 exchange.preload(index, contribution)
         present = BackwardPass(self._communicator, exchange, weight, create_graph=create_graph)
-        self._parameters.receiver = self._exchanges.receiver
-        original(*args, **kwargs)
-        self._parameters.receiver = None
+        self._put_gradients(exchange, original, args, kwargs)
         new = present.finish()
         if self._policy is not None and self._policy.looks:
             self._look(self._policy, present, new)
         for_hooks = {index: new.pop(index) for index in tuple(new) if index in hooks.indices} if hooks.indices else {}
         self._show({index: base for index, (base, _) in parts.items()}, new)
-        self._accumulation.forget(trained)
+        self._accumulation.forget(self._parameters.indices)
         self._appears_twice.update(exchange.late)
         self._twice_differentiable |= create_graph
         self._exchanges.done()
@@ -261,6 +251,32 @@ class GradientReducer:
             # Torch brings each its gradient, in the same order on every rank, and calls the hooks on the way.
             parameters = tuple(self._parameters.all[index] for index in for_hooks)
             original(parameters, tuple(for_hooks.values()), create_graph=create_graph)
+
+    def _open_exchange(self, weight: StepWeight, *, kept: Sequence[torch.Tensor]) -> BucketExchange:
+        trained = self._parameters.indices
+        # Collectives inside a second derivative run at places of their own: then no bucket may leave before the end.
+        return self._exchanges.open(
+            trained,
+            self._parameters.all,
+            PassStamp(self._num_steps, self._num_passes, adds_up=self._adds_up, updates=self._updates()),
+            weight,
+            kept=kept,
+            held=trained if self._twice_differentiable else self._appears_twice,
+        )
+
+    def _put_gradients(
+        self, exchange: BucketExchange, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Run the pass: each gradient goes into the exchange as it appears, or all at the end if none leaves before."""
+        door = self._parameters.door
+        if exchange.leaves_at_end:
+            door.gathering = True
+            original(*args, **kwargs)
+            exchange.put_all(self._parameters.take())
+        else:
+            door.receiver = self._exchanges.receiver
+            original(*args, **kwargs)
+        door.shut()
 
     def _look(self, policy: NonfinitePolicy, present: BackwardPass, new: dict[int, torch.Tensor]) -> None:
         """Before anybody sees what a pass brought, hooks that step an optimizer included."""
@@ -273,7 +289,7 @@ class GradientReducer:
         """Let `.grad` hold what was global before, and what is new."""
         parameters = self._parameters.all
         for index, gradient in new.items():
-            base = earlier.get(index)
+            base = earlier.get(index) if earlier else None
             parameters[index].grad = gradient if base is None else accumulate(base, gradient)
         for index in earlier.keys() - new.keys():
             parameters[index].grad = earlier[index]

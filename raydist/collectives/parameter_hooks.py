@@ -10,14 +10,15 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["HeldBack", "OwnHook", "ParameterHooks", "detach_hooks", "has_hooks"]
+__all__ = ["HeldBack", "OwnHook", "ParameterHooks", "detach_hooks", "hooked_of"]
 
 Hooks = Mapping[Hashable, Callable[..., Any]]
+_P = TypeVar("_P", bound=torch.Tensor)
 _BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
@@ -82,15 +83,18 @@ def detach_hooks(parameter: torch.Tensor, keys: Iterable[Hashable]) -> None:
             _dictionary(parameter, name).pop(key, None)
 
 
-def has_hooks(parameter: torch.Tensor) -> bool:
-    """Whether a program has registered any, on a parameter with one of raydist's after the gradient.
+def hooked_of(parameters: Iterable[tuple[int, _P]]) -> dict[int, _P]:
+    """Those that a program has registered hooks on, by number; each has one of raydist's after the gradient.
 
-    Takes 0.1 us where there are none.
+    Takes 0.1 us a parameter where there are none.
     """
-    there: Any = parameter  # torch's stubs know only one of the two
-    return bool(there._backward_hooks or len(there._post_accumulate_grad_hooks) > 1) and bool(
-        ParameterHooks.of(parameter)
-    )
+    found: dict[int, _P] = {}
+    for index, parameter in parameters:
+        there: Any = parameter  # torch's stubs know only one of the two
+        more = there._backward_hooks or len(there._post_accumulate_grad_hooks) > 1
+        if more and ParameterHooks.of(parameter):
+            found[index] = parameter
+    return found
 
 
 @final

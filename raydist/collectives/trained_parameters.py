@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.parameter_hooks import OwnHook, has_hooks
+from raydist.collectives.parameter_hooks import OwnHook, hooked_of
 
 __all__ = ["TrainedParameters"]
 
@@ -25,14 +25,14 @@ class TrainedParameters:
             is held weakly: the hooks live as long as the parameters do.
 
     Attributes:
-        receiver: Takes numbers and gradients out of `.grad` as they appear, so that one that follows comes alone.
+        door: Where gradients come in.
         all: Every parameter, by number.
         indices: Numbers of those that were trained when `look` was last called.
         trained: Those themselves.
     """
 
     def __init__(self, stray: _Listener) -> None:
-        self._door = _Door(stray)
+        self.door = Door(stray)
         self.all: dict[int, torch.nn.Parameter] = {}
         self.indices: tuple[int, ...] = ()
         self.trained: tuple[torch.nn.Parameter, ...] = ()
@@ -72,25 +72,23 @@ class TrainedParameters:
             self.trained = tuple(self.all[index] for index in self.indices)
             for index in self.indices:
                 if index not in self._handles:
-                    hook = OwnHook(self._door.gradient, index)
+                    hook = OwnHook(self.door.gradient, index)
                     self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
         return self.indices
 
     def hooked(self) -> dict[int, torch.nn.Parameter]:
         """Those of the trained that the program has registered hooks on."""
-        return {
-            index: parameter
-            for index, parameter in zip(self.indices, self.trained, strict=True)
-            if has_hooks(parameter)
-        }
+        return hooked_of(zip(self.indices, self.trained, strict=True))
 
-    @property
-    def receiver(self) -> _Receiver | None:
-        return self._door.receiver
-
-    @receiver.setter
-    def receiver(self, receiver: _Receiver | None) -> None:
-        self._door.receiver = receiver
+    def take(self) -> list[tuple[int, torch.Tensor]]:
+        """Numbers and gradients of the trained that have one, out of `.grad`."""
+        taken = []
+        for index, parameter in zip(self.indices, self.trained, strict=True):
+            gradient = parameter.grad
+            if gradient is not None:
+                taken.append((index, gradient))
+                parameter.grad = None
+        return taken
 
     def close(self) -> None:
         """Let go of them. May be called twice."""
@@ -98,14 +96,26 @@ class TrainedParameters:
 
 
 @final
-class _Door:
-    """Where gradients come in. The parameters hold it: it may not hold them, or model and reducer would never end."""
+class Door:
+    """Where gradients come in. The parameters hold it: it may not hold them, or model and reducer would never end.
+
+    Attributes:
+        receiver: Takes numbers and gradients out of `.grad` as they appear, so that one that follows comes alone.
+        gathering: Whether they stay in `.grad` instead, for who takes them all at once.
+    """
 
     def __init__(self, stray: _Listener) -> None:
         self.receiver: _Receiver | None = None
+        self.gathering = False
         self._stray = weakref.WeakMethod(stray)
 
+    def shut(self) -> None:
+        """Nobody waits for any more."""
+        self.receiver, self.gathering = None, False
+
     def gradient(self, index: int, parameter: torch.nn.Parameter) -> None:
+        if self.gathering:
+            return
         receiver = self.receiver
         if receiver is None:
             stray = self._stray()

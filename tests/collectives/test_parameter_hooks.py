@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.collectives.parameter_hooks import HeldBack, OwnHook, ParameterHooks, detach_hooks, has_hooks
+from raydist.collectives.parameter_hooks import HeldBack, OwnHook, ParameterHooks, detach_hooks, hooked_of
 
 
 def weight(own: list[str] | None = None) -> nn.Parameter:
@@ -34,15 +34,15 @@ def backward(parameter: nn.Parameter) -> float | None:
 def test_own_hooks_are_not_the_programs() -> None:
     parameter = weight()
     parameter.register_hook(OwnHook(lambda _: None))
-    assert not has_hooks(parameter)
+    assert not hooked_of([(0, parameter)])
     assert not ParameterHooks.of(parameter)
     handle = parameter.register_hook(twice)
-    assert has_hooks(parameter)
+    assert hooked_of([(0, parameter)])
     assert list(ParameterHooks.of(parameter).before.values()) == [twice]
     handle.remove()
-    assert not has_hooks(parameter)
+    assert not hooked_of([(0, parameter)])
     parameter.register_post_accumulate_grad_hook(drop)
-    assert has_hooks(parameter)
+    assert hooked_of([(0, parameter)])
     assert list(ParameterHooks.of(parameter).after.values()) == [drop]
 
 

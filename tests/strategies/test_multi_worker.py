@@ -86,8 +86,9 @@ def test_input_on_two_nodes(check: Callable[[], None], nodes: Nodes) -> None:
     nodes.run(check)
 
 
-def test_files_that_one_node_lacks(nodes: Nodes, tmp_path: Path) -> None:
-    nodes.run(missing_on_a_node.a_file_that_one_node_lacks_is_named_with_that_node, str(tmp_path))
+@pytest.mark.parametrize("num_readers", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_files_that_one_node_lacks(num_readers: int, nodes: Nodes, tmp_path: Path) -> None:
+    nodes.run(missing_on_a_node.a_file_that_one_node_lacks_is_named_with_that_node, str(tmp_path), num_readers)
 
 
 def test_without_a_word_all_nodes_with_cpus_are_taken(nodes: Nodes) -> None:

@@ -1,6 +1,6 @@
 """An object store of 80 MB: readers that stop fill it with nothing, and what is larger than all of it comes through.
 
-One program does all of it, and tells what it sees.
+Programs do it, and tell what they see.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +17,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 MOST_HELD = 48  # MiB of the store, while somebody does not read: what is ready for both replicas, and in their hands
 NUM_ROWS = 160  # rows of 1 MiB: two stores full
 
-PROGRAM = r"""
+TOOLS = r"""
 import os, re, sys, time
 import numpy as np, ray, torch
 import raydist as rd
 from ray._private.internal_api import memory_summary
 
-MIB, NUM_ROWS, FOLDER = 1 << 20, int(sys.argv[1]), sys.argv[2]
+MIB = 1 << 20
 ray.init("local", object_store_memory=80 * MIB, include_dashboard=False, num_cpus=2)
 
 def store():
@@ -33,32 +32,54 @@ def store():
 def held():
     return int(re.match(r" memory usage (\d+) MiB", store())[1])
 
-def tell_twice(what):
-    for _ in range(2):
-        print(what, held(), "spilled" if "pilled" in store() else "kept")
-        time.sleep(3)
-
 def numbered(num_rows, mib):
     return rd.Dataset.range(num_rows).map(lambda i: np.full(mib * MIB // 4, i + 1, np.float32))
 
 def own(batch):
     return batch[: rd.get_replica_context().num_rows]  # without rows that a replica stands in for
 
+def read_all(batches, after_each=lambda: None):
+    total = rows = 0
+    for batch in batches:
+        total += int(own(batch).sum(dtype=torch.float64)) // batch[0].numel()
+        rows += len(own(batch))
+        after_each()
+    return total, rows
+
+strategy = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01})
+
+def begin(rows, workers=None, **settings):
+    options = rd.InputOptions(**({} if workers is None else {"num_input_workers": workers}), **settings)
+    return iter(strategy.distribute_dataset(rows, options))
+
+def sums(result):
+    return [strategy.local_results(each) for each in result]
+
+def both(result):
+    return [sum(each) for each in sums(result)]
+"""
+
+READERS = r"""
+NUM_ROWS, FOLDER = int(sys.argv[1]), sys.argv[2]
+
+def tell_twice(what):
+    for _ in range(2):
+        print(what, held(), "spilled" if "pilled" in store() else "kept")
+        time.sleep(3)
+
 def stop_after_one(batches):
     batch = own(next(batches))
     return int(batch[:, -1].sum()), len(batch)
 
-def read_all(batches, wait_for=None):
-    total = rows = 0
-    rank = rd.get_replica_context().replica_id_in_sync_group
-    for batch in batches:
-        total += int(own(batch).sum(dtype=torch.float64)) // batch[0].numel()
-        rows += len(own(batch))
+def read_telling(batches):
+    def tell():
+        rank = rd.get_replica_context().replica_id_in_sync_group
         with open(f"{FOLDER}/read-by-{rank}", "a") as file:
             file.write("x")
-        while rank == 0 and wait_for and not os.path.exists(wait_for):
+        while rank == 0 and not os.path.exists(f"{FOLDER}/go"):
             time.sleep(0.05)
-    return total, rows
+
+    return read_all(batches, tell)
 
 def await_standstill(path):
     size, since = -1, time.monotonic()
@@ -68,18 +89,7 @@ def await_standstill(path):
         time.sleep(0.1)
     return size
 
-with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}) as strategy:
-    def begin(rows, workers=None, **settings):
-        options = rd.InputOptions(**({} if workers is None else {"num_input_workers": workers}), **settings)
-        return iter(strategy.distribute_dataset(rows, options))
-
-    def sums(result):
-        return [strategy.local_results(each) for each in result]
-
-    def both(result):
-        return [sum(each) for each in sums(result)]
-
-    level = held()
+with strategy:
     batches = begin(numbered(NUM_ROWS, 1).batch(8))
     head = both(strategy.run(stop_after_one, args=(batches,)))
     tell_twice("both stop:")
@@ -87,31 +97,32 @@ with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}) as strategy:
     print("after both:", *(a + b for a, b in zip(head, rest)))
 
     open(f"{FOLDER}/read-by-1", "w").close()
-    result = strategy.run(read_all, args=(begin(numbered(NUM_ROWS, 1).batch(8)), f"{FOLDER}/go"))
+    result = strategy.run(read_telling, args=(begin(numbered(NUM_ROWS, 1).batch(8)),))
     print("read alone:", await_standstill(f"{FOLDER}/read-by-1"))
     tell_twice("one stops:")
     open(f"{FOLDER}/go", "w").close()
     print("after one:", *both(result))
 
     print("large:", *sums(strategy.run(read_all, args=(begin(numbered(2, 100).batch(2)),))))
+"""
 
-    for workers in (0, 1):
-        batches = begin(numbered(3, 300).batch(1), workers, split="balanced")
-        print(f"rows of 300 MiB, {workers} workers:", *sums(strategy.run(read_all, args=(batches,))))
-        batches.close()
-        deadline = time.monotonic() + 20
-        while held() > level and time.monotonic() < deadline:
-            time.sleep(0.2)
-        print(f"left by {workers} workers:", held() - level)
+ROWS = r"""
+with strategy:
+    level = held()
+    batches = begin(numbered(3, 300).batch(1), int(sys.argv[1]), split="balanced")
+    print("rows of 300 MiB:", *sums(strategy.run(read_all, args=(batches,))))
+    batches.close()
+    deadline = time.monotonic() + 20
+    while held() > level and time.monotonic() < deadline:
+        time.sleep(0.2)
+    print("left:", held() - level)
 """
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder: Path = tmp_path_factory.mktemp("readers")
+def output_of(program: str, *args: object) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(NUM_ROWS), str(folder)],
+        [sys.executable, "-c", TOOLS + program, *map(str, args)],
         env=environment,
         capture_output=True,
         text=True,
@@ -120,6 +131,11 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return output_of(READERS, NUM_ROWS, tmp_path_factory.mktemp("readers"))
 
 
 @pytest.mark.parametrize("who", ["both stop", "one stops"])
@@ -139,7 +155,8 @@ def test_pieces_larger_than_the_store_arrive(output: str) -> None:
     assert "large: (1, 2) (1, 1)\n" in output
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_rows_larger_than_the_store_arrive_and_leave_it_empty(output: str, workers: int) -> None:
-    assert f"rows of 300 MiB, {workers} workers: (4, 2) (2, 1)\n" in output  # sums, and how many rows
-    assert f"left by {workers} workers: 0\n" in output
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_rows_larger_than_the_store_arrive_and_leave_it_empty(workers: int) -> None:
+    output = output_of(ROWS, workers)
+    assert "rows of 300 MiB: (4, 2) (2, 1)\n" in output  # sums, and how many rows
+    assert "left: 0\n" in output

@@ -203,12 +203,21 @@ class Exchanges:
 
     def _free_buffers(self, kept: Sequence[torch.Tensor]) -> _Buffers:
         """Buffers that nobody sees any more: the group's own, or others where somebody holds on to gradients."""
+        if _free(self._buffers):
+            return self._buffers
         for buffer in self._buffers:
             if buffer.num_lent and kept:
                 buffer.take_back(kept)
-        if not any(buffer.num_lent for buffer in self._buffers):
+        if _free(self._buffers):
             return self._buffers
-        if not self._spare or any(buffer.num_lent for buffer in self._spare):
+        if not self._spare or not _free(self._spare):
             flats = [torch.empty_like(buffer.flat) for buffer in self._buffers]
             self._spare = make_buffers(self.layout, flats, self._communicator)
         return self._spare
+
+
+def _free(buffers: _Buffers) -> bool:
+    for buffer in buffers:  # noqa: SIM110  # a generator takes two calls more, in every step
+        if buffer.num_lent:
+            return False
+    return True

@@ -104,13 +104,12 @@ class BucketTail:
 
     def __init__(self, memory: torch.Tensor, num_slots: int, *, rank: int, world_size: int) -> None:
         self.complete, self.late = False, False
-        self._memory = memory
         self._num_slots = num_slots
-        self._rank = rank
-        self._num_head = _SECTION * world_size
-        self._complete = torch.tensor([1] * num_slots + [0] * num_slots, dtype=memory.dtype, device=memory.device)
-        self._head = _fast(memory[: self._num_head])
-        self._flags = memory[self._num_head :]
+        self._world_size = world_size
+        head = _SECTION * world_size
+        self._all, self._head, self._flags = _fast(memory), _fast(memory[:head]), _fast(memory[head:])
+        self._own = _fast(memory[_SECTION * rank : _SECTION * (rank + 1)])
+        self._blank = _fast(memory.new_tensor([0] * head + [1] * num_slots + [0] * num_slots))
         self._if_all_agree: list[int] = []
         self._received: list[int] = []
 
@@ -127,17 +126,12 @@ class BucketTail:
             late: This rank has gradients that did not make it into their buckets.
             details: By slot, whether this rank has a gradient and whether it is sparse; None: all of them, all dense.
         """
-        section = [*stamp, int(details is not None), int(late)]
-        before = _SECTION * self._rank
-        self._head[:] = [0] * before + section + [0] * (self._num_head - before - _SECTION)
+        self._all[:] = self._blank
+        self._own[:] = [*stamp, int(details is not None), int(late)]
+        if details is not None:
+            self._flags[:] = [*details[0], *details[1]]
         # What this rank lacks is never what all agree on: then details are read.
-        agreed = [*stamp, 0, 0]
-        self._if_all_agree = agreed * (self._num_head // _SECTION)
-        if details is None:
-            self._flags.copy_(self._complete)
-        else:
-            flags = torch.tensor([*details[0], *details[1]], dtype=self._memory.dtype, device=self._memory.device)
-            self._flags.copy_(flags)
+        self._if_all_agree = [*stamp, 0, 0] * self._world_size
 
     def read(self) -> None:
         """Take in what all ranks wrote, once it has been added up.
@@ -162,7 +156,7 @@ class BucketTail:
         return flags[: self._num_slots], flags[self._num_slots :]
 
     def _sections(self) -> list[list[int]]:
-        return [self._received[start : start + _SECTION] for start in range(0, self._num_head, _SECTION)]
+        return [self._received[start : start + _SECTION] for start in range(0, len(self._received), _SECTION)]
 
 
 def _parted(stamps: Sequence[Sequence[int]]) -> CollectiveMismatchError:
@@ -181,8 +175,8 @@ class _Slow:
     def __init__(self, memory: torch.Tensor) -> None:
         self._memory = memory
 
-    def __setitem__(self, key: slice, numbers: list[int]) -> None:
-        self._memory[key] = torch.tensor(numbers, dtype=self._memory.dtype, device=self._memory.device)
+    def __setitem__(self, key: slice, numbers: list[int] | _Slow) -> None:
+        self._memory[key] = numbers._memory if isinstance(numbers, _Slow) else self._memory.new_tensor(numbers)
 
     def tolist(self) -> list[Any]:
         values: list[Any] = self._memory.tolist()

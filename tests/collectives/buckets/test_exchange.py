@@ -151,3 +151,19 @@ def test_every_bucket_is_a_range_in_a_trace() -> None:
 def test_nothing_to_reduce() -> None:
     group = LocalGroup(LocalHub(), Membership("g", 0, 0, 1), timeout_s=5.0).start()
     assert finished(opened(group, layout=BucketLayout(()))) == {}
+
+
+def test_one_bucket_takes_all_gradients_at_once() -> None:
+    layout = plan_buckets([ParameterSpec(index, (2,), torch.float64, CPU) for index in range(3)], bucket_bytes=1 << 20)
+    group, exchange = alone()
+    assert not exchange.leaves_at_end
+    exchange = opened(group, layout=layout)
+    assert exchange.leaves_at_end
+    exchange.put_all([(2, value(1)), (0, value(2))])
+    assert num_sent(group) == 0
+    assert firsts(finished(exchange)) == {0: 2, 2: 1}
+    assert not exchange.complete
+    exchange = opened(group, layout=layout)
+    exchange.put_all([(index, value(index)) for index in range(3)])
+    assert firsts(finished(exchange)) == {0: 0, 1: 1, 2: 2}
+    assert exchange.complete
