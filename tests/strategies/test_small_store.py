@@ -71,12 +71,12 @@ def stop_after_one(batches):
     batch = own(next(batches))
     return int(batch[:, -1].sum()), len(batch)
 
-def read_telling(batches):
+def read_telling(batches, waits):
     def tell():
         rank = rd.get_replica_context().replica_id_in_sync_group
         with open(f"{FOLDER}/read-by-{rank}", "a") as file:
             file.write("x")
-        while rank == 0 and not os.path.exists(f"{FOLDER}/go"):
+        while waits and rank == 0 and not os.path.exists(f"{FOLDER}/go"):
             time.sleep(0.05)
 
     return read_all(batches, tell)
@@ -93,11 +93,11 @@ with strategy:
     batches = begin(numbered(NUM_ROWS, 1).batch(8))
     head = both(strategy.run(stop_after_one, args=(batches,)))
     tell_twice("both stop:")
-    rest = both(strategy.run(read_all, args=(batches,)))
+    rest = both(strategy.run(read_telling, args=(batches, False)))  # a function's first results are waited for
     print("after both:", *(a + b for a, b in zip(head, rest)))
 
     open(f"{FOLDER}/read-by-1", "w").close()
-    result = strategy.run(read_telling, args=(begin(numbered(NUM_ROWS, 1).batch(8)),))
+    result = strategy.run(read_telling, args=(begin(numbered(NUM_ROWS, 1).batch(8)), True))
     print("read alone:", await_standstill(f"{FOLDER}/read-by-1"))
     tell_twice("one stops:")
     open(f"{FOLDER}/go", "w").close()
