@@ -66,6 +66,7 @@ class TensorReducer:
         self._to_replica = to_replica
         self._replica_device = ReplicaDevice()
         self._storages: dict[int, StorageBytes] = {}
+        self._copies: list[torch.Tensor] = []  # kept for as long as storages are told apart by where they are
 
     def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
         """How to pickle `tensor`; None to leave it to itself (sparse, quantised, ...)."""
@@ -77,8 +78,15 @@ class TensorReducer:
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             moves = tensor.device.type != "cpu" or (self._to_replica and (tensor.dim() > 0 or is_parameter))
             device = self._replica_device if moves else "cpu"
-            arguments = (_Values(self, tensor.detach()), device, tensor.requires_grad)
+            arguments = (_Values(self, self._readable(tensor.detach())), device, tensor.requires_grad)
             return _rebuild_parameter if is_parameter else _rebuild_tensor, arguments
+
+    def _readable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, or a copy where its storage has no bytes, as XLA's have none."""
+        if tensor.device.type != "xla":
+            return tensor
+        self._copies.append(tensor.cpu())
+        return self._copies[-1]
 
     def storage_of(self, tensor: torch.Tensor) -> StorageBytes:
         """The one `StorageBytes` of this pickling for the memory of `tensor`."""
