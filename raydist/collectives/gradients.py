@@ -289,7 +289,7 @@ class GradientReducer:
         """Let `.grad` hold what was global before, and what is new."""
         parameters = self._parameters.all
         for index, gradient in new.items():
-            base = earlier.get(index) if earlier else None
+            base = earlier.get(index)
             parameters[index].grad = gradient if base is None else accumulate(base, gradient)
         for index in earlier.keys() - new.keys():
             parameters[index].grad = earlier[index]

@@ -144,11 +144,7 @@ class BucketExchange:
     @property
     def complete(self) -> bool:
         """After `finish`: whether every rank had every gradient once, all dense; then `lend` says it all."""
-        for buffer in self._buffers:
-            tail = buffer.tail
-            if tail.late or not tail.complete:
-                return False
-        return True
+        return all(buffer.tail.complete and not buffer.tail.late for buffer in self._buffers)
 
     def lend(self) -> Sequence[tuple[tuple[int, ...], Sequence[torch.Tensor]]]:
         """By bucket: its parameters, and their reduced gradients."""

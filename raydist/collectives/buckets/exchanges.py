@@ -217,7 +217,4 @@ class Exchanges:
 
 
 def _free(buffers: _Buffers) -> bool:
-    for buffer in buffers:  # noqa: SIM110  # a generator takes two calls more, in every step
-        if buffer.num_lent:
-            return False
-    return True
+    return not any(buffer.num_lent for buffer in buffers)
