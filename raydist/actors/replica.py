@@ -12,7 +12,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from raydist.actors.bundle_options import bundle_options
-from raydist.actors.replica_host import CrowdedHost, ReplicaHost
+from raydist.actors.relayed_hub import RelayedHub
+from raydist.actors.replica_host import RELAY, CrowdedHost, ReplicaHost
 from raydist.actors.reservation_guard import guard_reservation
 from raydist.actors.step_answers import ref_of, wait_for_answers
 from raydist.actors.step_channel import Answer, StepChannel
@@ -23,6 +24,7 @@ from raydist.ray_session import RaySession
 
 __all__ = ["ReplicaActors", "Seat"]
 
+_NUM_CARRIED = 3  # messages that a host's relay carries at a time: what is worked on, what comes next, and one more
 _DISCARD_S = 1.0  # refused steps answer at once; what does not is killed soon
 
 
@@ -80,6 +82,8 @@ class ReplicaActors:
     def _launch(self, seat: Seat, name: str) -> Any:
         several = self._per_process > 1
         threads = {"control": 1, **{_thread_of(place): 1 for place in range(self._per_process if several else 0)}}
+        if not several:
+            threads[RELAY] = _NUM_CARRIED
         decorate = ray.remote(concurrency_groups=threads)  # type: ignore[call-overload]  # an option Ray leaves out
         actor_class = decorate(CrowdedHost if several else ReplicaHost)
         options = bundle_options(self._group, seat.bundle, seat.resources, name)
@@ -111,7 +115,7 @@ class ReplicaActors:
         return self._ask(rank, "start", make_runner, *args)
 
     def open_channel(self, within_s: float) -> None:
-        """Let steps travel through shared memory, where this process and all replicas can share some.
+        """Let steps travel through shared memory, where this process and all replicas can share some, or by relays.
 
         What does not come about in this time does not.
         """
@@ -122,6 +126,35 @@ class ReplicaActors:
                 opened = bool(asked) and all(ray.get(asked, timeout=within_s))
         finally:
             self.settle_channel(opened=opened)
+        if not asked and self._per_process == 1 and all(seat.node_id for seat in self._seats):
+            with contextlib.suppress(RayError):
+                self._open_relays(within_s)
+
+    def _open_relays(self, within_s: float) -> None:
+        """Have the last replica of each host pass on what all of them are sent: the first has most to do otherwise."""
+        nodes: dict[str, list[int]] = {}
+        for rank, seat in enumerate(self._seats):
+            nodes.setdefault(seat.node_id, []).append(rank)
+        hosts = list(nodes.values())
+        relays = [self._handle(ranks[-1]) for ranks in hosts]
+        tickets = ray.get(
+            [relay.open_relay.remote(len(ranks)) for relay, ranks in zip(relays, hosts, strict=True)], timeout=within_s
+        )
+        if not all(tickets):
+            return
+        asked = [
+            self._handle(rank).open_channel.remote(ticket)
+            for ranks, some in zip(hosts, tickets, strict=True)
+            for rank, ticket in zip(ranks, some, strict=True)
+        ]
+        if all(ray.get(asked, timeout=within_s)):
+            ray.get([relay.begin_relay.remote() for relay in relays], timeout=within_s)
+            hub = RelayedHub(
+                hosts,
+                carry=lambda host, number, messages: relays[host].carry.remote(number, messages).future(),
+                collect=lambda host: relays[host].collect.remote().future(),
+            )
+            self._channel = StepChannel(hub, len(self._seats), serve=self._serve, fetch=self._fetch)
 
     def offer_channel(self) -> list[Any]:
         """The first half of `open_channel`: what replicas will say to it. Nothing where there can be none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -16,15 +16,19 @@ from raydist.actors.main_thread_rest import MainThreadRest
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.software import Software, installed_software
 from raydist.actors.step_channel import serve_steps
+from raydist.actors.step_relay import Carried, StepRelay
 from raydist.actors.supervision import RemoteFailure
 from raydist.actors.workers.kept_pages import keep_pages
-from raydist.channels.hub import ChannelEnd, Ticket
+from raydist.channels.hub import ChannelEnd, ChannelHub, Ticket
 from raydist.crowds import is_crowd
 from raydist.deferred_compiler import defer_compiler
+from raydist.errors import UnavailableError
 from raydist.large_products import speed_up_products
 from raydist.wide_pooling import speed_up_pooling
 
-__all__ = ["CrowdedHost", "ReplicaHost"]
+__all__ = ["RELAY", "CrowdedHost", "ReplicaHost"]
+
+RELAY = "relay"  # the concurrency group of calls that pass messages on
 
 
 @final
@@ -46,6 +50,8 @@ class ReplicaHost:
         keep_pages(None)  # activations and pieces of batches come and go with every step
         self._runner: Any = None
         self._end: ChannelEnd | None = None
+        self._hub: ChannelHub | None = None  # of a relay
+        self._relay: StepRelay | None = None
         self._kept: dict[int, Any] = {}
         self._title = title_of_this_actor()
         self._main_thread = MainThreadRest(num_neighbours)
@@ -71,13 +77,43 @@ class ReplicaHost:
             result = self._runner.steps(group, objects)
         return _told(result)
 
+    def open_relay(self, num_replicas: int) -> list[Ticket]:
+        """Be the one that messages to the replicas of this host come by: what these open channels with, or nothing."""
+        try:
+            self._hub = ChannelHub.open(num_replicas)
+        except OSError:
+            return []
+        self._main_thread = MainThreadRest(1)  # Ray's calls to this process bring steps
+        return [self._hub.ticket(end) for end in range(num_replicas)]
+
+    def begin_relay(self) -> None:
+        """All replicas of this host have opened theirs."""
+        if self._hub is not None:
+            self._hub.all_opened()
+            self._relay = StepRelay(self._hub)
+
+    @ray.method(concurrency_group=RELAY)
+    def carry(self, number: int, messages: Sequence[tuple[int, bytes]]) -> Carried:
+        """See `StepRelay.carry`."""
+        return self._get_relay().carry(number, messages)
+
+    @ray.method(concurrency_group=RELAY)
+    def collect(self) -> Carried:
+        """See `StepRelay.collect`."""
+        return self._get_relay().collect()
+
+    def _get_relay(self) -> StepRelay:
+        if self._relay is None:
+            raise UnavailableError("raydist bug: a relay must be begun before it is used.")
+        return self._relay
+
     def open_channel(self, ticket: Ticket) -> bool:
         """Whether steps can come through the memory that the ticket names."""
         try:
             self._end = ChannelEnd.open(ticket)
         except OSError:
             return False
-        if self._in_crowd:  # and Ray's threads bring no steps
+        if self._in_crowd and self._hub is None:  # and Ray's threads bring no steps
             put_behind()
         return True
 
@@ -89,6 +125,9 @@ class ReplicaHost:
 
     def take_result(self, number: int) -> Any:
         """What came of a message of the channel, where that could not travel through it."""
+        with _errors_travel():
+            if number not in self._kept:
+                raise UnavailableError("What came of a message is lost: the process that was to pass it on is gone.")
         return _told(self._kept.pop(number))
 
     def call(self, method: str, *args: Any) -> Any:

@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from raydist.channels.hub import ChannelEnd, ChannelHub, Ticket
+from raydist.channels.hub import ChannelEnd, Ticket
 from raydist.channels.layout import MESSAGE_BYTES, MESSAGES_UNDER_WAY
 
-__all__ = ["Answer", "StepChannel", "serve_steps"]
+__all__ = ["Answer", "StepChannel", "StepHub", "answered_by", "serve_steps", "wants_answer"]
 
 _STEPS, _LEAVE = 0, 1  # what the driver sends
 _DONE, _KEPT = 0, 1  # what a replica sends
@@ -30,6 +30,36 @@ _LOOK_S = 0.1  # how often is looked who lives: a call of the kernel for each re
 _FEW = 8
 _PAUSE_S = 60e-6  # for each of them
 _AVOIDED = 16  # groups that travel by Ray after a result that was too large for here
+
+
+class StepHub(Protocol):
+    """What the driver's end needs of a :class:`ChannelHub`; all but `flush` are documented there."""
+
+    def put(self, end: int, message: bytes, /) -> bool: ...
+    def flush(self) -> None:
+        """What was put until now must go."""
+
+    def has_room(self, end: int, messages: int, /) -> bool: ...
+    def peek(self, end: int, /) -> bytes | None: ...
+    def drop(self, end: int, /) -> None: ...
+    def lives(self, end: int, /) -> bool: ...
+    def count(self) -> int: ...
+    def wait(self, seen: int, seconds: float) -> None: ...
+    def ring(self) -> None: ...
+    def late_ticket(self, end: int, /) -> Ticket: ...
+    def close(self) -> None: ...
+
+
+def wants_answer(message: bytes) -> int | None:
+    """The number under which a message of the driver's is answered, if it is."""
+    kind, number = _HEAD.unpack_from(message)
+    return number if kind == _STEPS else None
+
+
+def answered_by(message: bytes) -> tuple[int, bool]:
+    """The number of what a message of a replica's answers, and whether the answer itself is to be asked for."""
+    kind, number = _HEAD.unpack_from(message)
+    return number, kind == _KEPT
 
 
 @final
@@ -74,7 +104,7 @@ class StepChannel:
 
     def __init__(
         self,
-        hub: ChannelHub,
+        hub: StepHub,
         num_replicas: int,
         *,
         serve: Callable[[int, int], object],
@@ -103,7 +133,9 @@ class StepChannel:
                 return None
             if self._closed or not all(self._can_take(rank) for rank in range(len(messages))):
                 return None
-            return [self._send(rank, message or b"") for rank, message in enumerate(messages)]
+            answers = [self._send(rank, message or b"") for rank, message in enumerate(messages)]
+            self._hub.flush()
+            return answers
 
     def send_to(self, rank: int, message: bytes | None) -> Answer | None:
         """Send a message to one replica; None where it must travel another way."""
@@ -111,7 +143,9 @@ class StepChannel:
             fits = message is not None and len(message) <= _MOST_BYTES
             if self._closed or not fits or not self._can_take(rank):
                 return None
-            return self._send(rank, message or b"")
+            answer = self._send(rank, message or b"")
+            self._hub.flush()
+            return answer
 
     def replace(self, rank: int) -> Ticket:
         """For the process that takes the place of a replica that has died: its end of the channel."""
@@ -168,6 +202,7 @@ class StepChannel:
         with self._lock:
             if self._begun[rank] > self._left[rank]:
                 self._hub.put(rank, _HEAD.pack(_LEAVE, self._begun[rank]))
+                self._hub.flush()
                 self._left[rank] = self._begun[rank]
 
     def wait(self, answers: Sequence[Answer], within_s: float, *, enough: int | None = None) -> bool:

@@ -101,6 +101,9 @@ class ChannelHub:
         self._bells[end].ring()
         return True
 
+    def flush(self) -> None:
+        """Nothing: what was put is there."""
+
     def peek(self, end: int) -> bytes | None:
         """The oldest message of an end, which stays until `drop`."""
         return self._in[end].peek()
