@@ -85,6 +85,8 @@ ROOMS = {
             "reservation_guard",
             "software",
             "step_channel",
+            "step_relay",
+            "relayed_hub",
             "step_answers",
             "actor_titles",
             "background_host",

@@ -12,6 +12,7 @@ from typing import final
 
 from raydist.actors.step_relay import Carried
 from raydist.channels.hub import Ticket
+from raydist.channels.sleeper import LOOK_S
 
 __all__ = ["RelayedHub"]
 
@@ -117,12 +118,12 @@ class RelayedHub:
         return self._num_rings
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Return once there are news since `seen`, or after `seconds`."""
+        """Return once there are news since `seen`, after `seconds` or less."""
         for host, are_missing in enumerate(self._are_missing):
             if are_missing and not self._num_asked[host]:
                 self._ask(host, partial(self._collect, host))
         with self._changed:
-            self._changed.wait_for(lambda: self._num_rings != seen, seconds)
+            self._changed.wait_for(lambda: self._num_rings != seen, min(seconds, LOOK_S))
 
     def ring(self) -> None:
         """End a `wait`. Any thread may call this."""

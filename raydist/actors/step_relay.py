@@ -19,7 +19,10 @@ from raydist.channels.sleeper import LOOK_S
 __all__ = ["Carried", "StepRelay"]
 
 _LOST_S = 10.0  # what has not come so long after a later call never will: an interrupt fell into its sending
-_PAUSE_S = 60e-6  # for each answer that is missing: they come one after the other, and who looks keeps others from work
+_FEW = 8
+_PAUSE_S = (
+    60e-6  # for each of more missing answers: they come one by one, and who looks for each keeps others from work
+)
 _COLLECT_S = 1.0
 _LOOK_S = 0.1  # how often is looked who lives: a call of the kernel for each replica
 
@@ -91,8 +94,9 @@ class StepRelay:
             self._changed.wait_for(lambda: self._next >= number, _LOST_S)
 
     def _put(self, end: int, message: bytes) -> None:
-        # The driver sends no more than there is room for: what an end leaves unread it will read, or it is gone.
-        while not self._hub.put(end, message) and self._hub.lives(end):
+        """Where an end does not take its messages for so long, the driver's own limits end the wait for answers."""
+        deadline = time.monotonic() + _LOST_S
+        while not self._hub.put(end, message) and self._hub.lives(end) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
 
     def _await(self, is_over: Callable[[], bool]) -> None:
@@ -106,10 +110,11 @@ class StepRelay:
                 if self._is_watched:
                     self._changed.wait(LOOK_S)
                     continue
-                self._is_watched, pause_s = True, _PAUSE_S * len(self._missing)
+                self._is_watched, num_missing = True, len(self._missing)
             try:
                 self._hub.wait(seen, LOOK_S)
-                time.sleep(pause_s)
+                if num_missing > _FEW:
+                    time.sleep(_PAUSE_S * num_missing)
             finally:
                 with self._changed:
                     self._is_watched = False

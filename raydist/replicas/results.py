@@ -96,8 +96,10 @@ def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries:
 def _pack_leaf(leaf: Any, path: str) -> Any:
     if isinstance(leaf, torch.Tensor):
         return pack_tensor(leaf)
-    if leaf is None or isinstance(leaf, int | float | bool | str | bytes | np.ndarray | np.generic):
+    if leaf is None or isinstance(leaf, int | float | bool | str | bytes | np.generic):
         return leaf
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        return leaf.copy()  # the next step, which may run before this travels, may write to it
     try:
         return pickle.loads(cloudpickle.dumps(leaf))
     except Exception as error:

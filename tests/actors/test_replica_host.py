@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from raydist.actors.replica_host import CrowdedHost, ReplicaHost
 from raydist.actors.step_channel import StepChannel
 from raydist.actors.supervision import RemoteFailure
 from raydist.channels.hub import ChannelHub, Ticket
-from raydist.errors import RaydistError
+from raydist.errors import RaydistError, UnavailableError
 
 
 @dataclass(frozen=True)
@@ -128,3 +129,34 @@ def test_threads_of_ray_go_behind_in_a_crowd_whose_steps_they_do_not_bring(
     finally:
         hub.close()
     assert len(asked) == behind
+
+
+def test_a_relay_passes_steps_on_to_the_replicas_of_its_host() -> None:
+    hosts: list[Any] = [ReplicaHost(), ReplicaHost()]  # Ray's decorator has calls in this process look like none
+    tickets = hosts[1].open_relay(2)
+    for host, ticket in zip(hosts, tickets, strict=True):
+        host.start(Runner, "name")
+        assert host.open_channel(ticket)
+    hosts[1].begin_relay()
+    serving = [threading.Thread(target=host.serve, args=(1,)) for host in hosts]
+    for thread in serving:
+        thread.start()
+    steps, leave = struct.Struct("<BQ").pack(0, 7), struct.Struct("<BQ").pack(1, 1)
+    carried = hosts[1].carry(1, [(0, steps + b"good"), (1, steps + b"good")])
+    assert [pickle.loads(message[len(steps) :]) for _, message in carried.messages] == [(b"good",)] * 2
+    hosts[1].carry(2, [(0, leave), (1, leave)])
+    for thread in serving:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_what_was_to_be_passed_on_by_who_is_gone_is_lost() -> None:
+    with pytest.raises(RemoteFailure) as failure:
+        ReplicaHost().take_result(3)
+    assert isinstance(failure.value.portable.restore(), UnavailableError)
+
+
+def test_who_is_no_relay_says_so() -> None:
+    host: Any = ReplicaHost()
+    with pytest.raises(UnavailableError, match="must be begun before"):
+        host.collect()

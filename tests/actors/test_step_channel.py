@@ -1,16 +1,23 @@
-"""Both ends in one process: what a replica's actor would be asked is a list here, and its loop a thread."""
+"""Both ends in one process: what a replica's actor would be asked is a list here, and its loop a thread.
+
+What Ray would carry to relays, threads do.
+"""
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from raydist.actors.step_channel import Answer, StepChannel, serve_steps
+from raydist.actors.relayed_hub import RelayedHub
+from raydist.actors.step_channel import Answer, StepChannel, StepHub, serve_steps
+from raydist.actors.step_relay import StepRelay
 from raydist.channels.hub import ChannelEnd, ChannelHub
 from raydist.channels.layout import MESSAGE_BYTES, MESSAGES_UNDER_WAY
 
@@ -28,10 +35,16 @@ class Result:
 class Replicas:
     """Actors that do one call after the other, in a thread each."""
 
-    def __init__(self, count: int) -> None:
-        self.hub = ChannelHub.open(count)
-        self.ends = [ChannelEnd.open(self.hub.ticket(rank)) for rank in range(count)]
-        self.hub.all_opened()
+    def __init__(self, hosts: Sequence[int] | None, count: int) -> None:
+        hubs = [ChannelHub.open(num_ends) for num_ends in hosts or [count]]
+        self.ends = [
+            ChannelEnd.open(hub.ticket(end)) for hub, n in zip(hubs, hosts or [count], strict=True) for end in range(n)
+        ]
+        for hub in hubs:
+            hub.all_opened()
+        self._relays = [StepRelay(hub) for hub in hubs]
+        self._calls = ThreadPoolExecutor(16)
+        self.hub: StepHub = hubs[0] if hosts is None else self.relayed(hosts)
         self.done: list[list[Any]] = [[] for _ in range(count)]
         self.turns: list[list[int]] = [[] for _ in range(count)]
         self.kept: list[dict[int, Any]] = [{} for _ in range(count)]
@@ -40,6 +53,15 @@ class Replicas:
         self._threads: list[threading.Thread] = []
         self._last: list[threading.Thread | None] = [None] * count
         self.channel = StepChannel(self.hub, count, serve=self.serve, fetch=self.fetch)
+
+    def relayed(self, hosts: Sequence[int]) -> RelayedHub:
+        """A hub whose ends are on so many hosts, with so many on each."""
+        ranks = iter(range(sum(hosts)))
+        return RelayedHub(
+            [list(itertools.islice(ranks, num_ends)) for num_ends in hosts],
+            carry=lambda host, number, messages: self._calls.submit(self._relays[host].carry, number, messages),
+            collect=lambda host: self._calls.submit(self._relays[host].collect),
+        )
 
     def serve(self, rank: int, turn: int) -> None:
         self.turns[rank].append(turn)
@@ -74,15 +96,18 @@ class Replicas:
     def close(self) -> None:
         self.gate.set()
         self.channel.close()
+        for relay in self._relays:  # as the end of their processes does
+            relay.close()
         for thread in self._threads:
             thread.join(20)
         for end in self.ends:
             end.close()
+        self._calls.shutdown()
 
 
-@pytest.fixture
-def replicas() -> Iterator[Replicas]:
-    made = Replicas(2)
+@pytest.fixture(params=[None, [2], [1, 1]], ids=["memory", "one relay", "two relays"])
+def replicas(request: pytest.FixtureRequest) -> Iterator[Replicas]:
+    made = Replicas(request.param, 2)
     yield made
     made.close()
 

@@ -54,6 +54,15 @@ def test_tensors_come_back_detached_private_and_equal() -> None:
     assert result.leaf(1) == 3
 
 
+@pytest.mark.parametrize("dtype", ["int64", "object"])
+def test_an_array_that_the_next_step_writes_to_is_this_steps(dtype: str) -> None:
+    """Steps that share a message are all done before the first one's result travels."""
+    counts = np.zeros(2, dtype)
+    result = pack_result(counts, absent=False)
+    counts += 1
+    assert result.leaf(0).tolist() == [0, 0]
+
+
 def test_dtypes_without_a_numpy_name_travel_too() -> None:
     result = pack_result(torch.ones(2, dtype=torch.bfloat16), absent=False)
     assert result.leaf(0).dtype is torch.bfloat16

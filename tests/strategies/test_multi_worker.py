@@ -219,3 +219,57 @@ def test_a_lost_node_is_an_error_that_names_it_and_the_rest_goes_on(
     assert re.search(rf"replica \d of multi-worker-\w+ on node \S+ \({node}\)", said), said
     assert took < 25  # 5 s for a collective, as long again until a peer of it says so, and 5 s of grace
     assert nodes.run(train_again) == 2
+
+
+def lose_a_process(rank: int) -> tuple[str, float]:
+    """Kill one of four replicas on two nodes within a step; the error, and how long it took."""
+    with rd.MultiWorkerMirroredStrategy(
+        2,
+        2,
+        rd.CommunicationOptions(timeout_seconds=15),
+        timeouts=rd.Timeouts(start_s=60, step_s=40, close_s=5),
+        resources_per_replica={"CPU": 0.01},
+    ) as strategy:
+
+        def step() -> int:
+            rd.get_replica_context().all_reduce("SUM", 1)
+            return os.getpid()
+
+        pids = strategy.local_results(strategy.run(step))
+        began = time.monotonic()
+        os.kill(pids[rank], signal.SIGKILL)
+        try:
+            while True:
+                strategy.local_results(strategy.run(step))
+        except rd.UnavailableError as error:
+            return str(error), time.monotonic() - began
+        finally:
+            strategy._abort(fetch=True)
+
+
+# Messages to the third come by the fourth.
+@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.long), 3])
+def test_a_lost_process_is_named_whether_or_not_messages_came_by_it(nodes: Nodes, rank: int) -> None:
+    said, took = nodes.run(lose_a_process, rank)
+    assert said.startswith(f"replica {rank} of multi-worker-")
+    assert took < 20
+    assert nodes.run(train_again) == 2
+
+
+def results_of_all_sizes() -> list[list[int]]:
+    strategy = shared_strategy(2, 2)
+
+    def step(size: int) -> torch.Tensor:
+        replica = rd.get_replica_context()
+        replica.all_reduce("SUM", 1)
+        return torch.full((size,), replica.replica_id_in_sync_group)
+
+    sizes = (1, 100_000, 1, 10, 100_000, *[1] * 40)  # those of 800 KB travel by Ray, and others behind them for a while
+    results = [strategy.run(step, args=(size,)) for size in sizes]
+    return [
+        [int(one.sum()) // size for one in strategy.local_results(r)] for r, size in zip(results, sizes, strict=True)
+    ]
+
+
+def test_results_of_all_sizes_come_in_their_order(nodes: Nodes) -> None:
+    assert nodes.run(results_of_all_sizes) == [[0, 1, 2, 3]] * 45
