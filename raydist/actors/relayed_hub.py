@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import final
 
-from raydist.actors.step_relay import Brought
+from raydist.actors.step_relay import Relayed
 from raydist.channels.hub import Ticket
 from raydist.channels.sleeper import LOOK_S
 
@@ -33,8 +33,8 @@ class RelayedHub:
         self,
         hosts: Sequence[Sequence[int]],
         *,
-        carry: Callable[[int, int, Sequence[Message]], Future[Brought]],
-        collect: Callable[[int], Future[Brought]],
+        carry: Callable[[int, int, Sequence[Message]], Future[Relayed]],
+        collect: Callable[[int], Future[Relayed]],
     ) -> None:
         self._hosts = tuple(map(tuple, hosts))
         self._carry = carry
@@ -46,7 +46,7 @@ class RelayedHub:
         self._changed = threading.Condition()
         self._num_rings = 0
         self._num_asked = [0] * len(hosts)  # calls under way
-        self._early: list[list[Brought]] = [[] for _ in hosts]  # what came before something that was given earlier
+        self._early: list[list[Relayed]] = [[] for _ in hosts]  # what came before something that was given earlier
         self._num_taken = [0] * len(hosts)
         self._are_missing = [False] * len(hosts)  # answers, that no call under way will bring
         self._gone: set[int] = set()
@@ -64,14 +64,14 @@ class RelayedHub:
                 self._outward[host] = []
                 self._ask(host, partial(self._carry, host, next(self._numbers[host]), messages))
 
-    def _ask(self, host: int, ask: Callable[[], Future[Brought]]) -> None:
+    def _ask(self, host: int, ask: Callable[[], Future[Relayed]]) -> None:
         with self._changed:
             self._num_asked[host] += 1
             self._are_missing[host] = False
         # A thread of Ray's runs this: it must not call Ray, and end soon.
         ask().add_done_callback(lambda future: self._told(host, future))
 
-    def _told(self, host: int, future: Future[Brought]) -> None:
+    def _told(self, host: int, future: Future[Relayed]) -> None:
         failed = future.cancelled() or future.exception() is not None
         with self._changed:
             self._num_asked[host] -= 1
@@ -90,7 +90,7 @@ class RelayedHub:
             self._num_taken[host] += 1
             self._take(self._hosts[host], self._early[host].pop(0))
 
-    def _take(self, ranks: Sequence[int], carried: Brought) -> None:
+    def _take(self, ranks: Sequence[int], carried: Relayed) -> None:
         for end, message in carried.messages:
             self._inward[ranks[end]].append(message)
         self._gone.update(ranks[end] for end in carried.gone)

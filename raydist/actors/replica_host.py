@@ -16,7 +16,7 @@ from raydist.actors.main_thread_rest import MainThreadRest
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.software import Software, installed_software
 from raydist.actors.step_channel import serve_steps
-from raydist.actors.step_relay import Brought, StepRelay
+from raydist.actors.step_relay import Relayed, StepRelay
 from raydist.actors.supervision import RemoteFailure
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.channels.hub import ChannelEnd, ChannelHub, Ticket
@@ -93,12 +93,12 @@ class ReplicaHost:
             self._relay = StepRelay(self._hub)
 
     @ray.method(concurrency_group=RELAY)
-    def carry(self, number: int, messages: Sequence[tuple[int, bytes]]) -> Brought:
+    def carry(self, number: int, messages: Sequence[tuple[int, bytes]]) -> Relayed:
         """See `StepRelay.carry`."""
         return self._get_relay().carry(number, messages)
 
     @ray.method(concurrency_group=RELAY)
-    def collect(self) -> Brought:
+    def collect(self) -> Relayed:
         """See `StepRelay.collect`."""
         return self._get_relay().collect()
 

@@ -16,7 +16,7 @@ from raydist.actors.step_channel import answered_by, wants_answer
 from raydist.channels.hub import ChannelHub
 from raydist.channels.sleeper import LOOK_S
 
-__all__ = ["Brought", "StepRelay"]
+__all__ = ["Relayed", "StepRelay"]
 
 _LOST_S = 10.0  # what has not come so long after a later call never will: an interrupt fell into its sending
 _FEW = 8
@@ -29,7 +29,7 @@ _LOOK_S = 0.1  # how often is looked who lives: a call of the kernel for each re
 
 @final
 @dataclass(frozen=True, slots=True)
-class Brought:
+class Relayed:
     """What replicas sent back.
 
     Attributes:
@@ -65,7 +65,7 @@ class StepRelay:
         self._looked_at = 0.0
         self._num_given = 0
 
-    def carry(self, number: int, messages: Sequence[tuple[int, bytes]]) -> Brought:
+    def carry(self, number: int, messages: Sequence[tuple[int, bytes]]) -> Relayed:
         """Send messages to ends, and wait for their answers, or until one of all that are awaited is odd.
 
         Blocks as long as that takes: the driver has the limit, and ends processes. Calls are begun in the order of
@@ -83,7 +83,7 @@ class StepRelay:
         self._await(lambda: self._is_odd or not sent & self._missing)
         return self._take()
 
-    def collect(self) -> Brought:
+    def collect(self) -> Relayed:
         """Wait for a second at most for what is missing. After an odd answer the others come in this way."""
         end = time.monotonic() + _COLLECT_S
         self._await(lambda: bool(self._inward) or not self._missing or time.monotonic() >= end)
@@ -138,14 +138,14 @@ class StepRelay:
         self._inward.append((end, message))
         self._is_odd |= is_odd
 
-    def _take(self) -> Brought:
+    def _take(self) -> Relayed:
         with self._changed:
             gone = {end for end, _ in self._missing} & self._gone
             self._missing = {(end, number) for end, number in self._missing if end not in gone}
             self._is_odd &= bool(self._missing)
             messages, self._inward = tuple(self._inward), []
             self._num_given += 1
-            return Brought(self._num_given - 1, messages, len(self._missing), tuple(sorted(gone)))
+            return Relayed(self._num_given - 1, messages, len(self._missing), tuple(sorted(gone)))
 
     def close(self) -> None:
         """Let go of the memory. May be called twice."""

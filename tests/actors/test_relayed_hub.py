@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.actors.relayed_hub import RelayedHub
-from raydist.actors.step_relay import Brought
+from raydist.actors.step_relay import Relayed
 
 
 class Relays:
@@ -20,14 +20,14 @@ class Relays:
 
     def __init__(self, *hosts: Sequence[int]) -> None:
         self.asked: list[tuple[object, ...]] = []
-        self.calls: list[Future[Brought]] = []
+        self.calls: list[Future[Relayed]] = []
         self.hub = RelayedHub(
             hosts,
             carry=lambda host, number, messages: self._ask("carry", host, number, list(messages)),
             collect=lambda host: self._ask("collect", host),
         )
 
-    def _ask(self, *what: object) -> Future[Brought]:
+    def _ask(self, *what: object) -> Future[Relayed]:
         self.asked.append(what)
         self.calls.append(Future())
         return self.calls[-1]
@@ -56,7 +56,7 @@ def test_answers_count_in_the_order_in_which_they_were_given_whichever_call_ends
         relays.hub.put(5, b"")
         relays.hub.flush()
     for place in order:
-        relays.calls[place].set_result(Brought(place, ((0, b"%d" % place),), 3 - place, ()))
+        relays.calls[place].set_result(Relayed(place, ((0, b"%d" % place),), 3 - place, ()))
     taken = []
     while (message := relays.hub.peek(5)) is not None:
         taken.append(message)
@@ -69,12 +69,12 @@ def test_who_waits_asks_for_what_no_call_will_bring() -> None:
     for rank in (0, 1):
         relays.hub.put(rank, b"")
     relays.hub.flush()
-    relays.calls[0].set_result(Brought(0, (), 1, ()))
+    relays.calls[0].set_result(Relayed(0, (), 1, ()))
     seen = relays.hub.count()
     relays.hub.wait(seen, 0.0)
     relays.hub.wait(seen, 0.0)
     assert relays.asked[2:] == [("collect", 0)]
-    relays.calls[2].set_result(Brought(1, (), 0, ()))
+    relays.calls[2].set_result(Relayed(1, (), 0, ()))
     relays.hub.wait(relays.hub.count(), 0.0)
     assert len(relays.asked) == 3
 
@@ -84,7 +84,7 @@ def test_replicas_that_a_relay_misses_are_gone_and_with_a_relay_all_of_its_host(
     for rank in (0, 2):
         relays.hub.put(rank, b"")
     relays.hub.flush()
-    relays.calls[0].set_result(Brought(0, (), 0, (1,)))
+    relays.calls[0].set_result(Relayed(0, (), 0, (1,)))
     relays.calls[1].set_exception(RuntimeError("died"))
     assert [relays.hub.lives(rank) for rank in range(4)] == [True, False, False, False]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.actors import step_relay
-from raydist.actors.step_relay import Brought, StepRelay
+from raydist.actors.step_relay import Relayed, StepRelay
 from raydist.channels.hub import ChannelEnd, ChannelHub
 
 LIMIT_S = 20.0
@@ -31,7 +31,7 @@ class Host:
         self.relay = StepRelay(hub)
         self.calls = ThreadPoolExecutor(8)
 
-    def carry(self, number: int, *messages: tuple[int, bytes]) -> Future[Brought]:
+    def carry(self, number: int, *messages: tuple[int, bytes]) -> Future[Relayed]:
         return self.calls.submit(self.relay.carry, number, messages)
 
     def answer(self, end: int, kind: int = DONE) -> bytes:
@@ -67,7 +67,7 @@ def test_a_call_ends_when_all_that_it_carried_is_answered(host: Host) -> None:
 
 
 def test_the_word_to_leave_is_not_answered(host: Host) -> None:
-    assert host.carry(1, (0, message(LEAVE, 1))).result(LIMIT_S) == Brought(0, (), 0, ())
+    assert host.carry(1, (0, message(LEAVE, 1))).result(LIMIT_S) == Relayed(0, (), 0, ())
     assert host.ends[0].take() == message(LEAVE, 1)
 
 
@@ -101,7 +101,7 @@ def test_an_answer_that_is_to_be_asked_for_ends_all_calls_and_the_rest_is_collec
     assert [one.num_missing for one in early] == [3, 3]
     collected = host.calls.submit(host.relay.collect)
     host.answer(1)
-    assert collected.result(LIMIT_S) == Brought(2, ((1, message(DONE, 2)),), 2, ())
+    assert collected.result(LIMIT_S) == Relayed(2, ((1, message(DONE, 2)),), 2, ())
     host.answer(0)
     host.answer(1)
     rest = [host.relay.collect(), host.relay.collect()]
@@ -112,7 +112,7 @@ def test_an_answer_that_is_to_be_asked_for_ends_all_calls_and_the_rest_is_collec
 def test_nothing_is_collected_for_long(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_relay, "_COLLECT_S", 0.05)
     call = host.carry(1, (0, message(STEPS, 1)))
-    assert host.relay.collect() == Brought(0, (), 1, ())
+    assert host.relay.collect() == Relayed(0, (), 1, ())
     host.answer(0)
     assert call.result(LIMIT_S).num_missing == 0
 
