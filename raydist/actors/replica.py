@@ -75,6 +75,7 @@ class ReplicaActors:
         everyone = [seat for seat in seats for _ in range(per_process)]
         self.names = tuple(_title(kind, rank, name, seat) for rank, seat in enumerate(everyone))
         self._channel: StepChannel | None = None
+        self._has_relays = False
         self._hub: ChannelHub | None = None  # until it is known whether there is a channel
         self._num_replaced = 0
         self._kind = kind
@@ -155,6 +156,7 @@ class ReplicaActors:
                 collect=lambda host: relays[host].collect.remote().future(),
             )
             self._channel = StepChannel(hub, len(self._seats), serve=self._serve, fetch=self._fetch)
+            self._has_relays = True
 
     def offer_channel(self) -> list[Any]:
         """The first half of `open_channel`: what replicas will say to it. Nothing where there can be none."""
@@ -206,6 +208,11 @@ class ReplicaActors:
     def channel(self) -> StepChannel | None:
         """The memory that steps come through, where there is one."""
         return self._channel
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether messages travel through memory all the way."""
+        return self._channel is not None and not self._has_relays
 
     def replace(self, rank: int) -> None:
         """Start another process for a replica; the one before is killed. It knows nothing and is to be started."""

@@ -85,6 +85,7 @@ class ReplicaGroup:
         self._store.start()
         self.rebuild()
         self._actors.open_channel(self._timeouts.start_s)
+        self._steps.begin()
 
     def rebuild(self) -> None:
         """Form a new generation of all replicas; what failed before is forgotten. Dispatched steps are given up."""

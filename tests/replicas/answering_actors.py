@@ -21,6 +21,7 @@ class Actors:
     """Two replicas; a step returns its number, but for the one that fails on a replica."""
 
     names = ("replica 0", "replica 1")
+    shares_memory = True
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, list[int]]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.actors.relayed_hub import RelayedHub
+from raydist.actors.replica import ReplicaActors
 from raydist.testing.error_checks import check_errors
 from raydist.testing.gradient_checks import check_training
 from raydist.testing.strategy_contract import CHECKS
@@ -257,7 +260,10 @@ def test_a_lost_process_is_named_whether_or_not_messages_came_by_it(nodes: Nodes
 
 
 def results_of_all_sizes() -> list[list[int]]:
+    """Also shows that there are relays: all else would come out without them."""
     strategy = shared_strategy(2, 2)
+    channels = [known.channel for known in gc.get_objects() if type(known) is ReplicaActors]
+    assert any(channel is not None and isinstance(channel._hub, RelayedHub) for channel in channels)
 
     def step(size: int) -> torch.Tensor:
         replica = rd.get_replica_context()

@@ -59,6 +59,11 @@ class DispatchedSteps:
         """Steps that nobody has waited for."""
         return self._dispatcher.num_steps
 
+    def begin(self) -> None:
+        """The replicas have started: how messages travel to them is known."""
+        if not self._actors.shares_memory:
+            self._pace.go_by_ray()
+
     def dispatch(self, step: PlannedStep) -> StepOutcome:
         """Send one step to every replica, now or soon.
 

@@ -10,6 +10,7 @@ import pytest
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps
+from raydist.replicas.dispatching.pace import Pace
 from raydist.replicas.replica_calls import ReplicaCalls
 from tests.replicas.answering_actors import Actors, actors, planned, values
 
@@ -100,3 +101,15 @@ def test_a_result_that_ray_has_is_a_part_by_reference_also_where_it_came_by_the_
     for answer in outcome.step.group.refs:  # type: ignore[attr-defined]  # what the group knows of it
         answer.ref = "in the store"
     assert outcome.part(1, 0).ref == "in the store"
+
+
+def test_messages_that_go_by_ray_are_made_few(
+    steps: DispatchedSteps, actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Pace] = []
+    monkeypatch.setattr(Pace, "go_by_ray", asked.append)
+    steps.begin()
+    assert asked == []
+    actors.shares_memory = False
+    steps.begin()
+    assert len(asked) == 1

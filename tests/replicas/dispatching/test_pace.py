@@ -47,6 +47,15 @@ def test_many_replicas_get_several_steps_in_a_message(num_replicas: int, seconds
     assert pace.group_size([b"f"]) == size
 
 
+@pytest.mark.parametrize(("seconds", "size"), [(1e-6, 16), (0.02, 16), (0.045, 8), (0.1, 4), (0.2, 2), (0.5, 1)])
+def test_messages_by_ray_are_shared_by_the_steps_of_two_replicas_too(seconds: float, size: int) -> None:
+    pace = Pace(2)
+    pace.go_by_ray()
+    pace.learn(b"f", seconds=seconds, num_bytes=8)
+    assert pace.group_size([b"f"]) == size
+    assert pace.window([b"f"]) * seconds <= 1.5
+
+
 @pytest.mark.parametrize(
     ("num_replicas", "seconds", "linger_s"), [(8, 0.2, 0.002), (8, 0.1, 0.001), (8, 0.09, 0), (2, 0.2, 0), (8, 1.1, 0)]
 )
