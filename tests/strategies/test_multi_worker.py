@@ -262,8 +262,6 @@ def test_a_lost_process_is_named_whether_or_not_messages_came_by_it(nodes: Nodes
 def results_of_all_sizes() -> list[list[int]]:
     """Also shows that there are relays: all else would come out without them."""
     strategy = shared_strategy(2, 2)
-    channels = [known.channel for known in gc.get_objects() if type(known) is ReplicaActors]
-    assert any(channel is not None and isinstance(channel._hub, RelayedHub) for channel in channels)
 
     def step(size: int) -> torch.Tensor:
         replica = rd.get_replica_context()
@@ -272,6 +270,8 @@ def results_of_all_sizes() -> list[list[int]]:
 
     sizes = (1, 100_000, 1, 10, 100_000, *[1] * 40)  # those of 800 KB travel by Ray, and others behind them for a while
     results = [strategy.run(step, args=(size,)) for size in sizes]
+    channels = [known.channel for known in gc.get_objects() if type(known) is ReplicaActors]
+    assert any(channel is not None and isinstance(channel._hub, RelayedHub) for channel in channels)
     return [
         [int(one.sum()) // size for one in strategy.local_results(r)] for r, size in zip(results, sizes, strict=True)
     ]
