@@ -194,6 +194,8 @@ class ReplicaActors:
             answers = self._channel.send([message.packed() for message, _ in messages])
             if answers is not None:
                 return list(answers)
+        if self._channel is not None:
+            self._channel.leave_all()
         return [self._ask_in_order(rank, "steps", group, *refs) for rank, (group, refs) in enumerate(messages)]
 
     def send_to(self, rank: int, message: Any, objects: Sequence[Any]) -> Any:

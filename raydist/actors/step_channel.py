@@ -200,10 +200,20 @@ class StepChannel:
     def leave(self, rank: int) -> None:
         """What a replica is asked by Ray from now on, it does after all that it was sent here."""
         with self._lock:
-            if self._begun[rank] > self._left[rank]:
-                self._hub.put(rank, _HEAD.pack(_LEAVE, self._begun[rank]))
-                self._hub.flush()
-                self._left[rank] = self._begun[rank]
+            self._leave(rank)
+            self._hub.flush()
+
+    def leave_all(self) -> None:
+        """What any replica is asked by Ray from now on, it does after all that it was sent here."""
+        with self._lock:
+            for rank in range(len(self._begun)):
+                self._leave(rank)
+            self._hub.flush()
+
+    def _leave(self, rank: int) -> None:
+        if self._begun[rank] > self._left[rank]:
+            self._hub.put(rank, _HEAD.pack(_LEAVE, self._begun[rank]))
+            self._left[rank] = self._begun[rank]
 
     def wait(self, answers: Sequence[Answer], within_s: float, *, enough: int | None = None) -> bool:
         """Whether `enough` of these (all, unless given) are there within so many seconds."""

@@ -6,12 +6,14 @@ import itertools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.actors.relayed_hub import RelayedHub
+from raydist.actors.step_channel import StepChannel
 from raydist.actors.step_relay import Relayed
 
 
@@ -19,7 +21,7 @@ class Relays:
     """Notes what they are asked for: a test says what comes of it."""
 
     def __init__(self, *hosts: Sequence[int]) -> None:
-        self.asked: list[tuple[object, ...]] = []
+        self.asked: list[tuple[Any, ...]] = []
         self.calls: list[Future[Relayed]] = []
         self.hub = RelayedHub(
             hosts,
@@ -46,6 +48,19 @@ def test_all_replicas_of_a_host_share_a_call() -> None:
         ("carry", 0, 1, [(1, b"c"), (0, b"a")]),
         ("carry", 1, 1, [(0, b"b")]),
         ("carry", 0, 2, [(1, b"d")]),
+    ]
+
+
+def test_the_word_to_leave_goes_to_all_replicas_of_a_host_in_one_call() -> None:
+    relays = Relays([0, 1], [2, 3])
+    channel = StepChannel(relays.hub, 4, serve=lambda rank, turn: None, fetch=lambda rank, number: None)
+    assert channel.send([b""] * 4) is not None
+    channel.leave_all()
+    assert [(what, host, number, len(messages)) for what, host, number, messages in relays.asked] == [
+        ("carry", 0, 1, 2),
+        ("carry", 1, 1, 2),
+        ("carry", 0, 2, 2),
+        ("carry", 1, 2, 2),
     ]
 
 

@@ -187,6 +187,16 @@ def test_what_is_asked_another_way_is_done_in_its_place(replicas: Replicas) -> N
     assert replicas.done == [[*expected, b"end"]] * 2
 
 
+def test_all_can_be_asked_another_way_at_once(replicas: Replicas) -> None:
+    replicas.channel.send_to(0, b"a")
+    replicas.channel.leave_all()  # also those who have not begun
+    for rank in range(2):
+        replicas.ask(rank, lambda rank=rank: replicas.done[rank].append("asked"))
+    wait(replicas, sent(replicas, b"b", b"b"))
+    assert replicas.done == [[b"a", "asked", b"b"], ["asked", b"b"]]
+    assert replicas.turns == [[1, 2], [1]]
+
+
 def test_a_turn_that_never_began_harms_no_other(replicas: Replicas) -> None:
     replicas.channel._begun[0] = 3  # as an interrupt leaves it that falls before the call
     replicas.channel.leave(0)
