@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from raydist.actors.bundle_options import bundle_options
-from raydist.actors.relayed_hub import RelayedHub
+from raydist.actors.relays import open_relays
 from raydist.actors.replica_host import RELAY, CrowdedHost, ReplicaHost
 from raydist.actors.reservation_guard import guard_reservation
 from raydist.actors.step_answers import ref_of, wait_for_answers
@@ -132,29 +132,8 @@ class ReplicaActors:
                 self._open_relays(within_s)
 
     def _open_relays(self, within_s: float) -> None:
-        """Have the last replica of each host pass on what all of them are sent: the first has most to do otherwise."""
-        nodes: dict[str, list[int]] = {}
-        for rank, seat in enumerate(self._seats):
-            nodes.setdefault(seat.node_id, []).append(rank)
-        hosts = list(nodes.values())
-        relays = [self._handle(ranks[-1]) for ranks in hosts]
-        tickets = ray.get(
-            [relay.open_relay.remote(len(ranks)) for relay, ranks in zip(relays, hosts, strict=True)], timeout=within_s
-        )
-        if not all(tickets):
-            return
-        asked = [
-            self._handle(rank).open_channel.remote(ticket)
-            for ranks, some in zip(hosts, tickets, strict=True)
-            for rank, ticket in zip(ranks, some, strict=True)
-        ]
-        if all(ray.get(asked, timeout=within_s)):
-            ray.get([relay.begin_relay.remote() for relay in relays], timeout=within_s)
-            hub = RelayedHub(
-                hosts,
-                carry=lambda host, number, messages: relays[host].carry.remote(number, messages).future(),
-                collect=lambda host: relays[host].collect.remote().future(),
-            )
+        hub = open_relays(self._handles, [seat.node_id for seat in self._seats], within_s)
+        if hub is not None:
             self._channel = StepChannel(hub, len(self._seats), serve=self._serve, fetch=self._fetch)
             self._has_relays = True
 

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, final
 
+from raydist.actors.step_head import DONE, HEAD, KEPT, LEAVE, MOST_BYTES, STEPS
 from raydist.channels.hub import ChannelEnd, Ticket
-from raydist.channels.layout import MESSAGE_BYTES, MESSAGES_UNDER_WAY
+from raydist.channels.layout import MESSAGES_UNDER_WAY
 
-__all__ = ["Answer", "StepChannel", "StepHub", "answered_by", "serve_steps", "wants_answer"]
+__all__ = ["Answer", "StepChannel", "StepHub", "serve_steps"]
 
-_STEPS, _LEAVE = 0, 1  # what the driver sends
-_DONE, _KEPT = 0, 1  # what a replica sends
-_HEAD = struct.Struct("<BQ")  # kind, number
-_MOST_BYTES = MESSAGE_BYTES - _HEAD.size
 _FREE = 2  # of a replica's slots, before a message is sent: the message's, and one to ask it to leave
 _LOOK_S = 0.1  # how often is looked who lives: a call of the kernel for each replica
 _FEW = 8
@@ -48,18 +44,6 @@ class StepHub(Protocol):
     def ring(self) -> None: ...
     def late_ticket(self, end: int, /) -> Ticket: ...
     def close(self) -> None: ...
-
-
-def wants_answer(message: bytes) -> int | None:
-    """The number under which a message of the driver's is answered, if it is."""
-    kind, number = _HEAD.unpack_from(message)
-    return number if kind == _STEPS else None
-
-
-def answered_by(message: bytes) -> tuple[int, bool]:
-    """The number of what a message of a replica's answers, and whether the answer itself is to be asked for."""
-    kind, number = _HEAD.unpack_from(message)
-    return number, kind == _KEPT
 
 
 @final
@@ -129,7 +113,7 @@ class StepChannel:
             if self._num_to_avoid:
                 self._num_to_avoid -= 1
                 return None
-            if any(message is None or len(message) > _MOST_BYTES for message in messages):
+            if any(message is None or len(message) > MOST_BYTES for message in messages):
                 return None
             if self._closed or not all(self._can_take(rank) for rank in range(len(messages))):
                 return None
@@ -140,7 +124,7 @@ class StepChannel:
     def send_to(self, rank: int, message: bytes | None) -> Answer | None:
         """Send a message to one replica; None where it must travel another way."""
         with self._lock:
-            fits = message is not None and len(message) <= _MOST_BYTES
+            fits = message is not None and len(message) <= MOST_BYTES
             if self._closed or not fits or not self._can_take(rank):
                 return None
             answer = self._send(rank, message or b"")
@@ -194,7 +178,7 @@ class StepChannel:
             self._begun[rank] += 1
             self._serve(rank, self._begun[rank])
         self._pending[rank].append(answer)
-        self._hub.put(rank, _HEAD.pack(_STEPS, answer.number) + message)
+        self._hub.put(rank, HEAD.pack(STEPS, answer.number) + message)
         return answer
 
     def leave(self, rank: int) -> None:
@@ -212,7 +196,7 @@ class StepChannel:
 
     def _leave(self, rank: int) -> None:
         if self._begun[rank] > self._left[rank]:
-            self._hub.put(rank, _HEAD.pack(_LEAVE, self._begun[rank]))
+            self._hub.put(rank, HEAD.pack(LEAVE, self._begun[rank]))
             self._left[rank] = self._begun[rank]
 
     def wait(self, answers: Sequence[Answer], within_s: float, *, enough: int | None = None) -> bool:
@@ -255,12 +239,12 @@ class StepChannel:
                 self._hub.drop(rank)
 
     def _settle(self, rank: int, message: bytes) -> None:
-        kind, number = _HEAD.unpack_from(message)
+        kind, number = HEAD.unpack_from(message)
         pending = self._pending[rank]
         if number != pending[0].number:
             return  # seen before
-        if kind == _DONE:
-            pending[0].settle(pickle.loads(memoryview(message)[_HEAD.size :]))
+        if kind == DONE:
+            pending[0].settle(pickle.loads(memoryview(message)[HEAD.size :]))
         else:
             self._num_to_avoid = _AVOIDED
             pending[0].settle(ref=self._ask_for(pending[0]))
@@ -298,17 +282,17 @@ def serve_steps(
         keep: Keeps a result that does until the driver asks for it.
     """
     while (message := end.take()) is not None:
-        kind, number = _HEAD.unpack_from(message)
-        if kind == _LEAVE:
+        kind, number = HEAD.unpack_from(message)
+        if kind == LEAVE:
             if number == turn:
                 return
             continue  # of a turn that never began
-        result = run(message[_HEAD.size :], _is_steps(end.peek()))
+        result = run(message[HEAD.size :], _is_steps(end.peek()))
         packed = result.packed()
-        if packed is None or len(packed) > _MOST_BYTES or not end.put(_HEAD.pack(_DONE, number) + packed):
+        if packed is None or len(packed) > MOST_BYTES or not end.put(HEAD.pack(DONE, number) + packed):
             keep(number, result)
-            end.put(_HEAD.pack(_KEPT, number))
+            end.put(HEAD.pack(KEPT, number))
 
 
 def _is_steps(message: bytes | None) -> bool:
-    return message is not None and message[0] == _STEPS
+    return message is not None and message[0] == STEPS

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from raydist.actors.step_channel import answered_by, wants_answer
+from raydist.actors.step_head import answered_by, wants_answer
 from raydist.channels.hub import ChannelHub
 from raydist.channels.sleeper import LOOK_S
 

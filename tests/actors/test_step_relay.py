@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.actors import step_relay
+from raydist.actors.step_head import DONE, HEAD, KEPT, LEAVE, STEPS
 from raydist.actors.step_relay import Relayed, StepRelay
 from raydist.channels.hub import ChannelEnd, ChannelHub
 
 LIMIT_S = 20.0
-STEPS, LEAVE, DONE, KEPT = 0, 1, 0, 1
 
 
 def message(kind: int, number: int, body: bytes = b"") -> bytes:
-    return struct.pack("<BQ", kind, number) + body
+    return HEAD.pack(kind, number) + body
 
 
 class Host:
