@@ -29,6 +29,11 @@ def slow(x: int) -> int:
     return x + 1
 
 
+def slower(x: int) -> int:
+    time.sleep(0.004)
+    return x + 1
+
+
 def until_threads(iterator: Iterator[int], most: int = 2000) -> list[int]:
     """Elements up to the first that is made on a thread."""
     elements: list[int] = []
@@ -54,11 +59,12 @@ def test_a_stage_that_waits_moves_to_threads_and_gives_the_same_elements() -> No
 
 def test_the_next_iteration_begins_with_what_was_learned() -> None:
     tuners: list[Tuner] = []
-    dataset = Dataset.range(1000).map(slow).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
+    dataset = Dataset.range(5000).map(slower).with_options(Options(autotune=AutotuneOptions(cpu_budget=2)))
     first = tuned(dataset, tuners)
     until_threads(first)
-    for _ in range(300):
+    for _ in range(200):
         next(first)
+    until_threads(first)  # on a busy machine it may just look whether it does better without
     first.close()
     second = tuned(dataset, tuners)
     assert int(next(second)) == 1
