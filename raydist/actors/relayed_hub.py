@@ -11,7 +11,6 @@ from functools import partial
 from typing import final
 
 from raydist.actors.step_relay import Relayed
-from raydist.channels.hub import Ticket
 from raydist.channels.sleeper import LOOK_S
 
 __all__ = ["RelayedHub"]
@@ -131,9 +130,10 @@ class RelayedHub:
             self._num_rings += 1
             self._changed.notify_all()
 
-    def late_ticket(self, rank: int) -> Ticket:
-        """There is none: who is on another host and takes the place of a dead one is asked by Ray."""
-        raise NotImplementedError(f"raydist bug: replica {rank} must be replaced with all others of its group.")
+    def late_ticket(self, rank: int) -> None:
+        """There is none: who takes the place of a dead one is asked by Ray, and so are all with it."""
+        with self._changed:
+            self._gone.add(rank)
 
     def close(self) -> None:
         """Nothing is held here: relays end with their processes."""

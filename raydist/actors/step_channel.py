@@ -42,7 +42,9 @@ class StepHub(Protocol):
     def count(self) -> int: ...
     def wait(self, seen: int, seconds: float) -> None: ...
     def ring(self) -> None: ...
-    def late_ticket(self, end: int, /) -> Ticket: ...
+    def late_ticket(self, end: int, /) -> Ticket | None:
+        """As there; None where the hub can have no other process there."""
+
     def close(self) -> None: ...
 
 
@@ -131,8 +133,8 @@ class StepChannel:
             self._hub.flush()
             return answer
 
-    def replace(self, rank: int) -> Ticket:
-        """For the process that takes the place of a replica that has died: its end of the channel."""
+    def replace(self, rank: int) -> Ticket | None:
+        """For the process that takes the place of a replica that has died: its end of the channel, if there is one."""
         with self._lock:
             self._take_all()
             self._give_up(rank)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,6 +116,10 @@ def test_a_wait_ends_with_news_and_soon_without() -> None:
     assert relays.hub.count() != seen
 
 
-def test_nobody_takes_a_place_there() -> None:
-    with pytest.raises(NotImplementedError, match="replica 1 must be replaced with all others"):
-        Relays([0, 1]).hub.late_ticket(1)
+def test_who_takes_a_place_there_is_asked_by_ray_and_all_with_it() -> None:
+    relays = Relays([0, 1])
+    channel = StepChannel(relays.hub, 2, serve=lambda rank, turn: None, fetch=lambda rank, number: None)
+    assert channel.send([b"", b""]) is not None
+    assert channel.replace(1) is None
+    assert channel.send([b"", b""]) is None
+    assert channel.send_to(0, b"") is not None
