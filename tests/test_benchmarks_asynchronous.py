@@ -28,8 +28,9 @@ from benchmarks.asynchronous.workloads import PLAIN_RAY, SCHEDULE, STUDIES, TENS
 from benchmarks.pipelines.contestant import PassError
 from benchmarks.pipelines.results import Outcome
 from benchmarks.pipelines.runner import Settings
+from benchmarks.processes import Process
 from benchmarks.steps import report
-from benchmarks.steps.cpu import DRIVER, KINDS, REPLICAS, SERVERS, Process, kind_of
+from benchmarks.steps.cpu import DRIVER, KINDS, REPLICAS, SERVERS, kind_of
 from benchmarks.steps.figures import Figures, Measured, Table
 from benchmarks.steps.workloads import ONE_REPLICA, PEERS, Line, Workload
 

@@ -18,10 +18,11 @@ from rich.console import Console
 
 from benchmarks.pipelines.results import Outcome
 from benchmarks.pipelines.runner import Settings
+from benchmarks.processes import Process, read_processes, started_by
 from benchmarks.steps import cpu, report
 from benchmarks.steps.__main__ import chosen, parse_args, run
 from benchmarks.steps.bars import BARS, Bar
-from benchmarks.steps.cpu import Process, by_kind, kind_of, started_by
+from benchmarks.steps.cpu import by_kind, kind_of
 from benchmarks.steps.figures import Figures, Measured, Table
 from benchmarks.steps.models import MODELS
 from benchmarks.steps.ranks import Ranks, serve_rank
@@ -104,7 +105,7 @@ def test_cpu_time_is_read_from_proc() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             root = busy.pid
-            while by_kind(root, cpu.read_processes())[cpu.DRIVER] < 50:
+            while by_kind(root, read_processes())[cpu.DRIVER] < 50:
                 pass
         finally:
             busy.kill()

@@ -22,7 +22,8 @@ from benchmarks.asynchronous.bars import ACCURACY, MEMORY_RATIO
 from benchmarks.asynchronous.models import ScoredRows, make_step
 from benchmarks.pipelines.generate import mnist_file, mnist_images
 from benchmarks.pipelines.worker import Answer, serve
-from benchmarks.steps.cpu import SERVERS, kind_of, read_processes, started_by
+from benchmarks.processes import read_processes, started_by
+from benchmarks.steps.cpu import SERVERS, kind_of
 
 HUGE_ROWS, IDS = 10**9, 4096
 TRAIN_ROWS, BATCH, EPOCHS = 8_000, 32, 3

@@ -7,15 +7,19 @@ import os
 import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks import processes
+
 ROOT = Path(__file__).parent.parent.parent
 END_S = 20.0
 """How long servers and clusters may take to end."""
+_SETTLE_S = 0.5  # the timers of a Ray cluster are all due at once
 
 
 class PassError(Exception):
@@ -48,6 +52,7 @@ class Contestant:
         self._log = log
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._pauses = False
 
     def prepare(self, job: Job) -> str:
         """Get ready for a workload; starts the process if there is none. Gives the version of the library.
@@ -65,7 +70,21 @@ class Contestant:
         """
         if self._process is None:
             self._start()
+        self.resume()
         return self._ask(request)
+
+    def pause(self) -> None:
+        """Take no CPU time until the next request: its process and all that it started are stopped."""
+        if self._process is not None and not self._pauses:
+            self._pauses = True
+            processes.pause(self._process.pid)
+
+    def resume(self) -> None:
+        """Go on where it was paused. Blocking then: until what has become due meanwhile is done."""
+        if self._process is not None and self._pauses:
+            self._pauses = False
+            processes.resume(self._process.pid)
+            time.sleep(_SETTLE_S)
 
     def run(self) -> tuple[float, float]:
         """One pass: what it gave, and its seconds.
@@ -78,6 +97,7 @@ class Contestant:
 
     def close(self, patience_s: float = END_S) -> None:
         """End the process, by force if it does not end by itself in time, and all that it started."""
+        self.resume()
         process, self._process = self._process, None
         if process is None:
             return

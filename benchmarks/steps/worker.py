@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pipelines.worker import Answer, serve
-from benchmarks.steps.cpu import between, by_kind, read_processes
+from benchmarks.processes import read_processes
+from benchmarks.steps.cpu import between, by_kind
 from benchmarks.steps.scene import MakeRuns, Run, Scene, repetitions
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 DDP, RAY_TRAIN, TENSORFLOW = "DDP", "Ray Train", "TensorFlow"
 ONE_REPLICA = "raydist, one replica, 2 threads"
 STOCK, OWN, COMMUNICATOR = "Ray's GLOO", "raydist, Ray's functions", "raydist, communicator"
+FLOOR = "torch alone, nothing exchanged"
 BARE, STRATEGY = "bare loop", "OneDeviceStrategy"
 PEERS = ("tf_mirrored", "tf_servers")
 """Contenders that need the peers' environment. The others get along with what raydist needs itself."""
@@ -84,11 +85,13 @@ _STEP_LINES = (
     Line(DDP, "ddp", "step"),
     Line(RAY_TRAIN, "ray_train", "step"),
     Line(TENSORFLOW, "tf_mirrored", "step"),
+    Line(FLOOR, "ddp", "alone"),
 )
 _NODES_LINES = (
     *(Line(f"raydist, {way}", "raydist_nodes", way.split()[0]) for way in ("same batch", "loop", "run", "read")),
     Line("raydist, drawing alone", "raydist_nodes", "draw"),
     Line(DDP, "ddp", "step"),
+    Line(FLOOR, "ddp", "alone"),
 )
 _DRAWING = Line("raydist, drawing alone", "raydist_replicas", "draw")
 _LIBRARIES = (DDP, RAY_TRAIN, TENSORFLOW)

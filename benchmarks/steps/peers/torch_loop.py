@@ -20,11 +20,14 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
     "bucket views": {"gradient_as_bucket_view": True},
     "static graph": {"gradient_as_bucket_view": True, "static_graph": True},
 }
+ALONE = "alone"
+"""Each rank computes its share of the steps, and no gradients are exchanged: no way to train is faster."""
 
 
 def rank_runs(workload: str, folder: str, wrap: Wrap) -> Mapping[str, Run]:
-    """The same loop for each of the settings."""
-    return {name: loop(workload, Path(folder), wrap, settings) for name, settings in SETTINGS.items()}
+    """The same loop for each of the settings, and one whose ranks know nothing of each other."""
+    runs = {name: loop(workload, Path(folder), wrap, settings) for name, settings in SETTINGS.items()}
+    return {**runs, ALONE: loop(workload, Path(folder), lambda network, settings: network, {})}
 
 
 def loop(workload: str, folder: Path, wrap: Wrap, settings: dict[str, Any]) -> Run:
@@ -68,4 +71,4 @@ class BestSetting:
 def step_runs_of(ranks: Ranks, scene: Scene) -> Mapping[str, Run]:
     """What a contender with such ranks makes."""
     ranks.prepare(scene.workload, scene.folder)
-    return {"step": BestSetting(ranks, scene.target_s / 4)}
+    return {"step": BestSetting(ranks, scene.target_s / 4), ALONE: ranks.run(ALONE)}
