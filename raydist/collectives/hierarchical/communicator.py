@@ -154,17 +154,18 @@ class HierarchicalCommunicator(ComparingCommunicator):
         small = flat.nbytes <= CONTRIBUTION_BYTES
         bay = BayUse(rank.generation.sequence.next_bay()) if not small and flat.nbytes <= rank.most_by_leaders else None
         brings = small or bay is not None
-        place, copies = (0, []) if brings else self._home.find(flat)
+        shared = None if brings else self._home.find(flat)
 
         def body(number: int) -> Steps:
             if brings:
                 yield from rank.reduce_small(number, flat, reduction, everywhere=everywhere, bay=bay)
             else:
-                yield from rank.reduce_large(number, flat, reduction, place, copies, everywhere=everywhere)
+                yield from rank.reduce_large(number, flat, reduction, shared, everywhere=everywhere)
             if everywhere:
                 staged.deliver()
 
         brought = ((flat.data_ptr(), flat.nbytes),) if brings else ()
+        place = 0 if shared is None else shared.number
         return self._start(rank, name, tensor, body, memory=place, brought=brought, bay=bay)
 
     def _gather(

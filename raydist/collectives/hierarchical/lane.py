@@ -7,7 +7,7 @@ added in the order of hosts, so that all get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -15,12 +15,15 @@ import torch
 from raydist.collectives.hierarchical.plan import HostPlan, rounds
 from raydist.collectives.reducing import reduce_parts
 from raydist.collectives.shared_memory.task import Steps
-from raydist.collectives.wires.channel import Passage
+from raydist.collectives.wires.channel import bytes_of
 from raydist.collectives.wires.landed import Landed
 from raydist.collectives.wires.wires import Wires
 from raydist.values import ReduceOp
 
 __all__ = ["BlockExchange", "HostReduction"]
+
+_Loads = Sequence[tuple[int, torch.Tensor]]
+"""Ranks, and contiguous memory that goes there or comes from there."""
 
 
 @final
@@ -52,8 +55,32 @@ class HostReduction:
 
 
 @final
+class _Trip:
+    """Bytes that go to other hosts and come from them at the same time, as often as they are wanted.
+
+    Args:
+        wires: Between them.
+        outgoing: By rank, what is sent.
+        incoming: By rank, what is filled.
+    """
+
+    __slots__ = ("_incoming", "_outgoing", "_wires")
+
+    def __init__(self, wires: Wires, outgoing: _Loads, incoming: _Loads) -> None:
+        self._wires = wires
+        self._outgoing = [(rank, bytes_of(data)) for rank, data in outgoing]
+        self._incoming = [(rank, bytes_of(data)) for rank, data in incoming]
+
+    def begin(self) -> Landed:
+        """Start it. Ranks begin their trips in the same order."""
+        wires = self._wires
+        passages = [wires.send(rank, data) for rank, data in self._outgoing]
+        return Landed([*passages, *[wires.receive(rank, data) for rank, data in self._incoming]])
+
+
+@final
 class BlockExchange:
-    """One block under way.
+    """The exchange of one block: made once, done as often as the same memory is reduced.
 
     Args:
         plan: Who else has a part.
@@ -66,58 +93,53 @@ class BlockExchange:
     def __init__(
         self, plan: HostPlan, wires: Wires, reduction: HostReduction, block: torch.Tensor, scratch: torch.Tensor
     ) -> None:
-        self._plan = plan
-        self._wires = wires
+        num_hosts, mine, ranks = len(plan.hosts), plan.host, plan.lane_ranks
         self._reduction = reduction
-        self._block = block
-        self._scratch = scratch
-        self._num_hosts = len(plan.hosts)
-        self._step = -(-block.numel() // self._num_hosts)
-        self._transfers: list[Passage] = []
+        pairs = rounds(num_hosts, mine)
+        if num_hosts == 2:
+            (other,) = {0, 1} - {mine}
+            self._result = block
+            self._parts = [block, scratch] if mine == 0 else [scratch, block]
+            self._gather = _Trip(wires, [(ranks[other], block)], [(ranks[other], scratch)])
+            self._hand_out: _Trip | None = None
+            return
+        parts = _cut(block, num_hosts)
+        self._result = result = parts[mine]
+        incoming = _arrivals(scratch, result.numel(), num_hosts, mine)
+        self._parts = [*incoming[:mine], result, *incoming[mine + 1 :]]
+        self._gather = _Trip(
+            wires,
+            [(ranks[to], parts[to]) for to, _ in pairs],
+            [(ranks[source], incoming[source]) for _, source in pairs],
+        )
+        self._hand_out = _Trip(
+            wires,
+            [(ranks[to], result) for to, _ in pairs],
+            [(ranks[source], parts[source]) for _, source in pairs],
+        )
 
     def begin(self) -> None:
         """Send what others need for their parts of the result. Ranks begin their blocks in the same order."""
-        for to, source in self._rounds():
-            if self._num_hosts == 2:
-                self._transfers += [self._send(to, self._block), self._receive(source, self._scratch)]
-            else:
-                self._transfers += [
-                    self._send(to, self._part(self._block, to)),
-                    self._receive(source, self._incoming(source)),
-                ]
+        self._landing = self._gather.begin()
 
     def finish(self) -> Steps:
         """Reduce this host's part, and get the others'. Ranks finish their blocks in the same order."""
-        yield Landed(self._transfers)
-        mine = self._plan.host
-        if self._num_hosts == 2:
-            parts = [self._scratch, self._scratch]
-            parts[mine] = self._block
-            self._reduction.between(parts, self._block)
-            return
-        reduced = self._part(self._block, mine)
-        self._reduction.between(
-            [reduced if host == mine else self._incoming(host) for host in range(self._num_hosts)], reduced
-        )
-        transfers = []
-        for to, source in self._rounds():
-            transfers += [self._send(to, reduced), self._receive(source, self._part(self._block, source))]
-        yield Landed(transfers)
+        yield self._landing
+        self._reduction.between(self._parts, self._result)
+        if self._hand_out is not None:
+            yield self._hand_out.begin()
 
-    def _rounds(self) -> Iterator[tuple[int, int]]:
-        return iter(rounds(self._num_hosts, self._plan.host))
 
-    def _send(self, host: int, data: torch.Tensor) -> Passage:
-        return self._wires.send(self._plan.lane_ranks[host], data)
+def _cut(block: torch.Tensor, num_hosts: int) -> list[torch.Tensor]:
+    """The part of each host: of equal length, the last ones aside."""
+    step = -(-block.numel() // num_hosts)
+    return [block[host * step : (host + 1) * step] for host in range(num_hosts)]
 
-    def _receive(self, host: int, into: torch.Tensor) -> Passage:
-        return self._wires.receive(self._plan.lane_ranks[host], into)
 
-    def _part(self, block: torch.Tensor, host: int) -> torch.Tensor:
-        return block[host * self._step : (host + 1) * self._step]
-
-    def _incoming(self, host: int) -> torch.Tensor:
-        """Where a host's contribution to this host's part arrives: parts are of equal length, the last ones aside."""
-        size = self._part(self._block, self._plan.host).numel()
-        place = host if host < self._plan.host else host - 1
-        return self._scratch[place * size : (place + 1) * size]
+def _arrivals(scratch: torch.Tensor, size: int, num_hosts: int, mine: int) -> list[torch.Tensor]:
+    """By host, where its contribution to this host's part arrives; nothing comes from this one."""
+    arrivals = []
+    for host in range(num_hosts):
+        place = host if host < mine else host - 1
+        arrivals.append(scratch[:0] if host == mine else scratch[place * size : (place + 1) * size])
+    return arrivals

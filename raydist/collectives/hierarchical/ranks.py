@@ -14,6 +14,7 @@ from raydist.collectives.hierarchical.lane import HostReduction
 from raydist.collectives.hierarchical.moves import LargeMoves
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.hierarchical.reduction import LargeReductions
+from raydist.collectives.shared_memory.in_place import SharedTensor
 from raydist.collectives.shared_memory.sequence import BayUse
 from raydist.collectives.shared_memory.task import Steps
 
@@ -118,19 +119,18 @@ class HostedRank:
         number: int,
         flat: torch.Tensor,
         reduction: HostReduction,
-        place: int,
-        copies: Sequence[torch.Tensor],
+        shared: SharedTensor | None,
         *,
         everywhere: bool,
     ) -> Steps:
-        """Reduce a flat tensor; `place` and `copies` are what is known of it where it lies in shared memory."""
+        """Reduce a flat tensor; `shared` is what is known of it where it lies in shared memory."""
         board, size = self.generation.board, len(self._plan.members)
         places = {board.memory_of(member, number) for member in range(size)}
         yield from self.agree(number)
-        if size == 1:
-            yield from self._large.in_place(number, [flat], reduction)
-        elif places == {place} and place:
-            yield from self._large.in_place(number, copies, reduction)
+        if shared is not None and places == {shared.number}:
+            yield from self._large.in_place(number, self._large.blocks_of(shared, reduction))
+        elif size == 1:
+            yield from self._large.in_place(number, self._large.blocks([flat], reduction))
         else:
             yield from self._large.staged(flat, reduction, everywhere=everywhere)
 

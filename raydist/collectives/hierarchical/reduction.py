@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from typing import final
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -16,6 +17,7 @@ from raydist.collectives.hierarchical.lane import BlockExchange, HostReduction
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.shared_memory.board import Count
 from raydist.collectives.shared_memory.generation import SharedGeneration
+from raydist.collectives.shared_memory.in_place import SharedTensor
 from raydist.collectives.shared_memory.layout import NUM_BUFFERS, Window, cut
 from raydist.collectives.shared_memory.task import Reached, Steps
 from raydist.collectives.wires.wires import Wires
@@ -46,25 +48,39 @@ class LargeReductions:
         self._wires = wires
         self._block_bytes = min(_MOST_BLOCK, *(plan.layout(host).chunk_bytes for host in range(len(plan.hosts))))
         self._scratch = [torch.empty(0, dtype=torch.uint8) for _ in range(_AHEAD + 1)]
+        self._known: WeakKeyDictionary[SharedTensor, dict[HostReduction, list[_Block]]] = WeakKeyDictionary()
 
     def windows(self, tensor: torch.Tensor) -> list[Window]:
         return cut(
             tensor.numel(), tensor.element_size(), chunk_bytes=self._block_bytes, world_size=self._plan.num_lanes
         )
 
-    def in_place(self, number: int, copies: Sequence[torch.Tensor], reduction: HostReduction) -> Steps:
-        """Reduce tensors where they lie: the flat copies of this host's ranks, which all of them can reach."""
-        lane, board = self._plan.lane, self._board
-        if lane is not None:
-            windows = self.windows(copies[0])
-            blocks = [[copy[start : start + count] for copy in copies] for start, count in self._slices(windows, lane)]
-            exchanges: list[BlockExchange] = []
-            for index, parts in enumerate(blocks):
-                self._begin(exchanges, parts, parts[0], reduction)
-                if index >= _AHEAD:
-                    yield from self._hand_out(exchanges[index - _AHEAD], blocks[index - _AHEAD])
-            for index in range(max(len(blocks) - _AHEAD, 0), len(blocks)):
-                yield from self._hand_out(exchanges[index], blocks[index])
+    def blocks_of(self, shared: SharedTensor, reduction: HostReduction) -> list[_Block]:
+        """The blocks of a tensor that lies in memory of all ranks of this host: worked out once, while it is known."""
+        known = self._known.setdefault(shared, {})
+        blocks = known.get(reduction)
+        if blocks is None:
+            blocks = known[reduction] = self.blocks(shared.copies, reduction)
+        return blocks
+
+    def blocks(self, copies: Sequence[torch.Tensor], reduction: HostReduction) -> list[_Block]:
+        """What this rank's lane does of flat tensors, one a rank of this host, all of which it can reach."""
+        lane = self._plan.lane
+        if lane is None:
+            return []
+        slices = [window.slice_of(lane) for window in self.windows(copies[0])]
+        parts = [[copy[start : start + count] for copy in copies] for start, count in slices if count]
+        return [_Block(self.exchange(index, own[0], reduction), reduction, own) for index, own in enumerate(parts)]
+
+    def in_place(self, number: int, blocks: Sequence[_Block]) -> Steps:
+        """Reduce tensors where they lie, in collective `number`."""
+        for index, block in enumerate(blocks):
+            block.begin()
+            if index >= _AHEAD:
+                yield from blocks[index - _AHEAD].finish()
+        for block in blocks[max(len(blocks) - _AHEAD, 0) :]:
+            yield from block.finish()
+        board = self._board
         board.reach(Count.REDUCED, number + 1)
         yield Reached(board, Count.REDUCED, number + 1, last=True)
 
@@ -78,22 +94,6 @@ class LargeReductions:
         """
         passing = _Passing(self, flat, self.windows(flat), everywhere=everywhere)
         yield from passing.steps(reduction)
-
-    def _slices(self, windows: Sequence[Window], lane: int) -> list[tuple[int, int]]:
-        return [part for part in (window.slice_of(lane) for window in windows) if part[1]]
-
-    def _begin(
-        self, exchanges: list[BlockExchange], parts: list[torch.Tensor], out: torch.Tensor, reduction: HostReduction
-    ) -> None:
-        if len(parts) > 1:
-            reduction.at_home(parts, out)
-        exchanges.append(self.exchange(len(exchanges), out, reduction))
-        exchanges[-1].begin()
-
-    def _hand_out(self, exchange: BlockExchange, parts: list[torch.Tensor]) -> Steps:
-        yield from exchange.finish()
-        for part in parts[1:]:
-            ctypes.memmove(part.data_ptr(), parts[0].data_ptr(), part.nbytes)
 
     def exchange(self, index: int, block: torch.Tensor, reduction: HostReduction) -> BlockExchange:
         """The exchange of the block of this index, with memory for what comes in."""
@@ -110,6 +110,33 @@ class LargeReductions:
     @property
     def generation(self) -> SharedGeneration:
         return self._generation
+
+
+@final
+class _Block:
+    """A part of a tensor of which every rank of this host has a copy where it can be reached.
+
+    Args:
+        exchange: Of the first copy, with other hosts.
+        reduction: How copies are reduced.
+        copies: By rank.
+    """
+
+    def __init__(self, exchange: BlockExchange, reduction: HostReduction, copies: Sequence[torch.Tensor]) -> None:
+        self._exchange = exchange
+        self._reduction = reduction
+        self._copies = list(copies)
+
+    def begin(self) -> None:
+        if len(self._copies) > 1:
+            self._reduction.at_home(self._copies, self._copies[0])
+        self._exchange.begin()
+
+    def finish(self) -> Steps:
+        yield from self._exchange.finish()
+        first = self._copies[0]
+        for copy in self._copies[1:]:
+            ctypes.memmove(copy.data_ptr(), first.data_ptr(), first.nbytes)
 
 
 @final

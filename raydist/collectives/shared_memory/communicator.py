@@ -14,6 +14,7 @@ from raydist.collectives.shared_memory.bays import SMALL_BYTES, CombiningTree
 from raydist.collectives.shared_memory.comparing import ComparingCommunicator
 from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
 from raydist.collectives.shared_memory.in_place import (
+    SharedTensor,
     SharedTensors,
     allocation_bytes,
     allocation_name,
@@ -88,8 +89,8 @@ class SharedMemoryCommunicator(ComparingCommunicator):
             return super().allocate(sizes)
         return self._shared.add(segment, sizes, self.rank, self.world_size)
 
-    def find(self, flat: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
-        """The number and all ranks' copies of a tensor of :meth:`allocate`; 0 and none where it is not one of these."""
+    def find(self, flat: torch.Tensor) -> SharedTensor | None:
+        """What is known of a tensor, if it is one of :meth:`allocate`."""
         return self._shared.find(flat)
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
@@ -190,7 +191,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         small = flat.nbytes <= (SMALL_BYTES if bay_bytes else layout.contribution_bytes)
         if not small and flat.nbytes <= bay_bytes:
             return self._reduce_in_bays(generation, name, tensor, staged, flat, op, everywhere=everywhere)
-        memory = (0, []) if small else self._shared.find(flat)
+        memory = None if small else self._shared.find(flat)
 
         def body(number: int) -> Steps | None:
             if not small:
@@ -201,7 +202,8 @@ class SharedMemoryCommunicator(ComparingCommunicator):
             return None
 
         brought = ((flat.data_ptr(), flat.nbytes),) if small else ()
-        return self._start(generation, name, tensor, body, brings_all=small, memory=memory[0], brought=brought)
+        place = 0 if memory is None else memory.number
+        return self._start(generation, name, tensor, body, brings_all=small, memory=place, brought=brought)
 
     def _reduce_in_bays(
         self,

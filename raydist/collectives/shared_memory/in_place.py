@@ -7,6 +7,7 @@ import hashlib
 import logging
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -18,7 +19,15 @@ from raydist.collectives.shared_memory.segment import TOKEN_BYTES, Segment
 from raydist.collectives.shared_memory.task import Reached, Steps
 from raydist.values import ReduceOp
 
-__all__ = ["SharedTensors", "allocation_bytes", "allocation_name", "offer_segment", "open_offered", "reduce_in_place"]
+__all__ = [
+    "SharedTensor",
+    "SharedTensors",
+    "allocation_bytes",
+    "allocation_name",
+    "offer_segment",
+    "open_offered",
+    "reduce_in_place",
+]
 
 _log = logging.getLogger("raydist")
 
@@ -29,11 +38,25 @@ _BLOCK_BYTES = 128 << 10
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class SharedTensor:
+    """A tensor that lies in shared memory, one copy a rank.
+
+    Attributes:
+        number: The same on every rank, from 1 on.
+        copies: Of all ranks, each flat and whole.
+    """
+
+    number: int
+    copies: Sequence[torch.Tensor]
+
+
+@final
 class SharedTensors:
     """The tensors of a group that lie in shared memory, by where they begin."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[int, list[torch.Tensor]]] = {}
+        self._known: dict[int, SharedTensor] = {}
         self._num_tensors = 0
 
     def add(
@@ -53,16 +76,16 @@ class SharedTensors:
             if numel:
                 # Tensors of their own, not views of the one that is given away: those would keep it.
                 copies = [segment.view(place, numel, dtype) for place in places]
-                self._copies[tensor.data_ptr()] = (self._num_tensors, copies)
-                weakref.finalize(tensor, self._copies.pop, tensor.data_ptr(), None).atexit = False
+                self._known[tensor.data_ptr()] = SharedTensor(self._num_tensors, copies)
+                weakref.finalize(tensor, self._known.pop, tensor.data_ptr(), None).atexit = False
         return mine
 
-    def find(self, tensor: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
-        """The number and all ranks' copies of a tensor; 0 and none where it is not one of these, whole."""
-        number, copies = self._copies.get(tensor.data_ptr(), (0, []))
-        if not copies or copies[0].dtype != tensor.dtype or copies[0].numel() != tensor.numel():
-            return 0, []
-        return number, copies
+    def find(self, tensor: torch.Tensor) -> SharedTensor | None:
+        """What is known of a tensor, if it is one of these, whole."""
+        known = self._known.get(tensor.data_ptr())
+        if known is None or known.copies[0].dtype != tensor.dtype or known.copies[0].numel() != tensor.numel():
+            return None
+        return known
 
 
 def allocation_bytes(sizes: Sequence[tuple[int, torch.dtype]], world_size: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from raydist.collectives.shared_memory.generation import SharedGeneration
-from raydist.collectives.shared_memory.in_place import reduce_in_place
+from raydist.collectives.shared_memory.in_place import SharedTensor, reduce_in_place
 from raydist.collectives.shared_memory.staging import Gather, PairReduction, Reduction, Swap
 from raydist.collectives.shared_memory.task import Steps
 from raydist.collectives.wire import Staged
@@ -27,7 +27,7 @@ def reduce_large(
     op: ReduceOp,
     *,
     everywhere: bool,
-    memory: tuple[int, Sequence[torch.Tensor]],
+    memory: SharedTensor | None,
 ) -> Steps:
     """Reduce `flat` of all ranks.
 
@@ -38,13 +38,12 @@ def reduce_large(
         flat: What is reduced.
         op: How.
         everywhere: This rank wants the result.
-        memory: Number and all ranks' copies of a tensor that lies in memory of all; 0 and none where it does not.
+        memory: What is known of a tensor that lies in memory of all.
     """
-    place, copies = memory
     world_size = generation.board.layout.world_size
     places = {generation.board.memory_of(rank, number) for rank in range(world_size)}
-    if places == {place} and place:
-        yield from reduce_in_place(generation.board, number, copies, op)
+    if memory is not None and places == {memory.number}:
+        yield from reduce_in_place(generation.board, number, memory.copies, op)
         return
     staging, size = generation.staging, flat.element_size()
     if world_size == 2:

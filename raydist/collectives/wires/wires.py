@@ -30,6 +30,8 @@ from raydist.owning_process import note_inherited
 
 __all__ = ["Topic", "Wires"]
 
+Sendable = torch.Tensor | bytes | memoryview
+
 _POLL_S = 0.002
 _MOST_CALLERS = 256
 
@@ -102,16 +104,17 @@ class Wires:
             if waiting:
                 time.sleep(_POLL_S)
 
-    def send(self, peer: int, data: torch.Tensor | bytes, topic: Topic = Topic.COLLECTIVE) -> Passage:
-        """Send the bytes of a contiguous tensor, which may not be touched until that is done."""
+    def send(self, peer: int, data: Sendable, topic: Topic = Topic.COLLECTIVE) -> Passage:
+        """Send the bytes of a contiguous tensor, or plain ones; they may not be touched until that is done."""
         channel = self._channel(peer, topic, incoming=False)
         if not channel.connected:
             self._call(peer, topic, channel)
-        return channel.start(memoryview(data) if isinstance(data, bytes) else bytes_of(data))
+        return channel.start(bytes_of(data) if isinstance(data, torch.Tensor) else memoryview(data))
 
-    def receive(self, peer: int, into: torch.Tensor, topic: Topic = Topic.COLLECTIVE) -> Passage:
-        """Fill a contiguous tensor with what a peer sends."""
-        return self._channel(peer, topic, incoming=True).start(bytes_of(into))
+    def receive(self, peer: int, into: torch.Tensor | memoryview, topic: Topic = Topic.COLLECTIVE) -> Passage:
+        """Fill a contiguous tensor, or plain memory, with what a peer sends."""
+        data = bytes_of(into) if isinstance(into, torch.Tensor) else into
+        return self._channel(peer, topic, incoming=True).start(data)
 
     @property
     def is_busy(self) -> bool:

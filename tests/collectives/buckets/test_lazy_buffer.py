@@ -32,7 +32,7 @@ def test_what_is_filled_in_lies_at_the_same_places() -> None:
         buffer.fill(gradients(buffer), 0.5)
         buffer.add(1, torch.ones(buffer.bucket.slots[1].spec.shape))
         buffer.pack()
-        buffer.tail.write([1] * 20, late=False, details=None)
+        buffer.tail.write(bytes([1] * 20), late=False, details=None)
     assert torch.equal(lazy.flat, plain.flat)
     for buffer in (lazy, plain):
         buffer.flat.mul_(2.0)  # the sum of two that are alike

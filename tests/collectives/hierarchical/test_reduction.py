@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -80,3 +83,54 @@ def same_bits(communicator: Communicator) -> torch.Tensor:
 def test_all_ranks_get_the_same_bits_every_time(hosts: str) -> None:
     first, *others = run_hosted(hosts, same_bits) + run_hosted(hosts, same_bits)
     assert all(torch.equal(first, other) for other in others)
+
+
+def reduced_again(communicator: Communicator) -> list[list[float]]:
+    """The same memory, twice by each operation, with other numbers every time; beside it another tensor."""
+    rank, (shared, other) = communicator.rank, communicator.allocate([(400_003, torch.float32), (70_001, torch.int64)])
+    found = []
+    for turn, op in enumerate(2 * (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX)):
+        shared.fill_(10.0 * turn + rank)
+        other.fill_(turn * rank)
+        works = [communicator.all_reduce(shared, op), communicator.all_reduce(other, ReduceOp.SUM)]
+        for work in works:
+            work.wait()
+        found.append([*shared.unique().tolist(), *other.unique().tolist()])
+    return found
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aabb", "abc"])
+def test_the_same_memory_is_reduced_in_several_ways(hosts: str) -> None:
+    size = len(hosts)
+    total = sum(range(size))
+    expected = [
+        [
+            {0: 10.0 * turn * size + total, 1: 10.0 * turn + total / size, 2: 10.0 * turn + size - 1}[turn % 3],
+            turn * total,
+        ]
+        for turn in range(6)
+    ]
+    assert run_hosted(hosts, reduced_again) == [expected] * size
+
+
+def dropped(communicator: Communicator) -> bool:
+    """Whether memory is let go of with the tensor in it, though it has been reduced."""
+    (shared,) = communicator.allocate([(300_000, torch.float32)])
+    shared.fill_(1.0)
+    communicator.all_reduce(shared, ReduceOp.SUM).wait()
+    communicator.barrier()  # nobody looks at the others' copies any more
+    before = num_mapped(shared.data_ptr())
+    place = shared.data_ptr()
+    del shared
+    gc.collect()
+    return before == 1 and num_mapped(place) == 0
+
+
+def num_mapped(address: int) -> int:
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return sum(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aab"])
+def test_memory_goes_with_its_tensor(hosts: str) -> None:
+    assert run_hosted(hosts, dropped) == [True] * len(hosts)

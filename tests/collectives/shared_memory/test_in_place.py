@@ -29,17 +29,20 @@ def test_every_rank_has_tensors_of_its_own_and_sees_those_of_others() -> None:
         assert all(t.data_ptr() % 64 == 0 for t in of_rank)
         for tensor in of_rank:
             tensor.fill_(rank)
-    number, copies = registers[1].find(tensors[1][2])
-    assert number == 3
-    assert [copy.unique().tolist() for copy in copies] == [[0.0], [1.0], [2.0]]
+    found = registers[1].find(tensors[1][2])
+    assert found is not None
+    assert found.number == 3
+    assert [copy.unique().tolist() for copy in found.copies] == [[0.0], [1.0], [2.0]]
 
 
 def test_only_a_whole_tensor_is_found() -> None:
     registers, tensors = make(2)
     large = tensors[0][2]
-    assert registers[0].find(large.view(4, -1))[0] == 3
+    whole = registers[0].find(large.view(4, -1))
+    assert whole is not None
+    assert whole.number == 3
     for other in (large[1:], large[:5], large.view(torch.int64), torch.ones(5), tensors[0][1]):
-        assert registers[0].find(other) == (0, [])
+        assert registers[0].find(other) is None
 
 
 def test_tensors_that_are_dropped_are_forgotten() -> None:
@@ -48,8 +51,8 @@ def test_tensors_that_are_dropped_are_forgotten() -> None:
     part = tensors[0][2].detach()[:10].fill_(3.0)  # a view of it would keep it
     tensors.clear()
     gc.collect()
-    assert registers[0].find(part) == (0, [])
-    assert registers[0]._copies == {}
+    assert registers[0].find(part) is None
+    assert registers[0]._known == {}
     assert (part.data_ptr(), part.unique().tolist()) == (place, [3.0])
 
 
@@ -66,8 +69,9 @@ def test_ranks_reduce_their_slices(world_size: int, op: ReduceOp) -> None:
     stacked = torch.stack([of_rank[2] for of_rank in tensors])
     steps = []
     for rank, register in enumerate(registers):
-        number, copies = register.find(tensors[rank][2])
-        steps.append(reduce_in_place(Board(segment, layout, rank), number, copies, op))
+        found = register.find(tensors[rank][2])
+        assert found is not None
+        steps.append(reduce_in_place(Board(segment, layout, rank), found.number, found.copies, op))
     conditions = [next(step) for step in steps]
     assert all(condition.met() and condition.last for condition in conditions)
     expected = {
