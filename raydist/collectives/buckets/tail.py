@@ -182,7 +182,7 @@ class _Slow:
         self._memory = memory
 
     def __setitem__(self, key: slice, numbers: _Slow) -> None:
-        self._memory[key] = numbers._memory
+        self._memory[key] = numbers._memory.to(self._memory.device)
 
     def tobytes(self) -> bytes:
         return self._memory.cpu().view(torch.uint8).numpy().tobytes()
