@@ -95,6 +95,7 @@ class BlockExchange:
     ) -> None:
         num_hosts, mine, ranks = len(plan.hosts), plan.host, plan.lane_ranks
         self._reduction = reduction
+        self._landing = Landed([])  # nothing is under way
         pairs = rounds(num_hosts, mine)
         if num_hosts == 2:
             (other,) = {0, 1} - {mine}

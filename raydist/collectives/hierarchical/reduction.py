@@ -44,7 +44,6 @@ class LargeReductions:
         self._plan = plan
         self._generation = generation
         self._board = generation.board
-        self._staging = generation.staging
         self._wires = wires
         self._block_bytes = min(_MOST_BLOCK, *(plan.layout(host).chunk_bytes for host in range(len(plan.hosts))))
         self._scratch = [torch.empty(0, dtype=torch.uint8) for _ in range(_AHEAD + 1)]

@@ -30,7 +30,7 @@ from raydist.owning_process import note_inherited
 
 __all__ = ["Topic", "Wires"]
 
-Sendable = torch.Tensor | bytes | memoryview
+_Sendable = torch.Tensor | bytes | memoryview
 
 _POLL_S = 0.002
 _MOST_CALLERS = 256
@@ -104,7 +104,7 @@ class Wires:
             if waiting:
                 time.sleep(_POLL_S)
 
-    def send(self, peer: int, data: Sendable, topic: Topic = Topic.COLLECTIVE) -> Passage:
+    def send(self, peer: int, data: _Sendable, topic: Topic = Topic.COLLECTIVE) -> Passage:
         """Send the bytes of a contiguous tensor, or plain ones; they may not be touched until that is done."""
         channel = self._channel(peer, topic, incoming=False)
         if not channel.connected:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.hierarchical import reduction
+from raydist.collectives.hierarchical.lane import BlockExchange
 from raydist.values import ReduceOp
 from tests.collectives.hierarchical.ranks import SHAPES, run_hosted
 
@@ -134,3 +136,28 @@ def num_mapped(address: int) -> int:
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
 def test_memory_goes_with_its_tensor(hosts: str) -> None:
     assert run_hosted(hosts, dropped) == [True] * len(hosts)
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aabb"])
+def test_what_is_exchanged_is_worked_out_once(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(*args: Any) -> BlockExchange:
+        made.append(1)
+        return BlockExchange(*args)
+
+    monkeypatch.setattr(reduction, "BlockExchange", counted)
+
+    def num_made(communicator: Communicator) -> list[int]:
+        (shared,) = communicator.allocate([(300_000, torch.float32)])
+        found = []
+        for _ in range(3):
+            communicator.all_reduce(shared.fill_(1.0), ReduceOp.SUM).wait()
+            communicator.barrier()
+            found.append(len(made))
+            communicator.barrier()  # nobody begins the next one while others count
+        return found
+
+    for first, *later in run_hosted(hosts, num_made):
+        assert first > 0
+        assert later == [first, first]
