@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import final
 
 from raydist.collectives.base import Membership
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
 __all__ = ["Bulletin"]

@@ -14,7 +14,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.flights import CudaFlight, Flight
 from raydist.collectives.process_group import ProcessGroupCommunicator
 from raydist.collectives.process_group_backend import MARGIN_S, ProcessGroupBackend, RawGroup
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.errors import UnavailableError
 
 __all__ = ["NcclBackend"]

@@ -27,7 +27,7 @@ from raydist.collectives.backend_table import AUTO
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.checked import CheckedCommunicator
 from raydist.collectives.opening import open_communicator
-from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.rendezvous.store import RendezvousStore
 from raydist.errors import DeadlineExceededError, InvalidArgumentError
 from raydist.values import ReduceOp
 

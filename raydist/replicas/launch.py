@@ -13,7 +13,7 @@ from raydist.actors.replica import ReplicaActors, Seat
 from raydist.cluster import Cluster, Node, address_for, hosts_of, living_nodes, place, release
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.ray_backend import create_group
-from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.rendezvous.store import RendezvousStore
 from raydist.context.devices import Device
 from raydist.large_products import inherited
 from raydist.options import CommunicationOptions, Timeouts

@@ -24,7 +24,7 @@ from raydist.pipelines.engine.executor import Executor
 from tests.chaos.extent import how_many
 from tests.contracts.op import iterate
 
-KILLS = how_many(some=20, many=200)
+KILLS = how_many(some=10, many=200)
 KILLS_A_RUN = 10
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60 + 12 * KILLS)]

@@ -5,7 +5,7 @@ from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
 

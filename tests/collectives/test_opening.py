@@ -16,7 +16,7 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.gloo import GlooBackend
 from raydist.collectives.hierarchical.backend import HierarchicalBackend
 from raydist.collectives.opening import ChoosingCommunicator, open_communicator
-from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.rendezvous.store import RendezvousStore
 from raydist.collectives.shared_memory.backend import SharedMemoryBackend
 from raydist.errors import CancelledError, FailedPreconditionError, UnavailableError
 from raydist.values import ReduceOp

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import Membership
 from raydist.collectives.local import LocalGroup, LocalHub
-from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.rendezvous.store import RendezvousStore
 from tests.contracts.communicator import Body, Team
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from typing import final
 from raydist.collectives.base import Membership
 from raydist.collectives.deadlock.diagnosis import diagnose
 from raydist.collectives.deadlock.status import Progress, RankStatus
-from raydist.collectives.rendezvous import connect_store
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store import connect_store
 from raydist.crowds import is_crowd
 from raydist.errors import CollectiveMismatchError, RaydistError
 

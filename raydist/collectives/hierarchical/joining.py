@@ -11,12 +11,12 @@ from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
 from raydist.collectives.hierarchical.other_hosts import OtherHosts
 from raydist.collectives.hierarchical.plan import HostPlan
-from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store import connect_store
 from raydist.collectives.shared_memory.awaited_members import AwaitedMembers
 from raydist.collectives.shared_memory.generation import SharedGeneration
 from raydist.collectives.shared_memory.joining import Meeting
 from raydist.collectives.shared_memory.segment import Segment
-from raydist.collectives.signed_store import SignedStore
 from raydist.collectives.wires.wires import Wires
 
 __all__ = ["HostsMeeting", "Joined"]

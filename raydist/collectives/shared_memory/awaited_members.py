@@ -8,7 +8,7 @@ from typing import final
 
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.translation import describe_operation, describe_ranks
 from raydist.errors import CancelledError, DeadlineExceededError
 

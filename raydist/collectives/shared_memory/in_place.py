@@ -20,6 +20,7 @@ from raydist.collectives.shared_memory.task import Reached, Steps
 from raydist.values import ReduceOp
 
 __all__ = [
+    "Portion",
     "SharedTensor",
     "SharedTensors",
     "allocation_bytes",
@@ -38,6 +39,30 @@ _BLOCK_BYTES = 128 << 10
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
+class Portion:
+    """A part of what one rank reduces of a tensor that all have: worked out once, for each time that it is reduced.
+
+    Attributes:
+        parts: Of all ranks.
+        result: Where the result comes up: one of the parts, or memory of this rank's.
+        source: Its address.
+        targets: Addresses of the parts that it is copied to.
+    """
+
+    parts: Sequence[torch.Tensor]
+    result: torch.Tensor
+    source: int
+    targets: Sequence[int]
+
+    def reduce(self, op: ReduceOp) -> None:
+        """Make all parts the reduction of them."""
+        reduce_parts(self.parts, self.result, op)
+        for target in self.targets:
+            ctypes.memmove(target, self.source, self.result.nbytes)
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SharedTensor:
     """A tensor that lies in shared memory, one copy a rank.
@@ -45,10 +70,12 @@ class SharedTensor:
     Attributes:
         number: The same on every rank, from 1 on.
         copies: Of all ranks, each flat and whole.
+        portions: What this rank reduces of them.
     """
 
     number: int
     copies: Sequence[torch.Tensor]
+    portions: Sequence[Portion]
 
 
 @final
@@ -76,7 +103,7 @@ class SharedTensors:
             if numel:
                 # Tensors of their own, not views of the one that is given away: those would keep it.
                 copies = [segment.view(place, numel, dtype) for place in places]
-                self._known[tensor.data_ptr()] = SharedTensor(self._num_tensors, copies)
+                self._known[tensor.data_ptr()] = SharedTensor(self._num_tensors, copies, _portions(copies, rank))
                 weakref.finalize(tensor, self._known.pop, tensor.data_ptr(), None).atexit = False
         return mine
 
@@ -129,19 +156,27 @@ def _offsets(sizes: Sequence[tuple[int, torch.dtype]]) -> list[int]:
     return offsets
 
 
-def reduce_in_place(board: Board, number: int, copies: Sequence[torch.Tensor], op: ReduceOp) -> Steps:
+def _portions(copies: Sequence[torch.Tensor], rank: int) -> list[Portion]:
+    """A rank's slice, part by part."""
+    itemsize = copies[0].element_size()
+    (whole,) = cut(copies[0].numel(), itemsize, chunk_bytes=1 << 62, world_size=len(copies))
+    first, count = whole.slice_of(rank)
+    length = _BLOCK_BYTES // itemsize
+    ranges = [slice(start, min(start + length, first + count)) for start in range(first, first + count, length)]
+    # In rank order the first two are added first, so that only these may hold the result.
+    own = None if rank < 2 else torch.empty(min(length, count), dtype=copies[0].dtype)
+    return [_portion([copy[place] for copy in copies], rank, own) for place in ranges]
+
+
+def _portion(parts: Sequence[torch.Tensor], rank: int, own: torch.Tensor | None) -> Portion:
+    result = parts[rank] if own is None else own[: parts[rank].numel()]
+    targets = [part.data_ptr() for part in parts if part is not result]
+    return Portion(parts, result, result.data_ptr(), targets)
+
+
+def reduce_in_place(board: Board, number: int, shared: SharedTensor, op: ReduceOp) -> Steps:
     """Reduce this rank's slice of all ranks' copies; the others do theirs."""
-    rank, size = board.rank, len(copies)
-    (whole,) = cut(copies[0].numel(), copies[0].element_size(), chunk_bytes=1 << 62, world_size=size)
-    start, count = whole.slice_of(rank)
-    block = _BLOCK_BYTES // copies[0].element_size()
-    for begin in range(start, start + count, block):
-        parts = [copy[begin : min(begin + block, start + count)] for copy in copies]
-        # In rank order the first two are added first, so that only these may hold the result.
-        result = parts[rank] if rank < 2 else torch.empty_like(parts[rank])
-        reduce_parts(parts, result, op)
-        for part in parts:
-            if part is not result:
-                ctypes.memmove(part.data_ptr(), result.data_ptr(), result.nbytes)
+    for portion in shared.portions:
+        portion.reduce(op)
     board.reach(Count.REDUCED, number + 1)
     yield Reached(board, Count.REDUCED, number + 1, last=True)

@@ -11,12 +11,12 @@ from typing import final
 from raydist.collectives.backend import Declined
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.rendezvous import connect_store
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store import connect_store
 from raydist.collectives.shared_memory.awaited_members import AwaitedMembers
 from raydist.collectives.shared_memory.futex import why_unsupported
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.segment import DIRECTORY, Segment, remove_leftovers
-from raydist.collectives.signed_store import SignedStore
 
 __all__ = ["Meeting"]
 

@@ -43,7 +43,7 @@ def reduce_large(
     world_size = generation.board.layout.world_size
     places = {generation.board.memory_of(rank, number) for rank in range(world_size)}
     if memory is not None and places == {memory.number}:
-        yield from reduce_in_place(generation.board, number, memory.copies, op)
+        yield from reduce_in_place(generation.board, number, memory, op)
         return
     staging, size = generation.staging, flat.element_size()
     if world_size == 2:

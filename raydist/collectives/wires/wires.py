@@ -19,8 +19,8 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous import local_address
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store import local_address
 from raydist.collectives.translation import describe_operation
 from raydist.collectives.wires.calling import Reception, call_peer
 from raydist.collectives.wires.channel import Attendance, Channel, Passage, bytes_of

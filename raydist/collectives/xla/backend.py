@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import Flight
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup, RawWork
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.communicator import XlaCommunicator
 from raydist.collectives.xla.group import XlaGroup

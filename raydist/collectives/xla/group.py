@@ -10,7 +10,7 @@ import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.flights import Flight
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.flight import XlaFlight, XlaQueue
 from raydist.collectives.xla.mail import Arrival, Parcel

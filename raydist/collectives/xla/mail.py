@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.errors import CollectiveMismatchError
 
 __all__ = ["Arrival", "Parcel"]

@@ -11,7 +11,7 @@ import time
 from typing import final
 
 from raydist.collectives.base import Membership
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.translation import mismatch_error
 from raydist.collectives.xla.neighbour import Neighbour
 

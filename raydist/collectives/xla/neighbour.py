@@ -8,8 +8,8 @@ import socket
 from typing import final
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous import local_address
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store import local_address
 
 __all__ = ["Neighbour"]
 

@@ -10,7 +10,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.hierarchical.communicator import HierarchicalCommunicator
-from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.rendezvous.store import RendezvousStore
 from raydist.errors import CollectiveMismatchError, DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from raydist.values import ReduceOp
 from tests.collectives.hierarchical.ranks import SHAPES, hosted_team, run_hosted

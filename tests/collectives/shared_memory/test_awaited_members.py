@@ -8,9 +8,9 @@ import pytest
 
 from raydist.collectives.base import Membership
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.rendezvous import RendezvousStore, connect_store
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store import RendezvousStore, connect_store
 from raydist.collectives.shared_memory.awaited_members import AwaitedMembers
-from raydist.collectives.signed_store import SignedStore
 from raydist.errors import CancelledError, DeadlineExceededError
 
 

@@ -40,11 +40,16 @@ def all_but(team: ProcessTeam, victim: int) -> list[int]:
     return [rank for rank in range(team.world_size) if rank != victim]
 
 
-BEFORE_AND_INSIDE = [*((name, False) for name in OPERATIONS), *((name, True) for name in WITH_A_MIDDLE)]
+# Half a second each, in which the team finds together again: whoever comes first, and whoever comes last.
+KILLED = [
+    pytest.param(victim, name, entered, marks=[] if victim == usual else pytest.mark.long)
+    for names, entered, usual in ((OPERATIONS, False, 2), (WITH_A_MIDDLE, True, 0))
+    for name in names
+    for victim in (0, 2)
+]
 
 
-@pytest.mark.parametrize(("name", "entered"), BEFORE_AND_INSIDE)
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(("victim", "name", "entered"), KILLED)
 def test_a_killed_rank_is_named_at_once(shm_team: ProcessTeam, victim: int, name: str, entered: bool) -> None:
     shm_team.reform()
     came = shm_team.begin({victim: Coming(name, entered=entered)})

@@ -71,7 +71,7 @@ def test_ranks_reduce_their_slices(world_size: int, op: ReduceOp) -> None:
     for rank, register in enumerate(registers):
         found = register.find(tensors[rank][2])
         assert found is not None
-        steps.append(reduce_in_place(Board(segment, layout, rank), found.number, found.copies, op))
+        steps.append(reduce_in_place(Board(segment, layout, rank), found.number, found, op))
     conditions = [next(step) for step in steps]
     assert all(condition.met() and condition.last for condition in conditions)
     expected = {

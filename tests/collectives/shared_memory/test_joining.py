@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raydist.collectives.backend import Declined
-from raydist.collectives.rendezvous import RendezvousStore
+from raydist.collectives.rendezvous.store import RendezvousStore
 from raydist.collectives.shared_memory.joining import Meeting
 from raydist.collectives.shared_memory.segment import DIRECTORY, Segment
 from raydist.errors import CancelledError, DeadlineExceededError

@@ -14,7 +14,7 @@ import pytest
 
 from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.bulletin import Bulletin
-from raydist.collectives.rendezvous import RendezvousStore, connect_store
+from raydist.collectives.rendezvous.store import RendezvousStore, connect_store
 from raydist.collectives.shared_memory.awaited_members import AwaitedMembers
 from raydist.collectives.shared_memory.comparing import ComparingCommunicator
 from raydist.collectives.shared_memory.joining import Meeting

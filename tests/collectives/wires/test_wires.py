@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous import RendezvousStore, connect_store
+from raydist.collectives.rendezvous.store import RendezvousStore, connect_store
 from raydist.collectives.wires.wires import Topic, Wires
 from raydist.errors import DeadlineExceededError
 from tests.collectives.threads import begin_threads

@@ -5,7 +5,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.group import XlaGroup
 from raydist.errors import FailedPreconditionError

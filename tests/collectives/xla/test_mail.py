@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.mail import Arrival, Parcel
 from raydist.errors import CollectiveMismatchError
 

@@ -7,7 +7,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
 from raydist.collectives.xla.meeting import XlaMeeting
 from raydist.errors import CollectiveMismatchError
 

@@ -12,6 +12,7 @@ import ipaddress
 import secrets
 import socket
 import time
+import weakref
 from datetime import timedelta
 from types import TracebackType
 from typing import final
@@ -19,7 +20,8 @@ from typing import final
 from torch._C._distributed_c10d import TCPStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store_relay import LOOPBACK, StoreRelay, needs_relay
 from raydist.collectives.translation import describe_operation, translate_torch_error
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.first_answer import first_answer
@@ -49,10 +51,11 @@ class RendezvousStore:
     '127.0.0.1'
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
         self.host = host
         self.secret = secrets.token_bytes(32)
         self._server: TCPStore | None = None
+        self._relay: StoreRelay | None = None
         note_inherited(self)
 
     def became_a_copy(self) -> None:
@@ -66,14 +69,13 @@ class RendezvousStore:
             OSError: This machine does not have that address, or (TimeoutError) its name service never answers.
         """
         if self._server is None:
-            # It connects to itself, and waits for the name service like every other client: see `_client`.
-            self._server = first_answer(lambda _: self._listen(), _START_S, name="raydist-rendezvous")
+            # It connects to itself, and may ask the name service like every other client: see `_client`.
+            inside = LOOPBACK if needs_relay(self.host) else self.host
+            self._server = first_answer(lambda _: _serve(inside), _START_S, name="raydist-rendezvous")
+            if needs_relay(self.host):
+                self._relay = StoreRelay(_listener(self.host), (LOOPBACK, int(self._server.port))).start()
+                weakref.finalize(self, self._relay.close).atexit = False
         return self
-
-    def _listen(self) -> TCPStore:
-        listener = socket.create_server((self.host, 0), family=_family(self.host), backlog=512)
-        port = listener.getsockname()[1]
-        return TCPStore(self.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
     @property
     def port(self) -> int:
@@ -81,7 +83,7 @@ class RendezvousStore:
             raise FailedPreconditionError(
                 f"The RendezvousStore on {self.host} has no port before it is started. Use `start()` or `with`."
             )
-        return int(self._server.port)
+        return int(self._server.port) if self._relay is None else self._relay.port
 
     def membership(
         self, group: str, *, generation: int, rank: int, world_size: int, hosts: tuple[str, ...] = ()
@@ -91,7 +93,9 @@ class RendezvousStore:
 
     def close(self) -> None:
         """Stop listening. Groups that are formed keep working until a member fails. May be called twice."""
-        self._server = None
+        if self._relay is not None:
+            self._relay.close()
+        self._server = self._relay = None
 
     def __enter__(self) -> RendezvousStore:
         return self.start()
@@ -129,16 +133,27 @@ def connect_store(membership: Membership, timeout_s: float) -> SignedStore:
 def _client(membership: Membership, timeout_s: float) -> TCPStore:
     """Blocking: beyond the limit where the server's name or its first reply does not come.
 
-    For its log torch asks the name service for the address's name first, loopback included: a lost packet costs 5 s.
+    For its log torch asks the name service for the address's name first: a lost packet costs 5 s. So it never sees
+    another address than loopback; but that is asked for, too, where no file of this machine says what it is called.
     And it has no limit for the first reply: a server that is stopped keeps it for as long as it is.
     """
-    return TCPStore(
-        membership.store_host,
-        membership.store_port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=min(timeout_s, _CONNECT_S) + _LOOKUP_S),
-    )
+    host, port = membership.store_host, membership.store_port
+    limit_s = min(timeout_s, _CONNECT_S)
+    if needs_relay(host):
+        relay = StoreRelay(_listener(LOOPBACK), (host, port), only_s=limit_s).start()
+        host, port = LOOPBACK, relay.port
+    timeout = timedelta(seconds=limit_s + _LOOKUP_S)
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def _serve(host: str) -> TCPStore:
+    listener = _listener(host)
+    port = listener.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _listener(host: str) -> socket.socket:
+    return socket.create_server((host, 0), family=_family(host), backlog=512)
 
 
 def _await_listener(membership: Membership, timeout_s: float) -> None:

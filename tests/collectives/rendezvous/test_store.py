@@ -13,7 +13,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from raydist.collectives.base import Membership
-from raydist.collectives.rendezvous import RendezvousStore, connect_store, local_address
+from raydist.collectives.rendezvous.store import RendezvousStore, connect_store, local_address
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
 
 
@@ -78,7 +78,7 @@ def test_a_server_that_gets_stuck_is_started_again(monkeypatch: pytest.MonkeyPat
             released.wait(30.0)
         return TCPStore(*args, **settings)
 
-    monkeypatch.setattr("raydist.collectives.rendezvous.TCPStore", stuck_once)
+    monkeypatch.setattr("raydist.collectives.rendezvous.store.TCPStore", stuck_once)
     try:
         with RendezvousStore() as store:
             connect_store(store.membership("g", generation=0, rank=0, world_size=1), 5.0).set("key", "value")

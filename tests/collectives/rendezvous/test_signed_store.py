@@ -8,8 +8,8 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.gloo import GlooBackend
-from raydist.collectives.rendezvous import RendezvousStore, connect_store
-from raydist.collectives.signed_store import SignedStore
+from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.rendezvous.store import RendezvousStore, connect_store
 from raydist.errors import DataLossError
 from raydist.values import ReduceOp
 from tests.collectives.threads import begin_threads
