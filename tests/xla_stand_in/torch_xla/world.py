@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -73,9 +74,13 @@ def _run(
 
 
 def wait(mine: int) -> None:
-    """Until this chip has nothing to do."""
-    while RUNNING[mine]:
-        RUNNING[mine].pop().result()
+    """Until this chip has nothing to do; for any number of threads at once."""
+    running = RUNNING[mine]
+    for done in tuple(running):
+        wait_for([done])
+        with contextlib.suppress(ValueError):  # another thread waited, too, and takes it away
+            running.remove(done)
+        done.result()
 
 
 def _exchange(mine: int, program: str, tensor: torch.Tensor) -> list[torch.Tensor]:
