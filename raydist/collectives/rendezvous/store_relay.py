@@ -20,6 +20,7 @@ __all__ = ["LOOPBACK", "StoreRelay", "needs_relay"]
 LOOPBACK = "127.0.0.1"
 _KNOWN = (LOOPBACK, "::1", "localhost")
 _MOST_BYTES = 1 << 16
+_START_S = 30.0
 _CLOSE_S = 5.0
 _PAUSE_S = 0.1
 
@@ -42,6 +43,18 @@ class StoreRelay:
         target: Host and port that they are passed on to.
         only_s: Pass on one connection, which must come within so many seconds, and end with it; None: any number, until
             `close`.
+
+    Attributes:
+        port: Of the listener.
+
+    >>> target = socket.create_server((LOOPBACK, 0))
+    >>> relay = StoreRelay(socket.create_server((LOOPBACK, 0)), target.getsockname()).start()
+    >>> with target, socket.create_connection((LOOPBACK, relay.port)) as connection:
+    ...     connection.sendall(b"hello")
+    ...     with target.accept()[0] as passed_on:
+    ...         passed_on.recv(5)
+    b'hello'
+    >>> relay.close()
     """
 
     def __init__(self, listener: socket.socket, target: tuple[str, int], *, only_s: float | None = None) -> None:
@@ -56,9 +69,9 @@ class StoreRelay:
         self._thread = threading.Thread(target=self._run, name="raydist-store-relay", daemon=True)
 
     def start(self) -> StoreRelay:
-        """Begin; connections may come at once."""
+        """Begin; connections may come at once. Blocking: a moment."""
         self._thread.start()
-        self._running.wait()
+        self._running.wait(_START_S)
         return self
 
     def close(self) -> None:
@@ -68,7 +81,8 @@ class StoreRelay:
             return  # a forked child has no such thread
         with contextlib.suppress(RuntimeError):  # it is over already
             loop.call_soon_threadsafe(ended.set)
-        self._thread.join(_CLOSE_S)
+        if threading.current_thread() is not self._thread:  # which may collect the garbage that the owner has become
+            self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         try:
@@ -87,7 +101,9 @@ class StoreRelay:
             accepting.cancel()  # with the loop all that are left are
         else:
             with contextlib.suppress(TimeoutError):
-                await self._pass_on(await asyncio.wait_for(self._accept(), self._only_s))
+                connection = await asyncio.wait_for(self._accept(), self._only_s)
+                self._listener.close()  # whoever else knocks is refused
+                await self._pass_on(connection)
 
     async def _accept(self) -> socket.socket:
         connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)

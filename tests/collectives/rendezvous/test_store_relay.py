@@ -136,6 +136,8 @@ def test_a_relay_of_one_connection_ends_with_it(echo: Echo) -> None:
     with connected(relay) as connection:
         assert said_back(connection, b"here") == b"here"
         assert relay_threads()
+        with pytest.raises(ConnectionRefusedError):
+            connected(relay)
     await_no_relay()
 
 
