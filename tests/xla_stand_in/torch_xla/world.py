@@ -50,13 +50,17 @@ def launch(
     done: Future[None] = Future()
     before = RUNNING[ordinal()][-1:]
     RUNNING[ordinal()].append(done)
-    arguments = (ordinal(), program, tensor, combine, result, done, before)
+    # The folder is named here: a program that nobody waits for any more may begin when the next test has its own.
+    folder = Path(os.environ["XLA_STAND_IN_FOLDER"])
+    arguments = (folder, ordinal(), num_chips(), program, tensor, combine, result, done, before)
     threading.Thread(target=_run, args=arguments, daemon=True).start()
     return result
 
 
 def _run(
+    folder: Path,
     mine: int,
+    count: int,
     program: str,
     tensor: torch.Tensor,
     combine: Any,
@@ -66,7 +70,7 @@ def _run(
 ) -> None:
     wait_for(before)  # a chip does one thing after the other
     try:
-        result.copy_(combine(_exchange(mine, program, tensor)))
+        result.copy_(combine(_exchange(folder, mine, count, program, tensor)))
     except BaseException as error:
         done.set_exception(error)
     else:
@@ -83,9 +87,8 @@ def wait(mine: int) -> None:
         done.result()
 
 
-def _exchange(mine: int, program: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+def _exchange(folder: Path, mine: int, count: int, program: str, tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors of all chips, by ordinal. On a TPU different programs would wait for each other for ever."""
-    folder = Path(os.environ["XLA_STAND_IN_FOLDER"])
     counter = folder / f"count-{mine}"  # outlives the process: a slice is used by one after another
     number = int(counter.read_text()) if counter.exists() else 0
     counter.write_text(str(number + 1))
@@ -93,7 +96,7 @@ def _exchange(mine: int, program: str, tensor: torch.Tensor) -> list[torch.Tenso
     written = folder / f"{number}-{mine}.part"
     torch.save((program, tensor), written)
     written.rename(folder / f"{number}-{mine}")
-    found = [_load(folder / f"{number}-{other}") for other in range(num_chips())]
+    found = [_load(folder / f"{number}-{other}") for other in range(count)]
     programs = {program for program, _ in found}
     if len(programs) > 1:
         raise RuntimeError(f"chips run different programs, and would never end: {sorted(programs)}")
