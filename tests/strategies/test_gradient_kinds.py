@@ -250,11 +250,13 @@ def training_step(model: Any, optimizer: torch.optim.Optimizer, what: str, backe
     return torch.compile(step, backend=backend) if what == "step" else step
 
 
-ONCE = [("module", "aot_eager"), ("method", "eager"), ("loss", "eager"), ("step", "aot_eager")]
-TWICE = [("module", "eager"), ("method", "aot_eager"), ("loss", "aot_eager"), ("step", "eager")]
+USUAL = [("module", "aot_eager"), ("method", "eager"), ("loss", "eager"), ("step", "aot_eager")]
+OTHERS = [("module", "eager"), ("method", "aot_eager"), ("loss", "aot_eager"), ("step", "eager")]
 
 
-@pytest.mark.parametrize(("what", "backend"), [*ONCE, *(pytest.param(*case, marks=pytest.mark.long) for case in TWICE)])
+@pytest.mark.parametrize(
+    ("what", "backend"), [*USUAL, *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS)]
+)
 @traced
 def test_compiled_code_trains_as_plain_code_does(strategy: rd.Strategy, what: str, backend: str) -> None:
     with strategy.scope():

@@ -69,13 +69,20 @@ class RendezvousStore:
             OSError: This machine does not have that address, or (TimeoutError) its name service never answers.
         """
         if self._server is None:
-            # It connects to itself, and may ask the name service like every other client: see `_client`.
-            inside = LOOPBACK if needs_relay(self.host) else self.host
-            self._server = first_answer(lambda _: _serve(inside), _START_S, name="raydist-rendezvous")
-            if needs_relay(self.host):
-                self._relay = StoreRelay(_listener(self.host), (LOOPBACK, int(self._server.port))).start()
+            self._server, self._relay = self._open()
+            if self._relay is not None:
                 weakref.finalize(self, self._relay.close).atexit = False
         return self
+
+    def _open(self) -> tuple[TCPStore, StoreRelay | None]:
+        # A server connects to itself, and may ask the name service like every other client: see `_client`.
+        if not needs_relay(self.host):
+            return first_answer(lambda _: _serve(self.host), _START_S, name="raydist-rendezvous"), None
+        with contextlib.ExitStack() as undo:
+            outside = undo.enter_context(_listener(self.host))  # first what can be wrong: an address of somebody else
+            server = first_answer(lambda _: _serve(LOOPBACK), _START_S, name="raydist-rendezvous")
+            undo.pop_all()
+        return server, StoreRelay(outside, (LOOPBACK, int(server.port))).start()
 
     @property
     def port(self) -> int:

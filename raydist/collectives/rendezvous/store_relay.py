@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import threading
 from typing import final
+
+from raydist.owning_process import OwningProcess
 
 __all__ = ["LOOPBACK", "StoreRelay", "needs_relay"]
 
@@ -62,7 +63,7 @@ class StoreRelay:
         self._listener = listener
         self._target = target
         self._only_s = only_s
-        self._pid = os.getpid()
+        self._process = OwningProcess("A relay of connections")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._running = threading.Event()
@@ -77,7 +78,7 @@ class StoreRelay:
     def close(self) -> None:
         """Accept no more, and end all connections. Blocking: mostly some ms, at most 5 s. May be called twice."""
         loop, ended = self._loop, self._ended
-        if os.getpid() != self._pid or loop is None or ended is None:
+        if not self._process.is_this or loop is None or ended is None:
             return  # a forked child has no such thread
         with contextlib.suppress(RuntimeError):  # it is over already
             loop.call_soon_threadsafe(ended.set)

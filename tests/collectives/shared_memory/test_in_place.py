@@ -84,3 +84,21 @@ def test_ranks_reduce_their_slices(world_size: int, op: ReduceOp) -> None:
     for of_rank in tensors:
         torch.testing.assert_close(of_rank[2], expected)
     segment.close()
+
+
+def test_what_a_rank_reduces_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks: the last adds up in memory of its own, block by block, and again in the same."""
+    layout = Layout.of(3)
+    segment = Segment.create(layout.size)
+    segment.unlink()
+    registers, tensors = make(3)
+    monkeypatch.delattr("raydist.collectives.shared_memory.in_place.cut")
+    for number in range(2):
+        for of_rank in tensors:
+            of_rank[2].fill_(number + 1.0)
+        for rank, register in enumerate(registers):
+            found = register.find(tensors[rank][2])
+            assert found is not None
+            next(reduce_in_place(Board(segment, layout, rank), number, found, ReduceOp.SUM))
+        assert [of_rank[2].unique().tolist() for of_rank in tensors] == [[3.0 * (number + 1)]] * 3
+    segment.close()
