@@ -36,6 +36,7 @@ LAYERS = (
         "deferred_compiler",
         "large_products",
         "wide_pooling",
+        "fused_updates",
         "cpu_kernels",
         "optimizer_hooks",
         "ray_session",

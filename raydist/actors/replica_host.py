@@ -23,6 +23,7 @@ from raydist.channels.hub import ChannelEnd, ChannelHub, Ticket
 from raydist.crowds import is_crowd
 from raydist.deferred_compiler import defer_compiler
 from raydist.errors import UnavailableError
+from raydist.fused_updates import speed_up_updates
 from raydist.large_products import speed_up_products
 from raydist.wide_pooling import speed_up_pooling
 
@@ -47,6 +48,7 @@ class ReplicaHost:
         defer_compiler()
         speed_up_products()
         speed_up_pooling()
+        speed_up_updates()
         keep_pages(None)  # activations and pieces of batches come and go with every step
         self._runner: Any = None
         self._end: ChannelEnd | None = None
