@@ -23,7 +23,7 @@ from raydist.collectives.buckets.tail import PassStamp
 from raydist.collectives.nonfinite.policy import is_finite
 from raydist.values import ReduceOp
 
-__all__ = ["AnyBuffer", "BucketExchange", "make_buffers"]
+__all__ = ["AnyBuffer", "BucketExchange", "is_profiled", "make_buffers"]
 
 AnyBuffer = BucketBuffer | LazyBuffer
 _Args = TypeVarTuple("_Args")
@@ -117,6 +117,10 @@ class BucketExchange:
             self._num_missing[0] -= 1
             if gradient.is_sparse or gradient.requires_grad:
                 self._plain[0] = False
+
+    def take_over(self, work: Work) -> None:
+        """The first bucket has been sent for this pass already."""
+        self._works.append(work)
 
     def finish(self) -> None:
         """Send what is left and wait for everything.
@@ -260,12 +264,13 @@ def _add_late(gradients: dict[int, GlobalGradient], late: dict[int, GlobalGradie
             gradients[index] = gradient
 
 
-_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether torch.profiler writes a trace."""
 
 
 def _traced(name: str, number: int, do: Callable[[*_Args], None], *args: *_Args) -> None:
     """Call `do`, as a range in the traces of torch.profiler; entering one costs 5 us even while nobody traces."""
-    if _profiled():
+    if is_profiled():
         with torch.profiler.record_function(f"{name} {number}"):
             do(*args)
     else:

@@ -14,12 +14,13 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import Communicator
+from raydist.collectives.base import Communicator, Work
 from raydist.collectives.buckets.agreement import Agreement
 from raydist.collectives.buckets.buffer import BucketBuffer
 from raydist.collectives.buckets.exchange import AnyBuffer, BucketExchange, make_buffers
 from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.buckets.layout import BucketLayout, ParameterSpec, plan_buckets
+from raydist.collectives.buckets.lazy_buffer import LazyBuffer
 from raydist.collectives.buckets.sparse_lane import SparseLane
 from raydist.collectives.buckets.tail import PassStamp
 from raydist.errors import FailedPreconditionError
@@ -43,6 +44,7 @@ class Exchanges:
 
     Attributes:
         layout: What all ranks agree on.
+        sent: The only bucket, where it has been sent without an exchange; None once all has gone well.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Exchanges:
         self._buffers: _Buffers = ()
         self._spare: _Buffers = ()
         self._last: BucketExchange | None = None
+        self.sent: Work | None = None
 
     def open(
         self,
@@ -77,6 +80,7 @@ class Exchanges:
         *,
         kept: Sequence[torch.Tensor],
         held: Collection[int],
+        reduced: bool = False,
     ) -> BucketExchange:
         """Begin a pass.
 
@@ -87,21 +91,40 @@ class Exchanges:
             weight: What becomes of this rank's gradients on the way.
             kept: What `.grad` held before: where it is memory of ours, it moves out.
             held: Parameters whose buckets must wait for the end of the pass.
+            reduced: Go on with the pass that has `sent` its only bucket, if it has.
 
         Blocking: after a change of what is trained, until all ranks have begun the pass.
 
         Raises:
             CollectiveMismatchError: Ranks train different parameters or are in different passes.
         """
-        if self._last is not None:
-            self._last.drain()  # an error ended it
-            self._last = None
+        sent = self._drain()
         if trained != self._trained or not self.layout.buckets:
             self._change(trained, parameters, stamp, weight, kept)
         buffers = self._free_buffers(kept)
         lane = self._lane(weight) if self._sparse else None
         self._last = BucketExchange(self._communicator, self.layout, buffers, stamp, weight, held=held, lane=lane)
+        if reduced and sent is not None:
+            self._last.take_over(sent)
         return self._last
+
+    def _drain(self) -> Work | None:
+        """Wait for what an error left behind; what was sent without an exchange."""
+        last, sent = self._last, self.sent
+        if last is not None:
+            last.drain()
+        if sent is not None:
+            sent.wait()
+        self._last = self.sent = None
+        return sent
+
+    def only_buffer(self, trained: tuple[int, ...]) -> BucketBuffer | None:
+        """That of all trained parameters, where there is one for all and nobody sees its memory."""
+        buffers = self._buffers
+        if len(buffers) != 1 or trained != self._trained or self._sparse or self._last is not None or self.sent:
+            return None
+        buffer = buffers[0]
+        return None if isinstance(buffer, LazyBuffer) or buffer.num_lent else buffer
 
     def _lane(self, weight: StepWeight) -> SparseLane:
         specs = [self._specs[index] for index in self._trained if index in self._sparse]
