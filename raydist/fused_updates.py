@@ -3,7 +3,8 @@
 torch updates one parameter after another, with an operator for each term: three passes over memory for SGD with
 momentum, seven for Adam. Its kernels for `fused=True` make one pass, and are asked for by hand only. Here they take
 over what neither `fused` nor `foreach` was said of: 1.9 million parameters in six tensors take 0.65 ms instead of 1.2
-with SGD and momentum, 0.96 instead of 4.1 with Adam (one core of a Zen 4). What comes out may differ in its last bits.
+with SGD and momentum, 0.24 instead of 0.8 with weight decay alone, 0.96 instead of 4.1 with Adam (one core of a
+Zen 4). What comes out may differ in its last bits.
 
 What an optimizer holds stays as it is (its groups, its state and what `state_dict` says), so that a checkpoint fits
 wherever it is read.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from raydist.actors.replica_host import CrowdedHost, ReplicaHost
 from raydist.actors.step_channel import StepChannel
@@ -51,6 +52,22 @@ def test_passes_calls_on_to_its_runner() -> None:
     assert host.steps("group", "a", "b").results == ("first", "group", ("a", "b"))
     assert host.call("ping", 3) == 3
     assert host.control("ping", 4) == 4
+
+
+def test_who_trains_updates_parameters_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    ReplicaHost()
+    kernel, taken = torch._fused_sgd_, []
+
+    def noted(*args: Any, **how: Any) -> None:
+        taken.append(how["momentum"])
+        kernel(*args, **how)
+
+    monkeypatch.setattr(torch, "_fused_sgd_", noted)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    torch.optim.SGD([parameter], lr=0.5, momentum=0.9).step()
+    assert taken == [0.9]
+    assert parameter.tolist() == [0.5, 0.5, 0.5]
 
 
 def test_several_runners_of_one_process_have_a_place_each() -> None:
