@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from raydist.actors.workers.shared_buffers import HEADER_BYTES, BufferAddress
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.items import Item, StageResult
 
-__all__ = ["BufferedBlock", "BufferedResult", "write_block", "write_result"]
+__all__ = ["BufferWriter", "BufferedBlock", "BufferedResult", "write_block", "write_result"]
 
 _LINE_BYTES = 64  # arrays begin at cache lines
 _SMALL_BYTES = 1 << 16  # less travels with the answer
@@ -68,26 +69,25 @@ def _read(pickled: bytes, places: Sequence[tuple[int, int]], view: memoryview) -
 def write_block(block: Block, address: BufferAddress, memory: _Array) -> BufferedBlock | None:
     """`block` with its arrays in `memory`, which is the buffer at `address`; None if they are too many bytes."""
     try:
-        return BufferedBlock(address, *_write(block, _Writer(memory)))
+        return BufferedBlock(address, *_write(block, BufferWriter(memory)))
     except _FullError:
         return None
 
 
-def write_result(result: StageResult, memory: Any) -> BufferedResult | None:
-    """`result` with its arrays in `memory`; None if they are few bytes, or too many.
+def write_result(result: StageResult, writer: BufferWriter) -> BufferedResult | None:
+    """`result` with its arrays in the memory of `writer`; None if they are few bytes, or too many.
 
     Neighbouring blocks become one: large elements, which a map makes blocks of their own, lie side by side as a batch.
     """
     if sum(item.num_bytes for item in result.items if isinstance(item, Block)) < _SMALL_BYTES:
         return None
-    writer = _Writer(np.frombuffer(memory, np.uint8))
     try:
         return BufferedResult(*_write(replace(result, items=tuple(_joined(result.items, writer))), writer))
     except _FullError:
         return None
 
 
-def _write(value: Any, writer: _Writer) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+def _write(value: Any, writer: BufferWriter) -> tuple[bytes, tuple[tuple[int, int], ...]]:
     buffers: list[pickle.PickleBuffer] = []
     pickled: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return pickled, tuple(writer.place(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers)
@@ -98,13 +98,24 @@ class _FullError(Exception):
 
 
 @final
-class _Writer:
-    """Gives out a buffer's memory from its beginning on."""
+class BufferWriter:
+    """Gives out a buffer's memory from its beginning on.
 
-    def __init__(self, memory: _Array) -> None:
-        self._memory = memory
-        self._begin = _address(memory)
+    Args:
+        memory: All of it, writable.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._memory: _Array = np.frombuffer(memory, np.uint8)
+        self._begin = _address(self._memory)
         self._at = HEADER_BYTES
+
+    def make_column(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column | None:
+        """A column of numbers here; None for one of few bytes, or too many."""
+        num_bytes = dtype.itemsize * math.prod(shape)
+        if num_bytes < _SMALL_BYTES or self._at + num_bytes > len(self._memory):
+            return None
+        return np.ndarray(shape, dtype, self._memory.data, self.reserve(num_bytes))
 
     def reserve(self, num_bytes: int) -> int:
         """The offset of `num_bytes` that nobody has."""
@@ -137,7 +148,7 @@ def _address(array: _Array) -> int:
     return address
 
 
-def _joined(items: Sequence[Item], writer: _Writer) -> list[Item]:
+def _joined(items: Sequence[Item], writer: BufferWriter) -> list[Item]:
     joined: list[Item] = []
     for kind, run in itertools.groupby(items, _dense_kind):
         blocks = list(run)
@@ -152,7 +163,7 @@ def _dense_kind(item: Item) -> Any:
     return item.structure, item.specs, tuple((column.dtype, column.shape[1:]) for column in item.columns)
 
 
-def _one_block(blocks: Sequence[Any], writer: _Writer) -> Block:
+def _one_block(blocks: Sequence[Any], writer: BufferWriter) -> Block:
     first = blocks[0]
     num_rows = sum(block.num_rows for block in blocks)
     columns = tuple(

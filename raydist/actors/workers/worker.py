@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 from raydist.actors.actor_titles import spoken_title
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.software import Software, installed_packages, require_same_software
-from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, write_result
+from raydist.actors.workers.buffered_results import BufferedBlock, BufferedResult, BufferWriter, write_result
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.actors.workers.last_words import leave_words
 from raydist.actors.workers.mapped_buffers import MappedBuffers
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from raydist.actors.workers.shared_buffers import BufferAddress
     from raydist.pipelines.elements.blocks import Block
+    from raydist.pipelines.elements.column_memory import MakeColumn
 
 __all__ = ["InputWorker", "PackedError", "WorkerResult", "unpack_result"]
 
@@ -81,6 +82,16 @@ class InputWorker:
 
     def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:
         """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block."""
+        return self._run(digest, spec, block, starts, None)
+
+    def _run(
+        self,
+        digest: bytes,
+        spec: bytes | None,
+        block: Block,
+        starts: tuple[int, ...],
+        make_column: MakeColumn | None,
+    ) -> WorkerResult:
         pid = os.getpid()
         try:
             if self._refusal is not None:
@@ -90,7 +101,7 @@ class InputWorker:
             known = self._specs[digest]
             if isinstance(known, Exception):
                 raise known
-            result = _run(known, block, starts)
+            result = _run(known, block, starts, make_column)
             end_forked_child(pid, next((item.error for item in result.items if isinstance(item, ElementError)), None))
             return self._pack(result)
         except BaseException as error:  # nothing that a function raises may end the worker
@@ -114,11 +125,12 @@ class InputWorker:
             if given is None:
                 return None
             block = block.read(given)
-        result = self.run(digest, spec, block, starts)
-        memory = self._buffers.get(address) if isinstance(result, StageResult) else None
-        if memory is None or not isinstance(result, StageResult):
-            return result
-        return write_result(result, memory) or result
+        memory = self._buffers.get(address)
+        if memory is None:
+            return self.run(digest, spec, block, starts)
+        writer = BufferWriter(memory)
+        result = self._run(digest, spec, block, starts, writer.make_column)
+        return (write_result(result, writer) if isinstance(result, StageResult) else None) or result
 
     def _learn(self, digest: bytes, spec: bytes) -> None:
         first = not self._specs
@@ -168,10 +180,10 @@ def _load(pickled: bytes) -> StageSpec | Exception:
     return spec
 
 
-def _run(spec: StageSpec, block: Block, starts: tuple[int, ...]) -> StageResult:
+def _run(spec: StageSpec, block: Block, starts: tuple[int, ...], make_column: MakeColumn | None = None) -> StageResult:
     """`run_stage`; a function that wants to leave the process (sys.exit, Ctrl-C) fails on that element only."""
     try:
-        return run_stage(spec, block, starts)
+        return run_stage(spec, block, starts, make_column=make_column)
     except LEAVING as error:
         if block.num_rows == 1:
             return _left(spec, starts[0], error)

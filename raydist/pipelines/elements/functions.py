@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from raydist.pipelines.elements.items import ElementError
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.tensor_functions import is_module, note_numpy_in_torch, receiving_tensors
 
-__all__ = ["call_rows", "function_label", "element_rows", "wants_rng"]
+__all__ = ["RowCalls", "call_rows", "function_label", "element_rows", "wants_rng"]
 
 _LARGE_BYTES = 1 << 16  # of a row: the copy of many small ones at once is quicker
 
@@ -104,23 +104,38 @@ def call_rows(
         start: Index of the first one.
         key: Names the random stream, for a function with a keyword-only `rng`.
     """
-    arguments = _arguments(block)
-    fn = receiving_tensors(fn)
-    calls = map(fn, *arguments) if key is None else _random_calls(fn, arguments, key, start)
-    results: list[Any] = []
-    failed: list[int] = []
-    while len(results) < block.num_rows:
-        try:
-            results.extend(calls)  # keeps what came before an error
-            if len(results) < block.num_rows:  # map() ends early when the function itself raises StopIteration
-                raise RuntimeError("The function raised StopIteration, which would end the iteration.")
-        except LEAVING:
-            raise
-        except BaseException as error:
-            note_numpy_in_torch(error)
-            failed.append(len(results))
-            results.append(ElementError(as_exception(error), start + len(results)))
-    return results, failed
+    return RowCalls(fn, block, start, key).take(block.num_rows)
+
+
+@final
+class RowCalls:
+    """:func:`call_rows`, some rows at a time. Each element's call is made when its result is taken."""
+
+    def __init__(self, fn: Callable[..., Any], block: Block, start: int, key: RandomKey | None = None) -> None:
+        arguments = _arguments(block)
+        fn = receiving_tensors(fn)
+        self._calls = map(fn, *arguments) if key is None else _random_calls(fn, arguments, key, start)
+        self._index = start
+
+    def take(self, num_rows: int) -> tuple[list[Any], list[int]]:
+        """The next `num_rows` results, and which of them are errors. There must be as many elements left."""
+        results: list[Any] = []
+        failed: list[int] = []
+        while len(results) < num_rows:
+            try:
+                results.extend(
+                    itertools.islice(self._calls, num_rows - len(results))
+                )  # keeps what came before an error
+                if len(results) < num_rows:  # map() ends early when the function itself raises StopIteration
+                    raise RuntimeError("The function raised StopIteration, which would end the iteration.")
+            except LEAVING:
+                raise
+            except BaseException as error:
+                note_numpy_in_torch(error)
+                failed.append(len(results))
+                results.append(ElementError(as_exception(error), self._index + len(results)))
+        self._index += num_rows
+        return results, failed
 
 
 def _random_calls(

@@ -16,6 +16,7 @@ from typing import ClassVar, final
 from raydist.errors import SpecError
 from raydist.foreign_errors import LEAVING, as_exception
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.column_memory import MakeColumn, columns_made_by
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 
 __all__ = ["Kernel", "StageSpec", "other_kind_error", "reject_others", "run_stage"]
@@ -67,7 +68,11 @@ class StageSpec:
 
 
 def run_stage(
-    spec: StageSpec, block: Block, starts: tuple[int, ...], signatures: tuple[str, ...] | None = None
+    spec: StageSpec,
+    block: Block,
+    starts: tuple[int, ...],
+    signatures: tuple[str, ...] | None = None,
+    make_column: MakeColumn | None = None,
 ) -> StageResult:
     """Run the kernels of `spec` on `block`, one after the other.
 
@@ -77,13 +82,15 @@ def run_stage(
         starts: For each kernel, the index of the first item that it gets here.
         signatures: For each kernel, what its results must be, "" for anything; None to take each one's first result as
             the measure. Other elements become errors.
+        make_column: Where large columns of the result may be made.
     """
     begun_at, begin, begin_cpu = time.time(), time.perf_counter(), time.thread_time()
     items: Sequence[Item] = (block,)
     inputs, found = [], []
-    is_numbered = False
+    is_numbered, last = False, len(spec.kernels) - 1
     for number, (kernel, start) in enumerate(zip(spec.kernels, starts, strict=True)):
-        items, entered = _run_kernel(kernel, number, items, start)
+        with columns_made_by(make_column if number == last else None):
+            items, entered = _run_kernel(kernel, number, items, start)
         signature = (signatures[number] if signatures else "") or _first_signature(items)
         items = reject_others(items, signature, kernel.label)
         is_numbered = is_numbered or any(isinstance(item, Block) and item.holds_datasets for item in items)

@@ -9,9 +9,10 @@ from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.adopted_arrays import large_blocks
+from raydist.pipelines.elements.block_parts import BlockInParts, rows_together
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.declared_output import DeclaredOutput
-from raydist.pipelines.elements.functions import call_rows, function_label, wants_rng
+from raydist.pipelines.elements.functions import RowCalls, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError, Item
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
@@ -24,6 +25,9 @@ from raydist.pipelines.ops.seeded_datasets import with_seeds
 from raydist.values import AUTOTUNE
 
 __all__ = ["MapOp", "items_of_results", "parse_parallelism"]
+
+_MANY_ROWS = 512  # fewer are done at once: what is found out by looking at the first ones costs more than it brings
+_FIRST_ROWS = 64
 
 
 def parse_parallelism(num_parallel_calls: int | None) -> int | None:
@@ -93,11 +97,26 @@ class _MapKernel(Kernel):
         return self.key is not None
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
-        results, failed = call_rows(self.fn, block, start, self.key)
-        items = items_of_results(results, failed, start)
+        items = self._made(block, start)
         if any(isinstance(item, Block) and item.holds_datasets for item in items):
             items = with_seeds(items, start, self.datasets_key)
         return items if self.output is None else self.output.conform(items, start)
+
+    def _made(self, block: Block, start: int) -> list[Item]:
+        calls = RowCalls(self.fn, block, start, self.key)
+        num_rows = block.num_rows
+        if num_rows < _MANY_ROWS:
+            return items_of_results(*calls.take(num_rows), start)
+        results, failed = calls.take(_FIRST_ROWS)
+        together = rows_together(results[0])
+        if together >= num_rows:
+            more, more_failed = calls.take(num_rows - _FIRST_ROWS)
+            return items_of_results(results + more, failed + [_FIRST_ROWS + row for row in more_failed], start)
+        made = BlockInParts(num_rows)
+        made.add(items_of_results(results, failed, start))
+        for at in range(_FIRST_ROWS, num_rows, together):
+            made.add(items_of_results(*calls.take(min(together, num_rows - at)), start + at))
+        return made.items()
 
 
 def items_of_results(results: list[Any], failed: Sequence[int], start: int) -> list[Item]:

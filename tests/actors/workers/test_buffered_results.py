@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 
 from raydist.actors.workers import buffered_results
-from raydist.actors.workers.buffered_results import BufferedResult, write_block, write_result
+from raydist.actors.workers.buffered_results import BufferedResult, BufferWriter, write_block, write_result
 from raydist.actors.workers.shared_buffers import BufferShelf, SharedBuffer
 from raydist.actors.workers.worker import InputWorker, unpack_result
 from raydist.dataset import Dataset
+from raydist.pipelines.elements import block_parts
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import ElementError, Item, StageResult
 from raydist.pipelines.elements.rows import block_of_rows
 from raydist.pipelines.engine.executor import Executor, Pending
 from raydist.pipelines.engine.executor import _Ready as Ready
 from raydist.pipelines.engine.kernel import StageSpec
+from raydist.pipelines.ops import map as map_module
 from tests.contracts.datasets import DATASETS
 from tests.contracts.op import check_op
-from tests.pipelines.engine.toy_stages import block_of
+from tests.pipelines.engine.toy_stages import block_of, spec_of
 
 MEMORY = 1 << 22
 
@@ -31,7 +33,7 @@ def memory(num_bytes: int = MEMORY) -> np.ndarray[Any, Any]:
 
 
 def across(items: tuple[Item, ...], room: np.ndarray[Any, Any]) -> StageResult:
-    written = write_result(StageResult(items, (len(items),), ("x",), busy_s=0.5), room)
+    written = write_result(StageResult(items, (len(items),), ("x",), busy_s=0.5), BufferWriter(room))
     assert isinstance(written, BufferedResult)
     return written.read(room)
 
@@ -63,7 +65,7 @@ def test_joined_elements_are_written_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(np, "concatenate", counted)
     room = memory()
-    written = write_result(StageResult(tuple(map(image, range(5))), (5,), ("",)), room)
+    written = write_result(StageResult(tuple(map(image, range(5))), (5,), ("",)), BufferWriter(room))
     assert written is not None
     assert copied == [5 * 120_000]
     (place,) = written.places
@@ -95,12 +97,64 @@ def test_shapes_that_differ_are_not_joined() -> None:
 
 def test_little_and_too_much_travel_otherwise() -> None:
     few = StageResult((block_of(Dataset.range(10)),), (10,), ("",))
-    assert write_result(few, memory()) is None
+    assert write_result(few, BufferWriter(memory())) is None
     many = StageResult(tuple(map(image, range(9))), (9,), ("",))
-    assert write_result(many, memory(1 << 20)) is None
-    assert write_result(replace(many, items=(*many.items[:8],)), memory(1 << 20)) is not None
+    assert write_result(many, BufferWriter(memory(1 << 20))) is None
+    assert write_result(replace(many, items=(*many.items[:8],)), BufferWriter(memory(1 << 20))) is not None
     one = StageResult((block_of_rows([np.zeros(2 << 20, np.uint8)]),), (1,), ("",))
-    assert write_result(one, memory(1 << 20)) is None
+    assert write_result(one, BufferWriter(memory(1 << 20))) is None
+
+
+def test_a_column_that_was_made_in_the_buffer_stays_there() -> None:
+    room = memory()
+    writer = BufferWriter(room)
+    column = writer.make_column((100, 1 << 10), np.dtype(np.float32))
+    assert column is not None
+    column[:] = np.arange(100)[:, None]
+    block = replace(block_of_rows([column[0]]), columns=(column,), num_rows=100)
+    written = write_result(StageResult((block,), (100,), ("",)), writer)
+    assert written is not None
+    assert written.places == ((64, column.nbytes),)
+    (read,) = written.read(room).items
+    assert isinstance(read, Block)
+    assert read.columns[0][:, 7].tolist() == [*range(100)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
+def test_a_worker_makes_the_last_functions_results_in_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    make_column = BufferWriter.make_column
+
+    def counted(self: BufferWriter, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        made.append(shape)
+        return make_column(self, shape, dtype)
+
+    monkeypatch.setattr(BufferWriter, "make_column", counted)
+    buffer = SharedBuffer.create()
+    numbers = Dataset.range(600)
+    spec = spec_of(numbers.map(lambda n: np.full(1 << 10, n, np.float32)).map(lambda image: image[:512] + 1))
+    pickled = cloudpickle.dumps(spec)
+    result = InputWorker("here").run_into(buffer.address, b"", pickled, block_of(numbers), (0, 0))
+    assert isinstance(result, BufferedResult)
+    assert made == [(600, 512)]
+    assert result.places == ((64, 600 * 512 * 4),)
+    (read,) = result.read(np.frombuffer(buffer.memory, np.uint8)).items
+    assert isinstance(read, Block)
+    assert read.columns[0][:, 100].tolist() == [*range(1, 601)]
+
+
+def test_columns_in_the_buffer_lie_apart_and_small_or_too_large_ones_elsewhere() -> None:
+    room = memory()
+    writer = BufferWriter(room)
+    size = (1 << 16) + 1
+    columns = [writer.make_column((size,), np.dtype(np.uint8)) for _ in range(MEMORY // size + 1)]
+    made = [column for column in columns if column is not None]
+    assert columns[-1] is None
+    assert len(made) == len(columns) - 1
+    for number, column in enumerate(made):
+        column[:] = number
+    assert [set(column.tolist()) for column in made] == [{number} for number in range(len(made))]
+    assert BufferWriter(memory()).make_column((100,), np.dtype(np.float64)) is None
 
 
 @final
@@ -140,6 +194,9 @@ def test_operations_keep_their_contract_through_buffers(name: str, monkeypatch: 
     create = SharedBuffer.create
     monkeypatch.setattr(SharedBuffer, "create", lambda: create(1 << 20))
     shelf = BufferShelf(most=1_000)
+    monkeypatch.setattr(block_parts, "_PART_BYTES", 16)  # a row or two at a time, each written in the buffer
+    monkeypatch.setattr(map_module, "_MANY_ROWS", 2)
+    monkeypatch.setattr(map_module, "_FIRST_ROWS", 1)
     check_op(DATASETS[name], limit=9, executors=(lambda options: ThroughBuffers(shelf),))
 
 

@@ -12,7 +12,12 @@ import torch
 from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, InvalidArgumentError, SpecError
 from raydist.options import Options
+from raydist.pipelines.elements.items import ElementError
+from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.elements.spec import TensorSpec
+from raydist.pipelines.ops import map as map_module
+from raydist.pipelines.ops.map import items_of_results
 from tests.contracts.op import EXECUTORS, collect, iterate
 from tests.pipelines.model import recorder
 
@@ -176,3 +181,54 @@ def test_bad_arguments() -> None:
         Dataset.range(3).map(3)  # type: ignore[arg-type]  # the point of this test
     with pytest.raises(TypeError, match="deterministic must be a bool or None, got 1"):
         Dataset.range(3).map(lambda x: x, deterministic=1)  # type: ignore[arg-type]  # the point of this test
+
+
+def made_of(monkeypatch: pytest.MonkeyPatch, fn: Any, num_rows: int) -> tuple[list[int], list[Any]]:
+    """How many results were stacked at a time, and the items of one block."""
+    parts: list[int] = []
+
+    def counted(results: list[Any], *args: Any) -> Any:
+        parts.append(len(results))
+        return items_of_results(results, *args)
+
+    monkeypatch.setattr(map_module, "items_of_results", counted)
+    kernel = map_module._MapKernel(fn, "fn", None, None, RandomKey(0, "map-1"))
+    return parts, [*kernel.run(block_of_rows(range(num_rows)), 100)]
+
+
+def test_large_results_are_stacked_some_at_a_time_into_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, items = made_of(monkeypatch, lambda x: np.full(1 << 10, x, np.float32), 700)
+    assert parts == [64, 128, 128, 128, 128, 124]
+    (block,) = items
+    assert block.columns[0].shape == (700, 1 << 10)
+    assert block.columns[0][:, 5].tolist() == [*range(700)]
+
+
+@pytest.mark.parametrize("make", [lambda x: x + 1, lambda x: str(x), lambda x: b"-" * 5_000])
+def test_what_is_small_or_no_number_is_stacked_at_once(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    parts, items = made_of(monkeypatch, make, 700)
+    assert parts == [700]
+    assert [item.num_rows for item in items] == [700]
+
+
+@pytest.mark.parametrize("failing", [{0}, {63, 64}, {65, 300, 699}, {*range(128, 512)}])
+@pytest.mark.parametrize("width", [1, 1 << 10])
+def test_errors_in_a_large_block_keep_their_places(
+    monkeypatch: pytest.MonkeyPatch, failing: set[int], width: int
+) -> None:
+    def fn(x: Any) -> Any:
+        if int(x) in failing:
+            raise ValueError(f"not {x}")
+        return np.full(width, x, np.float32)
+
+    _, items = made_of(monkeypatch, fn, 700)
+    at = 0
+    for item in items:
+        if isinstance(item, ElementError):
+            assert (str(item.error), item.index) == (f"not {at}", 100 + at)
+            failing = failing - {at}
+            at += 1
+        else:
+            assert item.columns[0][:, 0].tolist() == [*range(at, at + item.num_rows)]
+            at += item.num_rows
+    assert (at, failing) == (700, set())
