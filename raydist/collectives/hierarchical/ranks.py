@@ -9,11 +9,13 @@ import torch
 
 from raydist.collectives.base import Membership
 from raydist.collectives.hierarchical.conference import Conference, Parts
+from raydist.collectives.hierarchical.in_place import InPlaceReductions
 from raydist.collectives.hierarchical.joining import Joined
 from raydist.collectives.hierarchical.lane import HostReduction
 from raydist.collectives.hierarchical.moves import LargeMoves
 from raydist.collectives.hierarchical.plan import HostPlan
-from raydist.collectives.hierarchical.reduction import LargeReductions
+from raydist.collectives.hierarchical.staged import StagedReductions
+from raydist.collectives.hierarchical.windows import BlockWindows
 from raydist.collectives.shared_memory.in_place import SharedTensor
 from raydist.collectives.shared_memory.sequence import BayUse
 from raydist.collectives.shared_memory.task import Steps
@@ -51,7 +53,9 @@ class HostedRank:
         self._plan = plan
         self._world_size = membership.world_size
         self._conference = Conference(plan, joined.generation, wires)
-        self._large = LargeReductions(plan, joined.generation, wires)
+        windows = BlockWindows(plan)
+        self._in_place = InPlaceReductions(plan, joined.generation, wires, windows)
+        self._staged = StagedReductions(plan, joined.generation, wires, windows)
         num_others = max(len(plan.hosts) - 1, 1)
         self.most_by_leaders = min(_MOST_BY_LEADERS // num_others, joined.generation.board.layout.bay_bytes)
 
@@ -128,11 +132,11 @@ class HostedRank:
         places = {board.memory_of(member, number) for member in range(size)}
         yield from self.agree(number)
         if shared is not None and places == {shared.number}:
-            yield from self._large.in_place(number, self._large.blocks_of(shared, reduction))
+            yield from self._in_place.reduce(number, self._in_place.blocks_of(shared, reduction))
         elif size == 1:
-            yield from self._large.in_place(number, self._large.blocks([flat], reduction))
+            yield from self._in_place.reduce(number, self._in_place.blocks([flat], reduction))
         else:
-            yield from self._large.staged(flat, reduction, everywhere=everywhere)
+            yield from self._staged.reduce(flat, reduction, everywhere=everywhere)
 
     def _brought(self, number: int, like: torch.Tensor, bay: BayUse | None = None) -> list[torch.Tensor]:
         layout, members = self.generation.board.layout, range(len(self._plan.members))

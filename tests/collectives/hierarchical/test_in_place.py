@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.hierarchical import reduction
+from raydist.collectives.hierarchical import in_place, windows
 from raydist.collectives.hierarchical.lane import BlockExchange
 from raydist.values import ReduceOp
 from tests.collectives.hierarchical.ranks import SHAPES, run_hosted
@@ -23,7 +23,7 @@ NUMELS = (5_000, 345_679, 4 * 2 * BLOCK // 4)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of which tensors have several that are quick to add up."""
-    monkeypatch.setattr(reduction, "_MOST_BLOCK", BLOCK)
+    monkeypatch.setattr(windows, "_MOST_BLOCK", BLOCK)
 
 
 def brought(rank: int, numel: int) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_what_is_exchanged_is_worked_out_once(hosts: str, monkeypatch: pytest.Mo
         made.append(1)
         return BlockExchange(*args)
 
-    monkeypatch.setattr(reduction, "BlockExchange", counted)
+    monkeypatch.setattr(in_place, "BlockExchange", counted)
 
     def num_made(communicator: Communicator) -> list[int]:
         (shared,) = communicator.allocate([(300_000, torch.float32)])

@@ -1,0 +1,81 @@
+"""What staged reductions keep between calls; that they are right is tested with those in place."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raydist.collectives.base import Communicator
+from raydist.collectives.hierarchical import staged, windows
+from raydist.collectives.hierarchical.lane import BlockExchange
+from raydist.values import ReduceOp
+from tests.collectives.hierarchical.ranks import run_hosted
+
+BLOCK = 64 << 10
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of which tensors have several that are quick to add up."""
+    monkeypatch.setattr(windows, "_MOST_BLOCK", BLOCK)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aab"])
+def test_other_tensors_of_a_kind_are_reduced_with_what_is_known(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(*args: Any) -> BlockExchange:
+        made.append(1)
+        return BlockExchange(*args)
+
+    monkeypatch.setattr(staged, "BlockExchange", counted)
+
+    def num_made(communicator: Communicator) -> list[tuple[int, bool]]:
+        found = []
+        for turn in range(4):
+            tensor = torch.full((8 * 2 * BLOCK // 4,), float(turn + communicator.rank))
+            communicator.all_reduce(tensor, ReduceOp.SUM).wait()
+            communicator.barrier()
+            total = sum(turn + rank for rank in range(communicator.world_size))
+            found.append((len(made), bool((tensor == total).all())))
+            communicator.barrier()  # nobody begins the next one while others count
+        return found
+
+    for first, *later in run_hosted(hosts, num_made):
+        assert first[0] > 0
+        assert later == [(first[0], True)] * 3
+
+
+@pytest.mark.parametrize("kept", [3, 64])
+def test_kinds_of_tensors_take_turns(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by several operations, some with a rest shorter than a block; more of them than are kept, or fewer."""
+    monkeypatch.setattr(staged, "_MOST_KNOWN", kept)
+
+    def sums(communicator: Communicator) -> bool:
+        rank, size = communicator.rank, communicator.world_size
+        right = []
+        for turn, numel in enumerate((300_000, 70_001, 150_000, 33_333, 300_000, 70_001) * 2):
+            dtype = (torch.float32, torch.float64, torch.int64)[turn % 3]
+            values = [other + turn for other in range(size)]
+            for op, expected in ((ReduceOp.SUM, sum(values)), (ReduceOp.MAX, max(values))):
+                tensor = torch.full((numel,), rank + turn, dtype=dtype)
+                communicator.all_reduce(tensor, op).wait()
+                right.append(bool((tensor == expected).all()))
+        return all(right)
+
+    assert run_hosted("aabb", sums) == [True] * 4
+
+
+def test_the_tensor_is_not_kept() -> None:
+    def is_gone(communicator: Communicator) -> bool:
+        memory = np.ones(345_679)
+        kept = weakref.ref(memory)
+        communicator.all_reduce(torch.from_numpy(memory), ReduceOp.SUM).wait()
+        del memory
+        return kept() is None
+
+    assert run_hosted("aabb", is_gone) == [True] * 4
