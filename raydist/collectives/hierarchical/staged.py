@@ -128,7 +128,7 @@ class StagedReductions:
         lane = self._plan.place
         parts = [self.staging.view(place, buffer, lane, count, dtype) for place in range(len(self._plan.members))]
         if not self._scratch[buffer].numel():
-            self._scratch[buffer] = torch.empty(self._windows.block_bytes, dtype=torch.uint8)
+            self._scratch[buffer] = torch.empty(self._windows.most_bytes, dtype=torch.uint8)
         scratch = self._scratch[buffer][: parts[lane].nbytes].view(dtype)
         exchange = BlockExchange(self._plan, self._wires, reduction, parts[lane], scratch)
         return _BufferBlock(parts, lane, reduction, exchange)

@@ -14,6 +14,9 @@ AHEAD = 2
 
 # 256 and 512 KB take 4 ranks as long, within what other work on the machine changes; and Python does more for them.
 _MOST_BLOCK = 1 << 20
+# Where there are so many that the first and the last one, which nothing else is done beside, do not count.
+_LARGE_BLOCK = 2 << 20
+_MANY_BLOCKS = 16
 
 
 @final
@@ -24,13 +27,17 @@ class BlockWindows:
         plan: Who shares memory with whom.
 
     Attributes:
-        block_bytes: Of a block at most.
+        most_bytes: Of any block.
     """
 
     def __init__(self, plan: HostPlan) -> None:
+        room = min(plan.layout(host).chunk_bytes for host in range(len(plan.hosts)))
         self._num_lanes = plan.num_lanes
-        self.block_bytes = min(_MOST_BLOCK, *(plan.layout(host).chunk_bytes for host in range(len(plan.hosts))))
+        self._block_bytes = min(_MOST_BLOCK, room)
+        self.most_bytes = min(_LARGE_BLOCK, room)
 
     def of(self, numel: int, itemsize: int) -> list[Window]:
         """Those of a flat tensor."""
-        return cut(numel, itemsize, chunk_bytes=self.block_bytes, world_size=self._num_lanes)
+        is_large = numel * itemsize >= _MANY_BLOCKS * self.most_bytes * self._num_lanes
+        block_bytes = self.most_bytes if is_large else self._block_bytes
+        return cut(numel, itemsize, chunk_bytes=block_bytes, world_size=self._num_lanes)

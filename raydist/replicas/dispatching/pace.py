@@ -38,6 +38,16 @@ class _Cost:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Advice:
+    """What is to be done with steps of some functions, see `Pace`."""
+
+    group_size: int
+    linger_s: float
+    window: int
+
+
+@final
 class Pace:
     """Remembers what the steps of each function cost, by a key of the function. Steps of an unknown one go alone.
 
@@ -56,10 +66,12 @@ class Pace:
         self._num_replicas = num_replicas
         self._messages_s = max(0, num_replicas - _NO_CROWD) * _MESSAGE_S
         self._costs: dict[bytes, _Cost] = {}
+        self._advice: dict[frozenset[bytes], _Advice] = {}  # asked for five times a step, and new with every group
 
     def go_by_ray(self) -> None:
         """Messages do not travel through memory."""
         self._messages_s = self._num_replicas * _MESSAGE_S
+        self._advice.clear()
 
     def learn(self, key: bytes, *, seconds: float, num_bytes: int) -> None:
         """Take note of a step.
@@ -71,6 +83,7 @@ class Pace:
         """
         if not key:
             return
+        self._advice.clear()
         self._costs.pop(key, None)
         self._costs[key] = _Cost(seconds, num_bytes)
         while len(self._costs) > _REMEMBERED:
@@ -78,7 +91,31 @@ class Pace:
 
     def group_size(self, keys: Sequence[bytes]) -> int:
         """How many steps may travel together, where they alternate between the functions of `keys`; at least 1."""
-        costs = [self._costs.get(key) for key in set(keys)]
+        return self._on(keys).group_size
+
+    def linger_s(self, keys: Sequence[bytes]) -> float:
+        """How long steps may wait for others that will travel with them, though replicas could begin; mostly 0."""
+        return self._on(keys).linger_s
+
+    def window(self, keys: Sequence[bytes]) -> int:
+        """How many steps may be under way: one group that runs, one that waits, one that is gathered."""
+        return self._on(keys).window
+
+    def _on(self, keys: Sequence[bytes]) -> _Advice:
+        functions = frozenset(keys)
+        advice = self._advice.get(functions)
+        if advice is None:
+            advice = self._advice[functions] = self._new_advice([self._costs.get(key) for key in functions])
+        return advice
+
+    def _new_advice(self, costs: Sequence[_Cost | None]) -> _Advice:
+        group_size = self._group_size(costs)
+        slowest = max((cost.seconds if cost else 0.0 for cost in costs), default=0.0)
+        in_time = math.ceil(_WINDOW_S / max(slowest, _WINDOW_S / _WINDOW))
+        linger_s = self._linger_s(costs) if group_size > 1 else 0.0
+        return _Advice(group_size, linger_s, max(in_time, _SHORTEST_WINDOW, 3 * group_size))
+
+    def _group_size(self, costs: Sequence[_Cost | None]) -> int:
         slowest = max((cost.seconds if cost else _GROUP_S for cost in costs), default=_GROUP_S)
         largest = max((cost.num_bytes if cost else _MOST_BYTES for cost in costs), default=_MOST_BYTES)
         slowest = max(slowest, 1e-9)
@@ -86,22 +123,13 @@ class Pace:
         by_bytes = _MOST_BYTES // max(largest, 1)
         return max(1, min(by_time, by_bytes, _MOST_STEPS))
 
-    def linger_s(self, keys: Sequence[bytes]) -> float:
-        """How long steps may wait for others that will travel with them, though replicas could begin; mostly 0."""
-        if not self._messages_s:
-            return 0.0
-        costs = [self._costs.get(key) for key in set(keys)]
-        quickest = min((cost.seconds if cost else 0.0 for cost in costs), default=0.0)
-        linger_s = _LINGER_SHARE * quickest
-        return linger_s if linger_s >= _LEAST_LINGER_S and self.group_size(keys) > 1 else 0.0
-
     def _to_save_messages(self, seconds: float) -> int:
         """How many steps of so many seconds share their messages, that these are a small part of them."""
         return min(int(self._messages_s / (_MESSAGE_SHARE * seconds)), round(_LONGEST_GROUP_S / seconds))
 
-    def window(self, keys: Sequence[bytes]) -> int:
-        """How many steps may be under way: one group that runs, one that waits, one that is gathered."""
-        costs = [self._costs.get(key) for key in set(keys)]
-        slowest = max((cost.seconds if cost else 0.0 for cost in costs), default=0.0)
-        in_time = math.ceil(_WINDOW_S / max(slowest, _WINDOW_S / _WINDOW))
-        return max(in_time, _SHORTEST_WINDOW, 3 * self.group_size(keys))
+    def _linger_s(self, costs: Sequence[_Cost | None]) -> float:
+        if not self._messages_s:
+            return 0.0
+        quickest = min((cost.seconds if cost else 0.0 for cost in costs), default=0.0)
+        linger_s = _LINGER_SHARE * quickest
+        return linger_s if linger_s >= _LEAST_LINGER_S else 0.0

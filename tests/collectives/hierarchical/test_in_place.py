@@ -16,14 +16,15 @@ from raydist.values import ReduceOp
 from tests.collectives.hierarchical.ranks import SHAPES, run_hosted
 
 BLOCK = 64 << 10
-# Less than a window, many windows and a rest, exactly four windows of two lanes.
-NUMELS = (5_000, 345_679, 4 * 2 * BLOCK // 4)
+# Less than a window, many windows and a rest, exactly eight windows of two lanes; so many that blocks are larger.
+NUMELS = (5_000, 345_679, 4 * 2 * BLOCK // 4, 600_001)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of which tensors have several that are quick to add up."""
-    monkeypatch.setattr(windows, "_MOST_BLOCK", BLOCK)
+    monkeypatch.setattr(windows, "_MOST_BLOCK", BLOCK // 2)
+    monkeypatch.setattr(windows, "_LARGE_BLOCK", BLOCK)
 
 
 def brought(rank: int, numel: int) -> torch.Tensor:

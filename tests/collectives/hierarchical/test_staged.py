@@ -22,6 +22,7 @@ BLOCK = 64 << 10
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of which tensors have several that are quick to add up."""
     monkeypatch.setattr(windows, "_MOST_BLOCK", BLOCK)
+    monkeypatch.setattr(windows, "_LARGE_BLOCK", BLOCK)
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "aab"])

@@ -26,9 +26,12 @@ def test_all_ranks_cut_alike_whatever_their_host_has(hosts: str) -> None:
     assert first[-1].stop == 10_000_001
 
 
-def test_no_block_is_larger_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_have_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "_MOST_BLOCK", 4096)
+    monkeypatch.setattr(windows, "_LARGE_BLOCK", 8192)
     (first, *_) = windows_of("aabb")
-    assert first.block_bytes == 4096
-    assert max(window.step for window in first.of(100_000, 8)) * 8 <= 4096
+    assert first.most_bytes == 8192
+    enough = 16 * 2 * 8192 // 8
+    assert max(window.step for window in first.of(enough - 1, 8)) * 8 == 4096
+    assert [window.step * 8 for window in first.of(enough, 8)] == [8192] * 16
     assert first.of(0, 8) == []

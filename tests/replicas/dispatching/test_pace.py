@@ -97,3 +97,24 @@ def test_a_window_holds_three_groups_and_functions_are_forgotten(known: list[tup
     for key in keys:
         pace.learn(key, seconds=1e-3, num_bytes=8)
     assert sum(pace.group_size([key]) > 1 for key in keys) == 256
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"f", b"g"]), st.floats(1e-6, 2.0), st.integers(0, 1 << 12)) | st.none(), max_size=6
+    )
+)
+def test_what_was_asked_before_changes_no_answer(learned: list[tuple[bytes, float, int] | None]) -> None:
+    """`None`: messages go by Ray from here on."""
+    asked = Pace(2)
+    for number in range(len(learned) + 1):
+        fresh = Pace(2)
+        for pace, events in ((fresh, learned[:number]), (asked, learned[number - 1 : number])):
+            for event in events:
+                if event is None:
+                    pace.go_by_ray()
+                else:
+                    pace.learn(event[0], seconds=event[1], num_bytes=event[2])
+        for keys in ([b"f"], [b"g", b"f", b"g"], [b"other"], []):
+            told = [(pace.group_size(keys), pace.linger_s(keys), pace.window(keys)) for pace in (asked, fresh)]
+            assert told[0] == told[1]
