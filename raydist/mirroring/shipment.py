@@ -73,8 +73,10 @@ class Shipment:
 
     def without_step(self) -> Shipment | None:
         """What it brings for later steps as well; None for nothing."""
-        kept = replace(self.without_parts(), arguments=b"", function=self.function if self.digest else b"")
-        return kept if kept.released or kept.bundle or kept.writes or kept.function or kept.forget else None
+        function = self.function if self.digest else b""
+        if not (self.released or self.bundle or self.writes or function or self.forget):
+            return None  # nearly always: to make a copy first took 4 us a step
+        return replace(self.without_parts(), arguments=b"", function=function)
 
     def of_step(self) -> Shipment:
         """What it brings for this step only."""
