@@ -20,6 +20,10 @@ __all__ = ["Attendance", "Channel", "Passage", "bytes_of"]
 
 # How much one call of the kernel is asked for: while one runs, nobody else uses the channel.
 _MOST_AT_ONCE = 4 << 20
+# Of a transfer of which as much is left, the kernel tells when all has come, or so much: each time costs a switch and
+# Python's way here. 100 MB among 4 ranks of 2 hosts take 110 ms, where they took 119 when it told of whatever came.
+_LARGE_REST = 256 << 10
+_MOST_TOLD = 1 << 20
 # The kernel tells of changes alone: whoever starts something looks for himself what is there already.
 _ALWAYS = select.EPOLLRDHUP | select.EPOLLET
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -68,6 +72,11 @@ class Passage:
         self.done = not self._left
         return True
 
+    @property
+    def num_left(self) -> int:
+        """Bytes that are not there, or not gone, yet."""
+        return self._left.nbytes
+
 
 @final
 class Attendance:
@@ -100,6 +109,7 @@ class Channel:
         self._attendance = attendance
         self._settled = settled
         self._watched = _ALWAYS
+        self._told_of = 1
         self._lock = threading.Lock()
         self._waiting: deque[Passage] = deque()
         self._socket: socket.socket | None = None
@@ -183,9 +193,17 @@ class Channel:
             self._end()
         if self._waiting:
             self._attendance.pending.add(self)
+            self._set_told_of(self._waiting[0].num_left)
             self._watch()
         else:
             self._attendance.pending.discard(self)
+
+    def _set_told_of(self, num_left: int) -> None:
+        """Have the kernel tell of so many bytes, of a transfer of which `num_left` are to come: more never might."""
+        told_of = min(num_left, _MOST_TOLD) if self._incoming and num_left >= _LARGE_REST else 1
+        if told_of != self._told_of and self._socket is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, told_of)
+            self._told_of = told_of
 
     def _watch(self) -> None:
         wanted = _ALWAYS

@@ -126,3 +126,37 @@ def test_a_forked_childs_copy_lets_go_without_a_word_to_the_poll(pair: Pair) -> 
 
 def test_nothing_is_done_at_once(pair: Pair) -> None:
     assert pair.receiving.start(bytes_of(torch.empty(0))).done
+
+
+def tcp_sockets() -> tuple[socket.socket, socket.socket]:
+    """The ends of a connection through the network's code, which `socketpair` has not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        return ours, server.accept()[0]
+
+
+@pytest.fixture
+def tcp_pair(pair: Pair) -> Pair:
+    for connection in pair.sockets:
+        connection.close()
+    pair.sockets = tcp_sockets()
+    pair.connect()
+    return pair
+
+
+def test_the_kernel_tells_of_large_parts_and_of_whatever_is_left(tcp_pair: Pair) -> None:
+    """Each time it tells costs a switch of threads; and what it does not tell of must not be waited for."""
+    pair, size, step = tcp_pair, 1_000_001, 20_000
+    large, small = buffer(size), buffer(10)
+    received = [pair.receiving.start(bytes_of(large)), pair.receiving.start(bytes_of(small))]
+    told = 0
+    data = bytes_of(torch.cat([buffer(size, 7), buffer(10, 9)]))
+    for start in range(0, len(data), step):
+        pair.sending.start(data[start : start + step])
+        events = dict(pair.poll.poll(0.01))
+        told += events.get(pair.sockets[1].fileno(), 0) & select.EPOLLIN
+        for descriptor, event in events.items():
+            pair.channels[descriptor].ready(event)
+    pair.serve(lambda: all(transfer.done for transfer in received))
+    assert (large.unique().tolist(), small.tolist()) == ([7], [9] * 10)
+    assert told <= 4
