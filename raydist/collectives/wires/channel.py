@@ -6,6 +6,7 @@ kernel says so, by the thread of `wires.py`. The bytes go from tensor to kernel 
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -202,8 +203,9 @@ class Channel:
         """Have the kernel tell of so many bytes, of a transfer of which `num_left` are to come: more never might."""
         told_of = min(num_left, _MOST_TOLD) if self._incoming and num_left >= _LARGE_REST else 1
         if told_of != self._told_of and self._socket is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, told_of)
             self._told_of = told_of
+            with contextlib.suppress(OSError):  # a system without it tells of whatever comes
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, told_of)
 
     def _watch(self) -> None:
         wanted = _ALWAYS

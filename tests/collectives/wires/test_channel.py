@@ -160,3 +160,20 @@ def test_the_kernel_tells_of_large_parts_and_of_whatever_is_left(tcp_pair: Pair)
     pair.serve(lambda: all(transfer.done for transfer in received))
     assert (large.unique().tolist(), small.tolist()) == ([7], [9] * 10)
     assert told <= 4
+
+
+class WithoutOptions(socket.socket):
+    """Of a system that has none."""
+
+    def setsockopt(self, *_: object) -> None:
+        raise OSError("Protocol not available")
+
+
+def test_a_system_that_tells_of_whatever_comes_will_do(pair: Pair) -> None:
+    ours, theirs = pair.sockets
+    pair.sockets = (ours, WithoutOptions(fileno=theirs.detach()))
+    pair.connect()
+    received = pair.receiving.start(bytes_of(got := buffer(LARGE)))
+    pair.sending.start(bytes_of(buffer(LARGE, 4)))
+    pair.serve(lambda: received.done)
+    assert got.unique().tolist() == [4]
