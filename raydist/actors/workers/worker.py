@@ -82,9 +82,9 @@ class InputWorker:
 
     def run(self, digest: bytes, spec: bytes | None, block: Block, starts: tuple[int, ...]) -> WorkerResult:
         """Run the stage known as `digest` (its pickled `spec` comes with the first block) on a block."""
-        return self._run(digest, spec, block, starts, None)
+        return self._work(digest, spec, block, starts, None)
 
-    def _run(
+    def _work(
         self,
         digest: bytes,
         spec: bytes | None,
@@ -129,8 +129,9 @@ class InputWorker:
         if memory is None:
             return self.run(digest, spec, block, starts)
         writer = BufferWriter(memory)
-        result = self._run(digest, spec, block, starts, writer.make_column)
-        return (write_result(result, writer) if isinstance(result, StageResult) else None) or result
+        result = self._work(digest, spec, block, starts, writer.make_column)
+        written = write_result(result, writer) if isinstance(result, StageResult) else None
+        return written or result
 
     def _learn(self, digest: bytes, spec: bytes) -> None:
         first = not self._specs

@@ -14,14 +14,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from raydist.collectives.hierarchical.lane import BlockExchange, HostReduction
+from raydist.collectives.hierarchical.lane import BlockExchange, BlockExchanges, HostReduction
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.hierarchical.windows import AHEAD, BlockWindows
-from raydist.collectives.shared_memory.board import Count
-from raydist.collectives.shared_memory.generation import SharedGeneration
+from raydist.collectives.shared_memory.board import Board, Count
 from raydist.collectives.shared_memory.in_place import SharedTensor
+from raydist.collectives.shared_memory.layout import NUM_BUFFERS
 from raydist.collectives.shared_memory.task import Reached, Steps
-from raydist.collectives.wires.wires import Wires
 
 __all__ = ["InPlaceReductions"]
 
@@ -32,17 +31,16 @@ class InPlaceReductions:
 
     Args:
         plan: Who shares memory with whom.
-        generation: Of this rank's host.
-        wires: To the other hosts.
+        board: Of this rank's host.
+        exchanges: With other hosts.
         windows: How tensors are cut.
     """
 
-    def __init__(self, plan: HostPlan, generation: SharedGeneration, wires: Wires, windows: BlockWindows) -> None:
+    def __init__(self, plan: HostPlan, board: Board, exchanges: BlockExchanges, windows: BlockWindows) -> None:
         self._plan = plan
-        self._board = generation.board
-        self._wires = wires
+        self._board = board
+        self._exchanges = exchanges
         self._windows = windows
-        self._scratch = [torch.empty(0, dtype=torch.uint8) for _ in range(AHEAD + 1)]
         self._known: WeakKeyDictionary[SharedTensor, dict[HostReduction, list[_Block]]] = WeakKeyDictionary()
 
     def blocks_of(self, shared: SharedTensor, reduction: HostReduction) -> list[_Block]:
@@ -60,7 +58,10 @@ class InPlaceReductions:
             return []
         slices = [window.slice_of(lane) for window in self._windows.of(copies[0].numel(), copies[0].element_size())]
         parts = [[copy[start : start + count] for copy in copies] for start, count in slices if count]
-        return [_Block(self._exchange(index, own[0], reduction), reduction, own) for index, own in enumerate(parts)]
+        return [
+            _Block(self._exchanges.make(index % NUM_BUFFERS, own[0], reduction), reduction, own)
+            for index, own in enumerate(parts)
+        ]
 
     def reduce(self, number: int, blocks: Sequence[_Block]) -> Steps:
         """Reduce tensors where they lie, in collective `number`."""
@@ -73,14 +74,6 @@ class InPlaceReductions:
         board = self._board
         board.reach(Count.REDUCED, number + 1)
         yield Reached(board, Count.REDUCED, number + 1, last=True)
-
-    def _exchange(self, index: int, block: torch.Tensor, reduction: HostReduction) -> BlockExchange:
-        """The exchange of the block of this index, with memory for what comes in."""
-        turn = index % len(self._scratch)
-        if self._scratch[turn].numel() < block.nbytes:
-            self._scratch[turn] = torch.empty(block.nbytes, dtype=torch.uint8)
-        scratch = self._scratch[turn][: block.nbytes].view(block.dtype)
-        return BlockExchange(self._plan, self._wires, reduction, block, scratch)
 
 
 @final

@@ -20,7 +20,7 @@ from raydist.collectives.wires.landed import Landed
 from raydist.collectives.wires.wires import Wires
 from raydist.values import ReduceOp
 
-__all__ = ["BlockExchange", "HostReduction"]
+__all__ = ["BlockExchange", "BlockExchanges", "HostReduction"]
 
 _Loads = Sequence[tuple[int, torch.Tensor]]
 """Ranks, and contiguous memory that goes there or comes from there."""
@@ -129,6 +129,30 @@ class BlockExchange:
         self._reduction.between(self._parts, self._result)
         if self._hand_out is not None:
             yield self._hand_out.begin()
+
+
+@final
+class BlockExchanges:
+    """Makes exchanges, with memory for what comes in: those of one turn share it, and are not under way together.
+
+    Args:
+        plan: Who else has a part.
+        wires: To them.
+        most_bytes: Of a block.
+    """
+
+    def __init__(self, plan: HostPlan, wires: Wires, most_bytes: int) -> None:
+        self._plan = plan
+        self._wires = wires
+        self._most_bytes = most_bytes
+        self._scratch: dict[int, torch.Tensor] = {}
+
+    def make(self, turn: int, block: torch.Tensor, reduction: HostReduction) -> BlockExchange:
+        """The exchange of a block, in that turn."""
+        if turn not in self._scratch:
+            self._scratch[turn] = torch.empty(self._most_bytes, dtype=torch.uint8)
+        scratch = self._scratch[turn][: block.nbytes].view(block.dtype)
+        return BlockExchange(self._plan, self._wires, reduction, block, scratch)
 
 
 def _cut(block: torch.Tensor, num_hosts: int) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from raydist.collectives.base import Membership
 from raydist.collectives.hierarchical.conference import Conference, Parts
 from raydist.collectives.hierarchical.in_place import InPlaceReductions
 from raydist.collectives.hierarchical.joining import Joined
-from raydist.collectives.hierarchical.lane import HostReduction
+from raydist.collectives.hierarchical.lane import BlockExchanges, HostReduction
 from raydist.collectives.hierarchical.moves import LargeMoves
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.hierarchical.staged import StagedReductions
@@ -54,8 +54,9 @@ class HostedRank:
         self._world_size = membership.world_size
         self._conference = Conference(plan, joined.generation, wires)
         windows = BlockWindows(plan)
-        self._in_place = InPlaceReductions(plan, joined.generation, wires, windows)
-        self._staged = StagedReductions(plan, joined.generation, wires, windows)
+        exchanges = BlockExchanges(plan, wires, windows.most_bytes)
+        self._in_place = InPlaceReductions(plan, joined.generation.board, exchanges, windows)
+        self._staged = StagedReductions(plan, joined.generation, exchanges, windows)
         num_others = max(len(plan.hosts) - 1, 1)
         self.most_by_leaders = min(_MOST_BY_LEADERS // num_others, joined.generation.board.layout.bay_bytes)
 

@@ -13,14 +13,13 @@ from typing import Any, final
 
 import torch
 
-from raydist.collectives.hierarchical.lane import BlockExchange, HostReduction
+from raydist.collectives.hierarchical.lane import BlockExchange, BlockExchanges, HostReduction
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.hierarchical.windows import AHEAD, BlockWindows
 from raydist.collectives.shared_memory.board import Count
 from raydist.collectives.shared_memory.generation import SharedGeneration
 from raydist.collectives.shared_memory.layout import NUM_BUFFERS, Window
 from raydist.collectives.shared_memory.task import Reached, Steps
-from raydist.collectives.wires.wires import Wires
 
 __all__ = ["StagedReductions"]
 
@@ -82,17 +81,18 @@ class StagedReductions:
     Args:
         plan: Who shares memory with whom.
         generation: Of this rank's host.
-        wires: To the other hosts.
+        exchanges: With other hosts.
         windows: How tensors are cut.
     """
 
-    def __init__(self, plan: HostPlan, generation: SharedGeneration, wires: Wires, windows: BlockWindows) -> None:
+    def __init__(
+        self, plan: HostPlan, generation: SharedGeneration, exchanges: BlockExchanges, windows: BlockWindows
+    ) -> None:
         self._plan = plan
-        self._wires = wires
+        self._exchanges = exchanges
         self._windows = windows
         self._portions: dict[tuple[int, int], list[_Portion]] = {}
         self._blocks: dict[tuple[int, int, torch.dtype, HostReduction], _BufferBlock] = {}
-        self._scratch = [torch.empty(0, dtype=torch.uint8) for _ in range(NUM_BUFFERS)]
         self.board = generation.board
         self.staging = generation.staging
 
@@ -127,10 +127,7 @@ class StagedReductions:
     def _new_block(self, buffer: int, count: int, dtype: torch.dtype, reduction: HostReduction) -> _BufferBlock:
         lane = self._plan.place
         parts = [self.staging.view(place, buffer, lane, count, dtype) for place in range(len(self._plan.members))]
-        if not self._scratch[buffer].numel():
-            self._scratch[buffer] = torch.empty(self._windows.most_bytes, dtype=torch.uint8)
-        scratch = self._scratch[buffer][: parts[lane].nbytes].view(dtype)
-        exchange = BlockExchange(self._plan, self._wires, reduction, parts[lane], scratch)
+        exchange = self._exchanges.make(buffer, parts[lane], reduction)
         return _BufferBlock(parts, lane, reduction, exchange)
 
     @property

@@ -123,9 +123,8 @@ class RowCalls:
         failed: list[int] = []
         while len(results) < num_rows:
             try:
-                results.extend(
-                    itertools.islice(self._calls, num_rows - len(results))
-                )  # keeps what came before an error
+                # An error leaves in the list what came before it.
+                results.extend(itertools.islice(self._calls, num_rows - len(results)))
                 if len(results) < num_rows:  # map() ends early when the function itself raises StopIteration
                     raise RuntimeError("The function raised StopIteration, which would end the iteration.")
             except LEAVING:

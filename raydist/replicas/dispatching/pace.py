@@ -66,7 +66,7 @@ class Pace:
         self._num_replicas = num_replicas
         self._messages_s = max(0, num_replicas - _NO_CROWD) * _MESSAGE_S
         self._costs: dict[bytes, _Cost] = {}
-        self._advice: dict[frozenset[bytes], _Advice] = {}  # asked for five times a step, and new with every group
+        self._advice: dict[frozenset[bytes], _Advice] = {}  # 4 us to work out, and asked for often
 
     def go_by_ray(self) -> None:
         """Messages do not travel through memory."""

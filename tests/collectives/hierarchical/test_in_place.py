@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.hierarchical import in_place, windows
+from raydist.collectives.hierarchical import lane, windows
 from raydist.collectives.hierarchical.lane import BlockExchange
 from raydist.values import ReduceOp
 from tests.collectives.hierarchical.ranks import SHAPES, run_hosted
@@ -147,7 +147,7 @@ def test_what_is_exchanged_is_worked_out_once(hosts: str, monkeypatch: pytest.Mo
         made.append(1)
         return BlockExchange(*args)
 
-    monkeypatch.setattr(in_place, "BlockExchange", counted)
+    monkeypatch.setattr(lane, "BlockExchange", counted)
 
     def num_made(communicator: Communicator) -> list[int]:
         (shared,) = communicator.allocate([(300_000, torch.float32)])

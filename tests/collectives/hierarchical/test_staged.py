@@ -11,7 +11,6 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.hierarchical import staged, windows
-from raydist.collectives.hierarchical.lane import BlockExchange
 from raydist.values import ReduceOp
 from tests.collectives.hierarchical.ranks import run_hosted
 
@@ -29,11 +28,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_tensors_of_a_kind_are_reduced_with_what_is_known(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def counted(*args: Any) -> BlockExchange:
-        made.append(1)
-        return BlockExchange(*args)
+    new_block = staged.StagedReductions._new_block  # not what is exchanged: a host of one rank has that made anew
 
-    monkeypatch.setattr(staged, "BlockExchange", counted)
+    def counted(self: staged.StagedReductions, *args: Any) -> Any:
+        made.append(1)
+        return new_block(self, *args)
+
+    monkeypatch.setattr(staged.StagedReductions, "_new_block", counted)
 
     def num_made(communicator: Communicator) -> list[tuple[int, bool]]:
         found = []
