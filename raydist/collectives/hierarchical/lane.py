@@ -20,7 +20,7 @@ from raydist.collectives.wires.landed import Landed
 from raydist.collectives.wires.wires import Wires
 from raydist.values import ReduceOp
 
-__all__ = ["BlockExchange", "BlockExchanges", "HostReduction"]
+__all__ = ["BlockExchange", "BlockExchanges", "HostReduction", "halves"]
 
 _Loads = Sequence[tuple[int, torch.Tensor]]
 """Ranks, and contiguous memory that goes there or comes from there."""
@@ -45,7 +45,7 @@ class HostReduction:
 
     def between(self, parts: list[torch.Tensor], out: torch.Tensor) -> None:
         """Of all hosts, in their order; `out` may be any of them."""
-        later = any(part.data_ptr() == out.data_ptr() for part in parts[2:])
+        later = len(parts) > 2 and any(part.data_ptr() == out.data_ptr() for part in parts[2:])
         result = torch.empty_like(out) if later else out
         reduce_parts(parts, result, self.op)
         if self._divisor != 1:
@@ -64,18 +64,17 @@ class _Trip:
         incoming: By rank, what is filled.
     """
 
-    __slots__ = ("_incoming", "_outgoing", "_wires")
+    __slots__ = ("_loads",)
 
     def __init__(self, wires: Wires, outgoing: _Loads, incoming: _Loads) -> None:
-        self._wires = wires
-        self._outgoing = [(rank, bytes_of(data)) for rank, data in outgoing]
-        self._incoming = [(rank, bytes_of(data)) for rank, data in incoming]
+        self._loads = [
+            *[(wires.channel_to(rank), bytes_of(data)) for rank, data in outgoing],
+            *[(wires.channel_from(rank), bytes_of(data)) for rank, data in incoming],
+        ]
 
     def begin(self) -> Landed:
         """Start it. Ranks begin their trips in the same order."""
-        wires = self._wires
-        passages = [wires.send(rank, data) for rank, data in self._outgoing]
-        return Landed([*passages, *[wires.receive(rank, data) for rank, data in self._incoming]])
+        return Landed([channel.start(data) for channel, data in self._loads])
 
 
 @final
@@ -87,26 +86,35 @@ class BlockExchange:
         wires: To them.
         reduction: How the parts are reduced.
         block: This host's part, replaced by the reduction.
-        scratch: As long as the block, for what comes in.
+        arrivals: As long as the block, for what comes in.
+        adds_up: Whether the block is replaced between two hosts, too; where not, see `halves`.
     """
 
     def __init__(
-        self, plan: HostPlan, wires: Wires, reduction: HostReduction, block: torch.Tensor, scratch: torch.Tensor
+        self,
+        plan: HostPlan,
+        wires: Wires,
+        reduction: HostReduction,
+        block: torch.Tensor,
+        arrivals: torch.Tensor,
+        *,
+        adds_up: bool = True,
     ) -> None:
         num_hosts, mine, ranks = len(plan.hosts), plan.host, plan.lane_ranks
         self._reduction = reduction
+        self._adds_up = adds_up or num_hosts > 2
         self._landing = Landed([])  # nothing is under way
         pairs = rounds(num_hosts, mine)
         if num_hosts == 2:
-            (other,) = {0, 1} - {mine}
+            other = ranks[1 - mine]
             self._result = block
-            self._parts = [block, scratch] if mine == 0 else [scratch, block]
-            self._gather = _Trip(wires, [(ranks[other], block)], [(ranks[other], scratch)])
+            self._parts = halves(plan, block, arrivals)
+            self._gather = _Trip(wires, [(other, block)], [(other, arrivals)])
             self._hand_out: _Trip | None = None
             return
         parts = _cut(block, num_hosts)
         self._result = result = parts[mine]
-        incoming = _arrivals(scratch, result.numel(), num_hosts, mine)
+        incoming = _by_host(arrivals, result.numel(), num_hosts, mine)
         self._parts = [*incoming[:mine], result, *incoming[mine + 1 :]]
         self._gather = _Trip(
             wires,
@@ -126,14 +134,15 @@ class BlockExchange:
     def finish(self) -> Steps:
         """Reduce this host's part, and get the others'. Ranks finish their blocks in the same order."""
         yield self._landing
-        self._reduction.between(self._parts, self._result)
+        if self._adds_up:
+            self._reduction.between(self._parts, self._result)
         if self._hand_out is not None:
             yield self._hand_out.begin()
 
 
 @final
 class BlockExchanges:
-    """Makes exchanges, with memory for what comes in: those of one turn share it, and are not under way together.
+    """Makes exchanges. Those of one turn share the memory for what comes in, and are not under way together.
 
     Args:
         plan: Who else has a part.
@@ -151,8 +160,19 @@ class BlockExchanges:
         """The exchange of a block, in that turn."""
         if turn not in self._scratch:
             self._scratch[turn] = torch.empty(self._most_bytes, dtype=torch.uint8)
-        scratch = self._scratch[turn][: block.nbytes].view(block.dtype)
-        return BlockExchange(self._plan, self._wires, reduction, block, scratch)
+        arrivals = self._scratch[turn][: block.nbytes].view(block.dtype)
+        return BlockExchange(self._plan, self._wires, reduction, block, arrivals)
+
+    def make_halved(self, block: torch.Tensor, arrivals: torch.Tensor, reduction: HostReduction) -> BlockExchange:
+        """The exchange of a block whose `halves` are added up by whoever wants the result."""
+        return BlockExchange(self._plan, self._wires, reduction, block, arrivals, adds_up=False)
+
+
+def halves(plan: HostPlan, block: torch.Tensor, arrivals: torch.Tensor) -> list[torch.Tensor]:
+    """Of what the result is made: what each of two hosts brought, in their order; of more, the block is the result."""
+    if len(plan.hosts) > 2:
+        return [block]
+    return [arrivals, block] if plan.host else [block, arrivals]
 
 
 def _cut(block: torch.Tensor, num_hosts: int) -> list[torch.Tensor]:
@@ -161,10 +181,10 @@ def _cut(block: torch.Tensor, num_hosts: int) -> list[torch.Tensor]:
     return [block[host * step : (host + 1) * step] for host in range(num_hosts)]
 
 
-def _arrivals(scratch: torch.Tensor, size: int, num_hosts: int, mine: int) -> list[torch.Tensor]:
-    """By host, where its contribution to this host's part arrives; nothing comes from this one."""
-    arrivals = []
+def _by_host(arrivals: torch.Tensor, size: int, num_hosts: int, mine: int) -> list[torch.Tensor]:
+    """Where the contribution of each host to this one's part arrives; nothing comes from this one."""
+    places = []
     for host in range(num_hosts):
         place = host if host < mine else host - 1
-        arrivals.append(scratch[:0] if host == mine else scratch[place * size : (place + 1) * size])
-    return arrivals
+        places.append(arrivals[:0] if host == mine else arrivals[place * size : (place + 1) * size])
+    return places

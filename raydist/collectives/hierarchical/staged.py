@@ -1,19 +1,18 @@
 """Large tensors that lie anywhere, reduced through the staging memory of their host.
 
-What a window needs beyond the tensor itself is worked out once for each buffer of that memory: of 100 MB among 4 ranks
-on 2 cores, Python then takes 14 % of all time, where it took 25.
+What a window needs beyond the tensor itself is worked out once for each buffer of that memory: Python's caches are cold
+whenever a block of a tensor has passed, and of 100 MB among 4 ranks on 2 cores it took 25 % of all time.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 
-from raydist.collectives.hierarchical.lane import BlockExchange, BlockExchanges, HostReduction
+from raydist.collectives.hierarchical.lane import BlockExchange, BlockExchanges, HostReduction, halves
 from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.hierarchical.windows import AHEAD, BlockWindows
 from raydist.collectives.shared_memory.board import Count
@@ -23,55 +22,110 @@ from raydist.collectives.shared_memory.task import Reached, Steps
 
 __all__ = ["StagedReductions"]
 
-_MOST_KNOWN = 64  # kinds of tensors; and blocks, of which each kind has two sizes in every buffer
+_MOST_KNOWN = 64  # tensors have windows of two sizes, each of which lies in every buffer
+_Known = tuple[int, int, int, torch.dtype, HostReduction]
+"""A buffer, elements of a window and of a lane's slice of it, their type, and how they are reduced."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _Portion:
-    """What one rank does of a window.
+class _Outcome:
+    """What one lane leaves in a buffer for all ranks of its host: the result, or what each of two hosts brought.
 
-    Attributes:
-        start: First element of its block.
-        count: Elements of that; 0 where it has no lane, or nothing is left for it.
-        others: Of each other lane's block: the lane, its first byte in the tensor, and its bytes.
-    """
-
-    start: int
-    count: int
-    others: tuple[tuple[int, int, int], ...]
-
-
-@final
-class _BufferBlock:
-    """The block of this rank's lane in one buffer of the staging memory.
+    That is added up by everyone on the way home, which writes the result once: to make it here and to copy it from
+    here wrote it twice.
 
     Args:
-        parts: Where the ranks of this host write what they have of it; this rank's own lies in its tensor.
-        lane: Which of them is this rank's: the result of the host is made there.
-        reduction: How the parts are reduced.
-        exchange: Of the result, with other hosts.
+        place: Where in the window the lane's slice lies.
+        parts: One or two, in the order of hosts.
+        reduction: How two are reduced.
     """
 
-    def __init__(self, parts: list[torch.Tensor], lane: int, reduction: HostReduction, exchange: BlockExchange) -> None:
+    def __init__(self, place: slice, parts: list[torch.Tensor], reduction: HostReduction) -> None:
+        self._place = place
+        self._parts = parts
+        self._reduction = reduction
+
+    def take_home(self, window: torch.Tensor) -> None:
+        target = window[self._place]
+        if len(self._parts) == 1:
+            ctypes.memmove(target.data_ptr(), self._parts[0].data_ptr(), target.nbytes)
+        else:
+            self._reduction.between(self._parts, target)
+
+
+@final
+class _Block:
+    """The block of this rank's lane in one buffer.
+
+    Args:
+        place: Where in the window it lies.
+        parts: Where the ranks of this host write what they have of it; this rank's own lies in its tensor.
+        lane: Which of them is this rank's: what the host brings is made there.
+        reduction: How the parts are reduced.
+        exchange: Of that, with other hosts.
+    """
+
+    def __init__(
+        self, place: slice, parts: list[torch.Tensor], lane: int, reduction: HostReduction, exchange: BlockExchange
+    ) -> None:
+        self._place = place
         self._parts = parts
         self._lane = lane
         self._reduction = reduction
-        self._exchange = exchange
-        self._result = parts[lane]
-        self._num_bytes = parts[lane].nbytes
+        self.exchange = exchange
 
-    def begin(self, own: torch.Tensor) -> None:
-        """Reduce the parts and send the result to other hosts; `own` is this rank's part."""
+    def begin(self, window: torch.Tensor) -> None:
+        """Reduce the parts, of which this rank's is in its window, and send the result to other hosts."""
         parts = self._parts.copy()  # nothing here is to keep the user's tensor
-        parts[self._lane] = own
-        self._reduction.at_home(parts, self._result)
-        self._exchange.begin()
+        parts[self._lane] = window[self._place]
+        self._reduction.at_home(parts, self._parts[self._lane])
+        self.exchange.begin()
 
-    def finish(self, address: int) -> Steps:
-        """Wait for the result of all hosts; it is copied to `address` as well."""
-        yield from self._exchange.finish()
-        ctypes.memmove(address, self._result.data_ptr(), self._num_bytes)
+
+@final
+class _Stage:
+    """A window in one buffer of the staging memory, wherever in a tensor it lies.
+
+    Args:
+        loads: Of each other lane: where this rank writes what it has of its block, where in the window that begins, and
+            how long it is; in bytes.
+        block: Of this rank's lane; None where it has none, or nothing is left for it.
+        own: What that lane leaves.
+        others: What the others leave.
+    """
+
+    def __init__(
+        self, loads: list[tuple[int, int, int]], block: _Block | None, own: list[_Outcome], others: list[_Outcome]
+    ) -> None:
+        self._loads = loads
+        self._block = block
+        self._own = own
+        self._others = others
+
+    def load(self, window: torch.Tensor) -> None:
+        """Write what the other lanes need."""
+        address = window.data_ptr()
+        for place, offset, num_bytes in self._loads:
+            ctypes.memmove(place, address + offset, num_bytes)
+
+    def begin(self, window: torch.Tensor) -> None:
+        """All have loaded: send what this host brings of this rank's block."""
+        if self._block is not None:
+            self._block.begin(window)
+
+    def finish(self) -> Steps:
+        """Wait for what other hosts bring of it."""
+        if self._block is not None:
+            yield from self._block.exchange.finish()
+
+    def take_own(self, window: torch.Tensor) -> None:
+        for outcome in self._own:
+            outcome.take_home(window)
+
+    def take_others(self, window: torch.Tensor) -> None:
+        """All have finished."""
+        for outcome in self._others:
+            outcome.take_home(window)
 
 
 @final
@@ -91,132 +145,80 @@ class StagedReductions:
         self._plan = plan
         self._exchanges = exchanges
         self._windows = windows
-        self._portions: dict[tuple[int, int], list[_Portion]] = {}
-        self._blocks: dict[tuple[int, int, torch.dtype, HostReduction], _BufferBlock] = {}
-        self.board = generation.board
-        self.staging = generation.staging
+        self._board = generation.board
+        self._staging = generation.staging
+        self._stages: dict[_Known, _Stage] = {}
 
     def reduce(self, flat: torch.Tensor, reduction: HostReduction, *, everywhere: bool) -> Steps:
         """Reduce a flat tensor of each rank.
 
         Args:
-            flat: This rank's, replaced by the result where that is wanted; other ranks' too in part.
+            flat: This rank's, replaced by the result where that is wanted.
             reduction: How.
             everywhere: Whether this rank wants the result.
         """
-        portions = self._portions_of(flat.numel(), flat.element_size())
-        yield from _Passing(self, flat, portions, everywhere=everywhere).steps(reduction)
+        cut = self._windows.of(flat.numel(), flat.element_size())
+        first = self._staging.claim(len(cut))
+        stages = [
+            self._stage((first + index) % NUM_BUFFERS, window, flat.dtype, reduction)
+            for index, window in enumerate(cut)
+        ]
+        windows = flat.split(cut[0].stop) if cut else ()
+        yield from self._pass(stages, windows, first, everywhere=everywhere)
 
-    def _portions_of(self, numel: int, itemsize: int) -> list[_Portion]:
-        known = self._portions.get((numel, itemsize))
-        if known is None:
-            _make_room(self._portions)
-            windows = self._windows.of(numel, itemsize)
-            known = self._portions[numel, itemsize] = [_portion(self._plan, window, itemsize) for window in windows]
-        return known
+    def _pass(
+        self, stages: Sequence[_Stage], windows: Sequence[torch.Tensor], first: int, *, everywhere: bool
+    ) -> Steps:
+        """Pass these windows, of which all ranks have as many; `first` is the number of the first.
 
-    def block(self, buffer: int, count: int, dtype: torch.dtype, reduction: HostReduction) -> _BufferBlock:
-        """The first `count` elements of this lane's chunks in that buffer."""
-        key = (buffer, count, dtype, reduction)
-        known = self._blocks.get(key)
-        if known is None:
-            _make_room(self._blocks)
-            known = self._blocks[key] = self._new_block(buffer, count, dtype, reduction)
-        return known
-
-    def _new_block(self, buffer: int, count: int, dtype: torch.dtype, reduction: HostReduction) -> _BufferBlock:
-        lane = self._plan.place
-        parts = [self.staging.view(place, buffer, lane, count, dtype) for place in range(len(self._plan.members))]
-        exchange = self._exchanges.make(buffer, parts[lane], reduction)
-        return _BufferBlock(parts, lane, reduction, exchange)
-
-    @property
-    def place(self) -> int:
-        """This rank's, within its host."""
-        return self._plan.place
-
-
-def _portion(plan: HostPlan, window: Window, itemsize: int) -> _Portion:
-    slices = [window.slice_of(lane) for lane in range(plan.num_lanes)]
-    others = [
-        (lane, start * itemsize, count * itemsize)
-        for lane, (start, count) in enumerate(slices)
-        if lane != plan.place and count
-    ]
-    start, count = (0, 0) if plan.lane is None else slices[plan.lane]
-    return _Portion(start, count, tuple(others))
-
-
-def _make_room(known: dict[Any, Any]) -> None:
-    if len(known) >= _MOST_KNOWN:
-        known.clear()
-
-
-@final
-class _Passing:
-    """One tensor on its way through the staging memory.
-
-    The buffer of window w was last used by w - 4. Who loads w has seen all load w - 1: they have reduced w - 4 at home,
-    and need what was loaded for it no more. Who writes its part of the result has seen all load w: they have taken
-    those of w - 4 home. Who has seen all serve the last window knows that all but the last two results are at home.
-    """
-
-    def __init__(
-        self, reductions: StagedReductions, flat: torch.Tensor, portions: Sequence[_Portion], *, everywhere: bool
-    ) -> None:
-        self._reductions = reductions
-        self._board = reductions.board
-        self._staging = reductions.staging
-        self._flat = flat
-        self._address = flat.data_ptr()
-        self._portions = portions
-        self._everywhere = everywhere
-        self._first = self._staging.claim(len(portions))
-        self._under_way: dict[int, _BufferBlock] = {}
-
-    def steps(self, reduction: HostReduction) -> Steps:
-        board, first = self._board, self._first
-        for index in range(len(self._portions)):
-            self._load(index)
-            board.reach(Count.LOADED, first + index + 1)
-            yield Reached(board, Count.LOADED, first + index + 1)
-            self._begin(index, reduction)
+        The buffer of window w was last used by w - 4. Who has seen all load w knows that all have taken w - 4 home, and
+        finished w - 3: whoever loads has done so before. Who loads w has seen all load w - 1: they have reduced w - 4
+        at home, and need what was loaded for it no more.
+        """
+        board, count = self._board, len(stages)
+        for index in range(count + AHEAD):
+            if index < count:
+                stages[index].load(windows[index])
+                board.reach(Count.LOADED, first + index + 1)
+                yield Reached(board, Count.LOADED, first + index + 1)
+                stages[index].begin(windows[index])
+                if everywhere and index > AHEAD:
+                    stages[index - AHEAD - 1].take_others(windows[index - AHEAD - 1])
             if index >= AHEAD:
-                yield from self._finish(index - AHEAD)
-            if index > AHEAD:
-                yield from self._unload(index - AHEAD - 1)
-        count = len(self._portions)
-        for index in range(max(count - AHEAD, 0), count):
-            yield from self._finish(index)
-            if index > 0:
-                yield from self._unload(index - 1)
-        if count:
-            yield from self._unload(count - 1)
+                yield from stages[index - AHEAD].finish()
+                if everywhere:
+                    stages[index - AHEAD].take_own(windows[index - AHEAD])
+        board.reach(Count.SERVED, first + count)
+        yield Reached(board, Count.SERVED, first + count)
+        for index in range(max(count - AHEAD - 1, 0), count if everywhere else 0):
+            stages[index].take_others(windows[index])
 
-    def _load(self, index: int) -> None:
-        place, buffer = self._reductions.place, self._buffer(index)
-        for lane, offset, num_bytes in self._portions[index].others:
-            ctypes.memmove(self._staging.address(place, buffer, lane), self._address + offset, num_bytes)
+    def _stage(self, buffer: int, window: Window, dtype: torch.dtype, reduction: HostReduction) -> _Stage:
+        key = (buffer, window.stop - window.start, window.step, dtype, reduction)
+        known = self._stages.get(key)
+        if known is None:
+            if len(self._stages) >= _MOST_KNOWN:
+                self._stages.clear()
+            known = self._stages[key] = self._new_stage(buffer, window, dtype, reduction)
+        return known
 
-    def _begin(self, index: int, reduction: HostReduction) -> None:
-        portion = self._portions[index]
-        if portion.count:
-            block = self._reductions.block(self._buffer(index), portion.count, self._flat.dtype, reduction)
-            block.begin(self._flat[portion.start : portion.start + portion.count])
-            self._under_way[index] = block
-
-    def _finish(self, index: int) -> Steps:
-        block = self._under_way.pop(index, None)
-        if block is not None:
-            yield from block.finish(self._address + self._portions[index].start * self._flat.element_size())
-        self._board.reach(Count.SERVED, self._first + index + 1)
-
-    def _unload(self, index: int) -> Steps:
-        yield Reached(self._board, Count.SERVED, self._first + index + 1)
-        if self._everywhere:
-            buffer = self._buffer(index)
-            for lane, offset, num_bytes in self._portions[index].others:
-                ctypes.memmove(self._address + offset, self._staging.address(lane, buffer, lane), num_bytes)
-
-    def _buffer(self, index: int) -> int:
-        return (self._first + index) % NUM_BUFFERS
+    def _new_stage(self, buffer: int, window: Window, dtype: torch.dtype, reduction: HostReduction) -> _Stage:
+        plan, staging, size = self._plan, self._staging, dtype.itemsize
+        loads, own, others, block = [], [], [], None
+        for lane in range(plan.num_lanes):
+            start, count = window.slice_of(lane)
+            start -= window.start
+            if not count:
+                continue
+            place = slice(start, start + count)
+            parts = [staging.view(member, buffer, lane, count, dtype) for member in range(len(plan.members))]
+            arrivals = staging.arrivals(lane, buffer, count, dtype)
+            outcome = _Outcome(place, halves(plan, parts[lane], arrivals), reduction)
+            if lane == plan.lane:
+                exchange = self._exchanges.make_halved(parts[lane], arrivals, reduction)
+                block = _Block(place, parts, lane, reduction, exchange)
+                own.append(outcome)
+            else:
+                loads.append((staging.address(plan.place, buffer, lane), start * size, count * size))
+                others.append(outcome)
+        return _Stage(loads, block, own, others)

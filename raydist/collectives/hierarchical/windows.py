@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from raydist.collectives.hierarchical.plan import HostPlan
@@ -17,6 +18,7 @@ _MOST_BLOCK = 1 << 20
 # Where there are so many that the first and the last one, which nothing else is done beside, do not count.
 _LARGE_BLOCK = 2 << 20
 _MANY_BLOCKS = 16
+_MOST_KNOWN = 64
 
 
 @final
@@ -33,11 +35,20 @@ class BlockWindows:
     def __init__(self, plan: HostPlan) -> None:
         room = min(plan.layout(host).chunk_bytes for host in range(len(plan.hosts)))
         self._num_lanes = plan.num_lanes
+        self._known: dict[tuple[int, int], list[Window]] = {}
         self._block_bytes = min(_MOST_BLOCK, room)
         self.most_bytes = min(_LARGE_BLOCK, room)
 
-    def of(self, numel: int, itemsize: int) -> list[Window]:
+    def of(self, numel: int, itemsize: int) -> Sequence[Window]:
         """Those of a flat tensor."""
+        known = self._known.get((numel, itemsize))
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[numel, itemsize] = self._cut(numel, itemsize)
+        return known
+
+    def _cut(self, numel: int, itemsize: int) -> list[Window]:
         is_large = numel * itemsize >= _MANY_BLOCKS * self.most_bytes * self._num_lanes
         block_bytes = self.most_bytes if is_large else self._block_bytes
         return cut(numel, itemsize, chunk_bytes=block_bytes, world_size=self._num_lanes)

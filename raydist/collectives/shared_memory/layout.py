@@ -42,9 +42,10 @@ class Layout:
     """Offsets in bytes. Made by :meth:`of`.
 
     A page of proof and locks; then for each rank: its counters (two cache lines of its own), its report of a failure;
-    what all ranks call as one collective, side by side; then each rank's slots, and its staging memory; then a mailbox
-    for every ordered pair of ranks; then, in groups of many ranks, each rank's bays, and what becomes of them: for
-    every bay, a subtotal of each so many ranks, and the total.
+    what all ranks call as one collective, side by side; then each rank's slots, and its staging memory; where there are
+    other hosts, a chunk beside each buffer for what comes from there; then a mailbox for every ordered pair of ranks;
+    then, in groups of many ranks, each rank's bays, and what becomes of them: for every bay, a subtotal of each so many
+    ranks, and the total.
 
     Attributes:
         world_size: Number of ranks.
@@ -54,6 +55,7 @@ class Layout:
         calls_at: Where the calls begin.
         slots_at: Where the slots begin.
         staging_at: Where the staging memory begins.
+        arrivals_at: Where the chunks for what comes from other hosts begin.
         mail_words_at: Where the counters of mailboxes begin.
         mail_at: Where the mailboxes begin.
         bays_at: Where the bays begin.
@@ -70,6 +72,7 @@ class Layout:
     calls_at: int
     slots_at: int
     staging_at: int
+    arrivals_at: int
     mail_words_at: int
     mail_at: int
     bays_at: int
@@ -84,7 +87,7 @@ class Layout:
 
         Args:
             world_size: Their number.
-            roomy: With larger chunks, and bays for few ranks too: for ranks that wait for other hosts.
+            roomy: With larger chunks, arrivals, and bays for few ranks too: for ranks that wait for other hosts.
 
         >>> [Layout.of(world_size).size >> 20 for world_size in (1, 2, 4, 8)]
         [4, 13, 44, 50]
@@ -99,7 +102,8 @@ class Layout:
         few = world_size <= _NARROW and not roomy
         contribution = _NARROW_CONTRIBUTION if few else CONTRIBUTION_BYTES
         staging = _up(slots + world_size * NUM_SLOTS * (contribution + _APART), _PAGE)
-        mail_words = staging + NUM_BUFFERS * pairs * chunk
+        arrivals = staging + NUM_BUFFERS * pairs * chunk
+        mail_words = arrivals + (NUM_BUFFERS * world_size * chunk if roomy else 0)
         mails = _up(mail_words + pairs * 2 * _LINE, _PAGE)
         bays = mails + 2 * pairs * mail
         bay = 0 if few else _BAY_BYTES
@@ -113,6 +117,7 @@ class Layout:
             calls,
             slots,
             staging,
+            arrivals,
             mail_words,
             mails,
             bays,
@@ -147,6 +152,10 @@ class Layout:
     def staging(self, rank: int, buffer: int) -> int:
         """One of a rank's buffers: a chunk for every rank's slice."""
         return self.staging_at + (rank * NUM_BUFFERS + buffer) * self.chunk_bytes * self.world_size
+
+    def arrivals(self, rank: int, buffer: int) -> int:
+        """A chunk beside one of a rank's buffers; of roomy layouts alone."""
+        return self.arrivals_at + (rank * NUM_BUFFERS + buffer) * self.chunk_bytes
 
     def bay(self, rank: int, number: int) -> int:
         """Where a rank puts what it brings to collective `number` of those that go through bays."""

@@ -66,6 +66,10 @@ class Staging:
         """The first elements of a chunk."""
         return self._segment.view(self._offset(rank, buffer, chunk), numel, dtype)
 
+    def arrivals(self, rank: int, buffer: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Where a rank of a host among others puts what comes from there, beside that buffer."""
+        return self._segment.view(self.layout.arrivals(rank, buffer), numel, dtype)
+
     def claim(self, count: int) -> int:
         """The number of the first of so many windows that pass next, in the same order on every rank."""
         first = self._num_windows

@@ -106,15 +106,25 @@ class Wires:
 
     def send(self, peer: int, data: _Sendable, topic: Topic = Topic.COLLECTIVE) -> Passage:
         """Send the bytes of a contiguous tensor, or plain ones; they may not be touched until that is done."""
-        channel = self._channel(peer, topic, incoming=False)
-        if not channel.connected:
-            self._call(peer, topic, channel)
-        return channel.start(bytes_of(data) if isinstance(data, torch.Tensor) else memoryview(data))
+        return self.channel_to(peer, topic).start(
+            bytes_of(data) if isinstance(data, torch.Tensor) else memoryview(data)
+        )
 
     def receive(self, peer: int, into: torch.Tensor | memoryview, topic: Topic = Topic.COLLECTIVE) -> Passage:
         """Fill a contiguous tensor, or plain memory, with what a peer sends."""
         data = bytes_of(into) if isinstance(into, torch.Tensor) else into
-        return self._channel(peer, topic, incoming=True).start(data)
+        return self.channel_from(peer, topic).start(data)
+
+    def channel_to(self, peer: int, topic: Topic = Topic.COLLECTIVE) -> Channel:
+        """What takes bytes there, for who sends often: it stays the same."""
+        channel = self._channel(peer, topic, incoming=False)
+        if not channel.connected:
+            self._call(peer, topic, channel)
+        return channel
+
+    def channel_from(self, peer: int, topic: Topic = Topic.COLLECTIVE) -> Channel:
+        """What brings bytes from there; it stays the same."""
+        return self._channel(peer, topic, incoming=True)
 
     @property
     def is_busy(self) -> bool:

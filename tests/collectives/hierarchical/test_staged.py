@@ -28,13 +28,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_tensors_of_a_kind_are_reduced_with_what_is_known(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    new_block = staged.StagedReductions._new_block  # not what is exchanged: a host of one rank has that made anew
+    new_stage = staged.StagedReductions._new_stage  # not what is exchanged: a host of one rank has that made anew
 
     def counted(self: staged.StagedReductions, *args: Any) -> Any:
         made.append(1)
-        return new_block(self, *args)
+        return new_stage(self, *args)
 
-    monkeypatch.setattr(staged.StagedReductions, "_new_block", counted)
+    monkeypatch.setattr(staged.StagedReductions, "_new_stage", counted)
 
     def num_made(communicator: Communicator) -> list[tuple[int, bool]]:
         found = []
