@@ -1,7 +1,9 @@
-"""What staged reductions keep between calls; that they are right is tested with those in place."""
+"""Staged reductions: what they keep between calls, whom they wait for; results are tested with those in place, too."""
 
 from __future__ import annotations
 
+import random
+import time
 import weakref
 from typing import Any
 
@@ -70,6 +72,36 @@ def test_kinds_of_tensors_take_turns(kept: int, monkeypatch: pytest.MonkeyPatch)
         return all(right)
 
     assert run_hosted("aabb", sums) == [True] * 4
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abaa", "aabbbcc"])
+def test_ranks_that_are_late_anywhere_get_the_same(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a rank does with a window, it does it a while after the others, now and then."""
+    late = random.Random(7)
+    for name in ("load", "begin", "take_own", "take_others"):
+        monkeypatch.setattr(staged._Stage, name, _sometimes_late(getattr(staged._Stage, name), late))
+    numel = 13 * 2 * BLOCK // 4 + 77  # so many windows of two lanes, and a rest
+    brought = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(len(hosts))]
+    expected = torch.stack(brought).to(torch.float64).mean(0)
+
+    def error(communicator: Communicator) -> float:
+        worst = 0.0
+        for _ in range(3):
+            tensor = brought[communicator.rank].clone()
+            communicator.all_reduce(tensor, ReduceOp.MEAN).wait()
+            worst = max(worst, float((tensor - expected).abs().max()))
+        return worst
+
+    assert max(run_hosted(hosts, error)) < 1e-5
+
+
+def _sometimes_late(method: Any, late: random.Random) -> Any:
+    def wrapped(self: staged._Stage, window: torch.Tensor) -> None:
+        if late.random() < 0.1:
+            time.sleep(0.003)
+        method(self, window)
+
+    return wrapped
 
 
 def test_the_tensor_is_not_kept() -> None:
