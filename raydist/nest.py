@@ -93,7 +93,20 @@ class Structure:
         return Structure(self.kind, self.keys, tuple(child.by_key() for child in self.children))
 
     def __str__(self) -> str:
-        return str(unflatten(self.by_key(), ["*"] * self.num_leaves))
+        """As the nest of stars: none is built, as a class of the program's own may want other values.
+
+        >>> str(flatten({"y": (2, [3]), "x": None})[1])
+        "{'x': '*', 'y': ('*', '*')}"
+        """
+        if self.kind is None or self.kind is type(None):
+            return "'*'" if self.kind is None else "None"
+        parts = [str(child) for child in self.children]
+        if self.kind is tuple:
+            return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+        if self.kind is dict:
+            return f"{{{', '.join(f'{key!r}: {part}' for key, part in zip(self.keys, parts, strict=True))}}}"
+        fields = (f"{key}={part}" for key, part in zip(self.keys, parts, strict=True))
+        return f"{self.kind.__name__}({', '.join(fields)})"
 
 
 LEAF = Structure()

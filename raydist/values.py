@@ -100,6 +100,7 @@ class Part:
         value: The value itself.
         place: Which of the steps in the object.
         on_host: It stays in the host's memory, whatever the replica's device.
+        nest: What the object must hold there, as a `Structure` is shown; empty where that is known.
     """
 
     ref: Any = None
@@ -107,6 +108,7 @@ class Part:
     value: Any = None
     place: int = 0
     on_host: bool = False
+    nest: str = ""
 
 
 _ONE_FOR_EACH = (

@@ -15,7 +15,14 @@ from typing import final
 from raydist.errors import FailedPreconditionError
 from raydist.set_inside import SetInside
 
-__all__ = ["current", "enter_cross_replica", "enter_replica", "has_strategy", "in_cross_replica_context"]
+__all__ = [
+    "current",
+    "enter_cross_replica",
+    "enter_replica",
+    "has_strategy",
+    "in_cross_replica_context",
+    "require_no_run",
+]
 
 
 @final
@@ -42,8 +49,8 @@ def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
     opened = _opened.get()
     if opened is not None and opened.is_replica:
         raise FailedPreconditionError(
-            f"A scope must be entered by the driver, but this code runs inside of strategy.run. Enter the scope of the "
-            f"{type(strategy).__name__} around what creates the model, before the step."
+            "A scope must be entered by the driver, but this code runs inside of strategy.run. Enter it around what "
+            "creates the model, before the step."
         )
     if opened is not None and opened.holder is not strategy:
         raise FailedPreconditionError(
@@ -55,12 +62,17 @@ def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
 
 def enter_replica(context: object) -> AbstractContextManager[None]:
     """Run what is inside as the replica of `context`, a `ReplicaContext`."""
+    require_no_run()
+    return SetInside(_opened, _Opened(context, is_replica=True))
+
+
+def require_no_run() -> None:
+    """Raise inside of a `run`: of whichever strategy, no other begins there."""
     opened = _opened.get()
     if opened is not None and opened.is_replica:
         raise FailedPreconditionError(
             "strategy.run must be called by the driver, not inside of another run. Call the function itself there."
         )
-    return SetInside(_opened, _Opened(context, is_replica=True))
 
 
 def has_strategy() -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from raydist.context.cluster_resolver import ClusterResolver
-from raydist.context.current import enter_cross_replica
+from raydist.context.current import enter_cross_replica, require_no_run
 from raydist.context.extended import StrategyExtended
 from raydist.context.step_counter import StepCounter
 from raydist.context.strategy_input import StrategyInput
@@ -294,6 +294,7 @@ class Strategy(StrategyInput, StrategyValues):
 
     def _begin_run(self) -> None:
         """`run` was called: this is a boundary between two steps."""
+        require_no_run()
         self._require_open("run a step")
         pass_boundary()
 

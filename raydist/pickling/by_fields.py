@@ -18,7 +18,7 @@ def by_fields(self: Any) -> tuple[type, tuple[Any, ...]]:
     >>> from dataclasses import dataclass
     >>> from raydist.replicas.step import PartSource
     >>> pickle.loads(pickle.dumps(PartSource(3, place=1)))
-    PartSource(object_index=3, leaf_index=0, value=None, place=1, on_host=False)
+    PartSource(object_index=3, leaf_index=0, value=None, place=1, on_host=False, nest='')
     """
     cls: Any = type(self)
     return cls, _reader(cls)(self)

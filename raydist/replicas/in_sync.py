@@ -55,8 +55,8 @@ class SyncCheck:
         entries = list(trained_state(self._objects()))
         digests = [digest_of(value) for _, value in entries]
         total = 0
-        for digest in digests:
-            total = zlib.crc32(digest.to_bytes(4), total)
+        for (name, _), digest in zip(entries, digests, strict=True):
+            total = zlib.crc32(digest.to_bytes(4), zlib.crc32(name.encode(), total))
         if len(set(self._everyones(len(entries), total))) > 1:
             self._settle(entries, digests)
 
@@ -124,5 +124,6 @@ def _other_kinds(kinds: Sequence[Sequence[tuple[str, str]]]) -> CollectiveMismat
     listed = "; ".join(f"replica {rank}: {name} ({kind})" for rank, (name, kind) in enumerate(row))
     return CollectiveMismatchError(
         f"All replicas must hold the same parameters and the same state of optimizers, got {listed}"
-        f"{describe_odd_ones(dict(enumerate(row)))}. Look for an optimizer step that only some replicas make."
+        f"{describe_odd_ones(dict(enumerate(row)))}. Look for an optimizer step that only some replicas make, or for "
+        "parameters that only some put into other places."
     )

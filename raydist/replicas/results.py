@@ -23,7 +23,16 @@ from raydist.pickling.travelling_tensors import Travelling, pack_tensor
 from raydist.summaries.record import Record
 from raydist.values import Part, PerReplica
 
-__all__ = ["ResultLeaf", "StepOutcome", "StepResult", "StepValues", "StructureMemory", "pack_result", "returns_nothing"]
+__all__ = [
+    "ResultLeaf",
+    "StepOutcome",
+    "StepResult",
+    "StepValues",
+    "StructureMemory",
+    "pack_result",
+    "require_nest",
+    "returns_nothing",
+]
 
 
 @final
@@ -120,8 +129,12 @@ class StepOutcome(Protocol):
     def results(self) -> list[StepResult]:
         """Every replica's result; waits for the step and raises its error."""
 
-    def part(self, rank: int, leaf_index: int) -> Part:
-        """Where one leaf of one replica's result will be."""
+    def part(self, rank: int, leaf_index: int, nest: str) -> Part:
+        """Where one leaf of one replica's result will be, which must be this nest.
+
+        Raises:
+            SpecError: It is known already, and is another one.
+        """
 
 
 def _require_one_structure(results: Sequence[StepResult]) -> None:
@@ -134,6 +147,27 @@ def _require_one_structure(results: Sequence[StepResult]) -> None:
                 f"A step must return one structure on all replicas, got {structures[first]} from replica {first} and "
                 f"{structure} from replica {rank}. Return the same keys everywhere."
             )
+
+
+@functools.lru_cache(maxsize=64)
+def _shown(structure: Structure) -> str:
+    """As it is shown: what travels, since its classes may be the program's own, known to one process only."""
+    return str(structure)
+
+
+def require_nest(found: Structure, nest: str) -> None:
+    """Raise where the result of a step has another structure than the one that is shown as `nest`.
+
+    Raises:
+        SpecError: Shows both.
+
+    >>> require_nest(flatten({"a": 1})[1], "{'a': '*'}")
+    """
+    if _shown(found) != nest:
+        raise SpecError(
+            f"A step must return the same structure in every call, got {nest} before and {_shown(found)} now. Return "
+            "the same keys always, with None where there is nothing."
+        )
 
 
 @final
@@ -197,15 +231,10 @@ class ResultLeaf(PerReplica):
         return self.step.rows()
 
     def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
-        return self.step.outcome.part(rank, self.index)
+        return self.step.outcome.part(rank, self.index, _shown(self._structure))
 
     def _fetch(self) -> tuple[Any, ...]:
-        found = self.step.structure()
-        if found != self._structure:
-            raise SpecError(
-                f"A step must return the same structure in every call, got {self._structure} before and {found} now. "
-                "Return the same keys always, with None where there is nothing."
-            )
+        require_nest(self.step.structure(), _shown(self._structure))
         return tuple(result.leaf(self.index) for result in self.step.results() if not result.absent)
 
     def _ranks(self) -> list[int]:

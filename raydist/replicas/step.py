@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from typing import Any, Literal, Protocol, cast, final
 
 from raydist.checkpoints.loops.orders import LoopOrder
 from raydist.collectives.to_one import RootReduction
@@ -66,6 +66,7 @@ class PartSource:
         value: The part itself, for values that came from the driver.
         place: Which of the steps that the object holds.
         on_host: It is not moved to the replica's device.
+        nest: What the object, results of steps, must hold there, as a `Structure` is shown; empty where that is known.
     """
 
     object_index: int | None
@@ -73,6 +74,7 @@ class PartSource:
     value: Any = None
     place: int = 0
     on_host: bool = False
+    nest: str = ""
 
     __reduce__ = by_fields
 
@@ -143,7 +145,7 @@ def address_parts(
             sources.append(PartSource(None, value=part.value, on_host=part.on_host))
         else:
             index = refs.setdefault(part.ref, len(refs))
-            sources.append(PartSource(index, part.leaf_index, place=part.place, on_host=part.on_host))
+            sources.append(PartSource(index, part.leaf_index, None, part.place, part.on_host, part.nest))
     return tuple(sources)
 
 
@@ -154,6 +156,13 @@ def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:
 
 def _keep(part: Any) -> Any:
     return part
+
+
+class _Results(Protocol):
+    """Leaves that steps returned."""
+
+    def require(self, nest: str, place: int) -> None:
+        """Raise where those of one step are not this nest."""
 
 
 def resolve_parts(
@@ -168,6 +177,8 @@ def resolve_parts(
             parts.append(moved(source.value))
             continue
         key = (source.object_index, source.leaf_index, source.place, source.on_host)
+        if source.nest:
+            cast("_Results", objects[source.object_index]).require(source.nest, source.place)
         if key not in seen:
             seen[key] = moved(objects[source.object_index].leaf(source.leaf_index, source.place))
         parts.append(seen[key])

@@ -12,7 +12,7 @@ import torch
 
 from raydist.pickling.by_fields import by_fields
 from raydist.replicas.kept_objects import SentObjects
-from raydist.replicas.results import StepResult
+from raydist.replicas.results import StepResult, require_nest
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.values import PerReplica
 
@@ -114,6 +114,10 @@ class GroupResult:
     def leaf(self, index: int, place: int = 0) -> Any:
         """See `values.Leaves.leaf`."""
         return self.results[place].leaf(index)
+
+    def require(self, nest: str, place: int) -> None:
+        """See `results.require_nest`."""
+        require_nest(self.results[place].structure, nest)
 
 
 def packed_plainly(message: Any, values: Iterable[Any]) -> bytes | None:

@@ -26,7 +26,7 @@ def choose_workers(
     of their nodes has; more workers than nodes share what these have.
 
     Raises:
-        InvalidArgumentError: Something was left open, and no node has a device.
+        InvalidArgumentError: Something was left open, and no node has a device; or a GPU is named that no node has.
 
     >>> nodes = [Node("a", "10.0.0.1", {"CPU": 8, "GPU": 4}), Node("b", "10.0.0.2", {"CPU": 8, "GPU": 2})]
     >>> count, devices = choose_workers([*nodes, Node("c", "10.0.0.3", {"CPU": 64})], None, None)
@@ -36,12 +36,26 @@ def choose_workers(
     most_gpus = max((node.num_gpus for node in nodes), default=0)
     if devices_per_worker is not None:
         devices = parse_devices(devices_per_worker, gpus_on_node=most_gpus)
+        _require_named(devices, most_gpus)
         return num_workers or len(_with_devices(nodes, devices[0].kind)), devices
     kind = "GPU" if most_gpus else "CPU"
     counts = _with_devices(nodes, kind)
     count = num_workers or len(counts)
     crowd = math.ceil(count / len(counts))
     return count, parse_devices(max(1, counts[:count][-1] // crowd), gpus_on_node=most_gpus)
+
+
+def _require_named(devices: Sequence[Device], most_gpus: int) -> None:
+    """Ray gives a worker as many GPUs as it has devices: one whose number no node has would be another one.
+
+    Where they are more than any node has, larger nodes may come: Ray says whether they can.
+    """
+    last = max(devices, key=lambda device: device.index)
+    if last.kind == "GPU" and len(devices) <= most_gpus <= last.index:
+        raise InvalidArgumentError(
+            f"The devices of a worker must be on its node, but {last} was asked for, and no node has more than "
+            f"{most_gpus} GPUs: GPU:0 to GPU:{most_gpus - 1}. Name these, or give their number."
+        )
 
 
 def _with_devices(nodes: Sequence[Node], kind: str) -> list[int]:

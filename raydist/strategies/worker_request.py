@@ -44,17 +44,19 @@ class WorkerRequest:
         """
         spec = resolver.cluster_spec()
         if not spec:
+            _require_first(resolver)
             return self
         if not set(spec.jobs) <= _JOBS or not resolver.master():
             raise InvalidArgumentError(
                 f'The cluster must have tasks of the jobs "chief" and "worker", got {spec.as_dict()}. Name the '
                 "workers, and leave other jobs out."
             )
+        _require_listed(resolver)
         _require_driver(resolver)
         hosts = tuple(_host(address) for job in ("chief", "worker") for address in spec.as_dict().get(job, ()))
         gpus = resolver.num_accelerators().get("GPU", 0)
         return replace(
-            self._with_number(len(hosts), f"the cluster resolver names {len(hosts)}: {', '.join(hosts)}"),
+            self._with_number(len(hosts), f"the cluster resolver (TF_CONFIG?) names {len(hosts)}: {', '.join(hosts)}"),
             devices=self.devices if self.devices is not None or not gpus else [f"GPU:{i}" for i in range(gpus)],
             placement="STRICT_SPREAD",
             hosts=hosts,
@@ -90,8 +92,41 @@ class WorkerRequest:
 
     def _with_number(self, count: int, said: str) -> WorkerRequest:
         if self.num_workers not in (None, count):
-            raise InvalidArgumentError(f"num_workers is {self.num_workers}, but {said}. Leave num_workers out.")
+            raise InvalidArgumentError(
+                f"num_workers must be the number of workers, but it is {self.num_workers}, and {said}. Leave "
+                "num_workers out."
+            )
         return replace(self, num_workers=count)
+
+
+def _require_first(resolver: ClusterResolver) -> None:
+    """Without a cluster there is one task."""
+    if resolver.task_id:
+        raise InvalidArgumentError(
+            f"A task must be one of the cluster's, but this process is task {resolver.task_type or ''} "
+            f'{resolver.task_id} (TF_CONFIG?), and no cluster is named. Name it, as {{"worker": ["a:1", "b:1"]}}, or '
+            "leave the task out."
+        )
+
+
+def _require_listed(resolver: ClusterResolver) -> None:
+    """This process is one of the tasks, and there is one chief at most."""
+    tasks = resolver.cluster_spec().as_dict()
+    if len(tasks.get("chief", ())) > 1:
+        raise InvalidArgumentError(
+            f"A cluster has one chief, which drives the others, got {tasks['chief']}. Make workers of the others."
+        )
+    kind, index = resolver.task_type, resolver.task_id
+    if kind is None and index:
+        raise InvalidArgumentError(
+            f'A task has a type and an index, as {{"type": "worker", "index": {index}}}, got the index {index} alone '
+            "(TF_CONFIG?). Name its type, or leave the task out."
+        )
+    if kind is not None and kind in tasks and (index or 0) >= len(tasks[kind]):
+        raise InvalidArgumentError(
+            f"A task must be one of the cluster's, but this process is task {kind} {index} (TF_CONFIG?), and of that "
+            f"job there are {len(tasks[kind])}: {', '.join(tasks[kind])}. Correct the index, or the cluster."
+        )
 
 
 def _require_driver(resolver: ClusterResolver) -> None:

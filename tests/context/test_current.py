@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from raydist.context.current import current, enter_replica, has_strategy, in_cross_replica_context
+from raydist.context.strategy import Strategy
 from raydist.errors import FailedPreconditionError
 from raydist.strategies.default import get_replica_context
+from raydist.strategies.mirrored import MirroredStrategy
 from raydist.strategies.one_device import OneDeviceStrategy
+from raydist.strategies.parameter_server import ParameterServerStrategy
 
 
 def test_outside_nothing_is_open() -> None:
@@ -46,6 +51,12 @@ def test_run_does_not_nest() -> None:
     strategy = OneDeviceStrategy()
     with pytest.raises(FailedPreconditionError, match="not inside of another run"):
         strategy.run(lambda: strategy.run(lambda: None))
+
+
+@pytest.mark.parametrize("make", [lambda: MirroredStrategy(2), lambda: ParameterServerStrategy(2, 1)])
+def test_run_of_another_strategy_does_not_nest_either(make: Callable[[], Strategy]) -> None:
+    with pytest.raises(FailedPreconditionError, match="not inside of another run"):
+        OneDeviceStrategy().run(lambda: make().run(lambda: None))
 
 
 def test_a_run_is_left_with_its_error() -> None:

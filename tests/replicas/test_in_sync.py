@@ -56,6 +56,23 @@ def test_equal_replicas_pass() -> None:
     assert all(torch.equal(other, first) for other in others)
 
 
+def test_parameters_in_swapped_places_are_named() -> None:
+    def main(group: LocalGroup) -> str:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        objects = [model, *model.parameters()]  # as they were made: that order stays
+        first, second = model
+        if group.rank == 1:
+            first.weight, second.weight = second.weight, first.weight
+        check = SyncCheck(group, lambda value: gathered(group, value), lambda: objects)
+        with pytest.raises(CollectiveMismatchError) as caught:
+            check.compare()
+        return caught.value.message
+
+    for told in run_ranks(3, main):
+        assert re.search(r"got replica 0: \S*0\.weight .*; replica 1: \S*1\.weight .* into other places", told)
+
+
 def add(amount: float) -> Change:
     def change(rank: int, model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
         if rank == 1:

@@ -35,7 +35,7 @@ class Outcome:
         assert self.found is not None, "nothing may be fetched here"
         return list(self.found)
 
-    def part(self, rank: int, leaf_index: int) -> Part:
+    def part(self, rank: int, leaf_index: int, nest: str) -> Part:
         return Part(ref=rank, leaf_index=leaf_index)
 
 

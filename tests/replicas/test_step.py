@@ -4,8 +4,13 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from raydist.errors import SpecError
 from raydist.mirroring.shipment import Shipment
+from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, resolve_parts
+from raydist.replicas.step_message import GroupResult
 from raydist.values import Part, PerReplica, ReduceOp
 
 
@@ -40,6 +45,14 @@ class Batch:
 def addressed(values: list[PerReplica], rank: int, *, stand_in: bool) -> tuple[tuple[PartSource, ...], tuple[Any, ...]]:
     refs: dict[Any, int] = {}
     return address_parts(values, rank, stand_in=stand_in, refs=refs), tuple(refs)
+
+
+def test_a_nest_that_is_another_one_than_before_is_an_error() -> None:
+    results = GroupResult((pack_result({"a": 1, "b": 2}, absent=False), pack_result({"b": 1, "c": 2}, absent=False)))
+    source = PartSource(0, 0, nest="{'a': '*', 'b': '*'}")
+    assert resolve_parts([source], [results]) == [1]
+    with pytest.raises(SpecError, match=r"got \{'a': '\*', 'b': '\*'\} before and \{'b': '\*', 'c': '\*'\} now\."):
+        resolve_parts([replace(source, place=1)], [results])
 
 
 def test_each_object_travels_once() -> None:

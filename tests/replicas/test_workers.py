@@ -57,6 +57,15 @@ def test_what_is_left_open_needs_a_node_with_devices() -> None:
     assert choose_workers([HEAD], 2, "GPU:0")[0] == 2  # a cluster that grows brings them
 
 
+def test_a_gpu_that_no_node_has_is_named() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"but GPU:7 was asked for.* more than 4 GPUs: GPU:0 to GPU:3\. Name"
+    ):
+        choose_workers([HEAD, TWO_GPUS, FOUR_GPUS], None, ["GPU:0", "GPU:7"])
+    assert chosen([TWO_GPUS, FOUR_GPUS], 1, ["GPU:2", "GPU:3"]) == (1, ["GPU:2", "GPU:3"])
+    assert chosen([TWO_GPUS], 1, 8) == (1, [f"GPU:{index}" for index in range(8)])  # a larger node may come
+
+
 def test_workers_have_nodes_of_their_own_where_there_are_enough() -> None:
     assert choose_placement({"CPU": 2}, 2, [HEAD, SMALL, BIG]) == "STRICT_SPREAD"
     assert choose_placement({"CPU": 4}, 2, [HEAD, SMALL, BIG]) == "SPREAD"

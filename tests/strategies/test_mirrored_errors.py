@@ -105,6 +105,22 @@ def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
         assert two.run(lambda: rd.get_replica_context().all_reduce("SUM", 1.0).item()).values == (2.0, 2.0)
 
 
+@pytest.mark.parametrize("size", [1, 300_000])  # of results that come by the channel, and by Ray
+@pytest.mark.parametrize("odd", ["all", "one"])
+def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
+    two: rd.MirroredStrategy, size: int, odd: str
+) -> None:
+    def step(keys: str) -> Any:
+        if rd.get_replica_context().replica_id_in_sync_group == 0 and odd == "one":
+            keys = "ab"
+        return {key: torch.full((size,), float(ord(key))) for key in keys}
+
+    assert two.local_results(two.run(step, args=("ab",))["b"])[1][0] == ord("b")
+    changed = two.run(step, args=("bc",))
+    with pytest.raises(rd.SpecError, match=r"(?s)'a'.*'b'.*'c'.*Return the same keys"):
+        two.local_results(two.run(torch.sum, args=(changed["a"],)))
+
+
 def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
     lock = threading.Lock()
 

@@ -58,6 +58,24 @@ def test_another_task_is_told_that_it_is_not_needed(task: tuple[str, int]) -> No
         WorkerRequest().with_resolver(resolver(task, **jobs))
 
 
+@pytest.mark.parametrize(
+    ("task", "jobs", "told"),
+    [
+        (
+            ("worker", 7),
+            {"worker": ["a", "b"]},
+            r"is task worker 7 \(TF_CONFIG\?\), and of that job there are 2: a, b\.",
+        ),
+        ((None, 1), {"worker": ["a", "b"]}, r"the index 1 alone .*Name its type"),
+        (("chief", 0), {"chief": ["a", "b"]}, r"one chief, .* got \['a', 'b'\]\. Make workers"),
+        (("worker", 1), {}, r"task worker 1 .*, and no cluster is named\. Name it"),
+    ],
+)
+def test_a_task_that_the_cluster_does_not_have_is_told(task: Any, jobs: dict[str, list[str]], told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        WorkerRequest().with_resolver(resolver(task, **jobs))
+
+
 def test_jobs_that_are_not_workers_are_errors() -> None:
     with pytest.raises(InvalidArgumentError, match=r"jobs \"chief\" and \"worker\", got \{'worker': .*'ps'"):
         WorkerRequest().with_resolver(resolver(worker=["a"], ps=["b"]))
@@ -66,9 +84,11 @@ def test_jobs_that_are_not_workers_are_errors() -> None:
 
 
 def test_two_numbers_of_workers_are_an_error_that_shows_both() -> None:
-    with pytest.raises(InvalidArgumentError, match="num_workers is 3, but the cluster resolver names 2: a, b. Leave"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"it is 3, and the cluster resolver \(TF_CONFIG\?\) names 2: a, b\. Leave"
+    ):
         WorkerRequest(num_workers=3).with_resolver(resolver(worker=["a", "b"]))
-    with pytest.raises(InvalidArgumentError, match="num_workers is 3, but the ScalingConfig has 2"):
+    with pytest.raises(InvalidArgumentError, match=r"it is 3, and the ScalingConfig has 2\. Leave"):
         WorkerRequest(num_workers=3).with_scaling_config(Config())
     assert WorkerRequest(num_workers=2).with_scaling_config(Config()).num_workers == 2
 

@@ -15,7 +15,7 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Communicator, Work
-from raydist.collectives.buckets.agreement import Agreement
+from raydist.collectives.buckets.agreement import BACKWARD_ADVICE, Agreement
 from raydist.collectives.buckets.buffer import BucketBuffer
 from raydist.collectives.buckets.exchange import AnyBuffer, BucketExchange, make_buffers
 from raydist.collectives.buckets.forms import StepWeight
@@ -182,9 +182,11 @@ class Exchanges:
         numbers = {
             "step": stamp.step,
             "backward pass": stamp.backward,
+            "trained parameters": len(trained),
             "layout of trained parameters": layout.fingerprint,
         }
-        Agreement(self._communicator, "the backward pass", numbers, self._communicator.device).wait()
+        group = self._communicator
+        Agreement(group, "the backward pass", numbers, group.device, advice=BACKWARD_ADVICE).wait()
         self._specs = specs
         self._trained = trained
         if layout != self.layout:

@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from raydist.collectives.buckets.agreement import mismatch
+from raydist.collectives.buckets.agreement import BACKWARD_ADVICE, mismatch
 from raydist.errors import CollectiveMismatchError
 
 __all__ = ["BucketTail", "PassStamp", "Updates"]
@@ -163,9 +163,10 @@ def _parted(stamps: Sequence[bytes]) -> CollectiveMismatchError:
     """The error of ranks with different stamps."""
     places = [PassStamp.place_of(stamp) for stamp in stamps]
     if any(place != places[0] for place in places):
-        return mismatch("the backward pass", places)
+        return mismatch("the backward pass", places, BACKWARD_ADVICE)
     step = f"what came before step {places[0]['step']} (an optimizer step, or a learning rate, on some ranks only)"
-    return mismatch(step, [PassStamp.updates_of(stamp) for stamp in stamps])
+    advice = "Let all replicas step their optimizers alike, and set the same learning rates."
+    return mismatch(step, [PassStamp.updates_of(stamp) for stamp in stamps], advice)
 
 
 @functools.lru_cache(maxsize=64)

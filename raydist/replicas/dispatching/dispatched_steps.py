@@ -17,7 +17,7 @@ from raydist.replicas.dispatching.dispatcher import DispatchedStep, Dispatcher, 
 from raydist.replicas.dispatching.pace import Pace
 from raydist.replicas.kept_objects import SentObjects
 from raydist.replicas.replica_calls import ReplicaCalls
-from raydist.replicas.results import StepOutcome, StepResult
+from raydist.replicas.results import StepOutcome, StepResult, require_nest
 from raydist.replicas.step_message import GroupResult, PlannedStep, address_steps
 from raydist.values import Part
 
@@ -167,15 +167,16 @@ class DispatchedSteps:
             raise FailedPreconditionError(f"raydist bug: step {step.step} must have been sent by now.")
         return step.group
 
-    def part_of(self, step: DispatchedStep, rank: int, leaf_index: int) -> Part:
+    def part_of(self, step: DispatchedStep, rank: int, leaf_index: int, nest: str) -> Part:
         """Where a leaf of one replica's result of a step will be; the leaf itself where only the driver has it.
 
         Blocks until the step is done, where its result comes through the step channel.
         """
         known_by = self._group_of(step).refs[rank]
-        if not isinstance(known_by, Answer):
-            return Part(ref=known_by, leaf_index=leaf_index, place=step.place)
+        if not isinstance(known_by, Answer):  # not here: the replica sees what it is
+            return Part(ref=known_by, leaf_index=leaf_index, place=step.place, nest=nest)
         result = self.results_of(step)[rank]
+        require_nest(result.structure, nest)
         if known_by.ref is not None:
             return Part(ref=known_by.ref, leaf_index=leaf_index, place=step.place)
         return Part(value=result.leaf(leaf_index))
@@ -200,8 +201,8 @@ class _Outcome(StepOutcome):
     def results(self) -> list[StepResult]:
         return self.steps.results_of(self.step)
 
-    def part(self, rank: int, leaf_index: int) -> Part:
-        return self.steps.part_of(self.step, rank, leaf_index)
+    def part(self, rank: int, leaf_index: int, nest: str) -> Part:
+        return self.steps.part_of(self.step, rank, leaf_index, nest)
 
 
 def _to_raise(error: BaseException) -> BaseException:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raydist.errors import SpecError
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps
@@ -82,15 +83,23 @@ def test_a_result_is_a_part_of_what_its_group_returns(steps: DispatchedSteps, ac
     learn(steps)
     actors.ready = False
     outcomes = [steps.dispatch(planned(step)) for step in range(1, 6)]
-    part = outcomes[4].part(1, 1)
+    part = outcomes[4].part(1, 1, "('*', '*')")
     assert (part.place, part.leaf_index) == (2, 1)
     assert part.ref.leaf(0, part.place) == 5
 
 
 def test_a_result_that_only_the_driver_has_is_a_part_by_value(steps: DispatchedSteps, actors: Actors) -> None:
     actors.by_channel = True
-    part = steps.dispatch(planned(7)).part(1, 0)
+    part = steps.dispatch(planned(7)).part(1, 0, "('*', '*')")
     assert (part.ref, part.value) == (None, 7)
+
+
+def test_a_result_of_another_nest_than_before_is_no_part(steps: DispatchedSteps, actors: Actors) -> None:
+    actors.ready = False
+    assert steps.dispatch(planned(6)).part(1, 0, "{'a': '*'}").nest == "{'a': '*'}"  # the replica will see
+    actors.ready = actors.by_channel = True
+    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} before and \('\*', '\*'\) now\. Return the same keys"):
+        steps.dispatch(planned(7)).part(1, 0, "{'a': '*'}")
 
 
 def test_a_result_that_ray_has_is_a_part_by_reference_also_where_it_came_by_the_channel(
@@ -100,7 +109,7 @@ def test_a_result_that_ray_has_is_a_part_by_reference_also_where_it_came_by_the_
     outcome = steps.dispatch(planned(7))
     for answer in outcome.step.group.refs:  # type: ignore[attr-defined]  # what the group knows of it
         answer.ref = "in the store"
-    assert outcome.part(1, 0).ref == "in the store"
+    assert outcome.part(1, 0, "('*', '*')").ref == "in the store"
 
 
 def test_messages_that_go_by_ray_are_made_few(
