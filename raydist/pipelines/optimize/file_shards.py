@@ -64,7 +64,7 @@ def _opens_files(op: InterleaveOp) -> bool:
         made = graph_of(call_on_element(op.fn, iterator.next_block(1), 0), op.label)
     except StopIteration:
         return False
-    except NotFoundError:  # it has looked for a file, which is on the workers' nodes alone
+    except FileNotFoundError:  # ours, or of its `open`: it has looked for a file, which is on the workers' nodes alone
         return True
     finally:
         iterator.close()

@@ -175,6 +175,15 @@ def test_what_cannot_be_shared_out(folder: Path, make: Callable[[Dataset], Datas
         shard_files(dataset._op, 2, 0)
 
 
+def test_a_function_that_opens_a_file_itself_reads_files() -> None:
+    def opened(path: Any) -> Dataset:
+        with Path(str(path)).open() as lines:
+            return Dataset.from_tensor_slices(lines.readlines())
+
+    dataset = Dataset.from_tensor_slices(["nowhere.txt", "nor here.txt"]).flat_map(opened)
+    assert obstacle_to_files(dataset._op) is None
+
+
 def test_a_function_that_looks_for_a_file_reads_files() -> None:
     dataset = Dataset.from_tensor_slices(["nowhere.csv", "nor here.csv"]).flat_map(Dataset.from_csv)
     assert obstacle_to_files(dataset._op) is None
