@@ -79,8 +79,8 @@ def tensor_of(part: Any) -> torch.Tensor:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(
-            f"Only tensors and numbers can be reduced or gathered, got {type(part).__name__}: {part!r:.80}. Return one on "
-            "every replica, or use strategy.local_results for other values."
+            f"Only tensors and numbers can be reduced or gathered, got {type(part).__name__}: {part!r:.80}. Return "
+            "one on every replica, or use strategy.local_results for other values."
         ) from None
 
 
