@@ -44,7 +44,7 @@ def speed_up_updates() -> None:
 def _fused_where_it_pays(plain: _Update, pays: Callable[..., bool]) -> _Update:
     @functools.wraps(plain)
     def update(params: list[torch.Tensor], grads: list[torch.Tensor], *state: Any, **how: Any) -> None:
-        if not (_is_free(state, **how) and pays(*state, **how) and _fit(params, grads)):
+        if not (_is_free(state, **how) and pays(*state, **how) and _fit(params, (grads, *state))):
             plain(params, grads, *state, **how)
             return
         plain(params, grads, *state, **{**how, "foreach": False, "fused": True})
@@ -80,9 +80,16 @@ def _adam_pays(
     return not (has_complex or differentiable or capturable) and all(map(_lie_alike, state))
 
 
-def _fit(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> bool:
-    """Whether the kernels, which go by addresses alone, do the same as torch's loop."""
-    return all(param.is_cpu and param.dtype in _DTYPES for param in params) and _lie_alike(params) and _lie_alike(grads)
+def _fit(params: Sequence[torch.Tensor], beside: Sequence[Sequence[torch.Tensor | None]]) -> bool:
+    """Whether the kernels, which go by addresses alone, do the same as torch's loop; `beside` begins with gradients."""
+    usual = all(param.is_cpu and param.dtype in _DTYPES for param in params)
+    alike = usual and _lie_alike(params) and _lie_alike(beside[0])
+    return alike and all(_is_of_type(param, one) for each in beside for param, one in zip(params, each, strict=False))
+
+
+def _is_of_type(param: torch.Tensor, beside: torch.Tensor | None) -> bool:
+    """Numbers of steps aside; of a model that was cast, the optimizer's state is not."""
+    return beside is None or beside.dtype is param.dtype or (not beside.dim() and bool(param.dim()))
 
 
 def _lie_alike(tensors: Sequence[torch.Tensor | None]) -> bool:

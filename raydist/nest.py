@@ -248,7 +248,16 @@ def _build(structure: Structure, leaves: Sequence[Any], at: int) -> tuple[Any, i
         return {structure.keys[place]: values[place] for place in structure.shown}, at
     if structure.kind is dict:
         return dict(zip(structure.keys, values, strict=True)), at
-    return structure.kind(**dict(zip(structure.keys, values, strict=True))), at
+    return _make(structure.kind, dict(zip(structure.keys, values, strict=True))), at
+
+
+def _make(kind: Any, values: dict[str, Any]) -> Any:
+    """A namedtuple or dataclass; fields that its constructor does not take are set afterwards."""
+    late = [each.name for each in getattr(kind, "__dataclass_fields__", {}).values() if not each.init]
+    made = kind(**{name: value for name, value in values.items() if name not in late})
+    for name in late:
+        object.__setattr__(made, name, values[name])
+    return made
 
 
 def map_structure(fn: Callable[..., Any], *nests: Any, none: Structure = LEAF) -> Any:

@@ -155,6 +155,15 @@ table = torch.nn.Embedding(5, 2, sparse=True)
 table(torch.tensor([1])).sum().backward()
 assert not is_taken(SGD(table.parameters(), lr=0.1, weight_decay=0.0, momentum=0.9))
 
+# A model that was cast: the optimizer's state is of the type that it had.
+cast = torch.nn.Parameter(torch.ones(3))
+cast.grad = torch.ones(3)
+optimizer = SGD([cast], lr=0.1, momentum=0.9)
+assert is_taken(optimizer)
+cast.data = cast.data.double()
+cast.grad = torch.ones(3, dtype=torch.float64)
+assert not is_taken(optimizer)
+
 class Own(torch.Tensor):
     pass
 

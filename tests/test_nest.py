@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -107,3 +107,16 @@ def test_left_over_leaves_are_an_error() -> None:
 def test_what_has_parts() -> None:
     assert all(is_nested(value) for value in [(), {}, Point(1, 2), Example(1, 2)])
     assert not any(is_nested(value) for value in [[], "a", 1, Example])
+
+
+def test_a_dataclass_with_a_field_that_its_constructor_does_not_take() -> None:
+    @dataclass(frozen=True)
+    class Output:
+        loss: int
+        count: int = field(init=False, default=0)
+
+    leaves, structure = flatten(Output(3))
+    assert unflatten(structure, leaves) == Output(3)
+    assert leaves == [3, 0]
+    assert unflatten(structure, [5, 7]).count == 7
+    assert str(structure) == "Output(loss='*', count='*')"

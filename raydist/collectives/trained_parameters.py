@@ -40,7 +40,8 @@ class TrainedParameters:
         self._next = 0
         self._handles: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._attached: Iterable[torch.nn.Parameter] | None = None
-        self._flags: list[bool] = []
+        self._seen: list[tuple[bool, torch.dtype, torch.Size]] = []
+        self._kinds: dict[int, tuple[torch.dtype, torch.Size]] = {}
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Be in charge of these, and of no others any more; a tuple that was given before costs nothing."""
@@ -55,26 +56,42 @@ class TrainedParameters:
                 self.all[self._next] = parameter
                 self._next += 1
         self._attached = parameters if isinstance(parameters, tuple) else None
-        self._flags = []
+        self._seen = []
         self.look()
 
     def _drop(self, index: int) -> None:
         del self.all[index]
+        self._kinds.pop(index, None)
         if index in self._handles:
             self._handles.pop(index).remove()
 
     def look(self) -> tuple[int, ...]:
-        """See which are trained now; each has a hook from its first time on."""
-        flags = [parameter.requires_grad for parameter in self.all.values()]
-        if flags != self._flags or not flags:
-            self._flags = flags
-            self.indices = tuple(index for index, flag in zip(self.all, flags, strict=True) if flag)
+        """See which are trained now; each has a hook from its first time on.
+
+        One that was cast, or has another shape, counts as another one: what is laid out for its gradient does not fit.
+        """
+        if self._shown() != self._seen or not self._seen:
+            self._renumber()
+            self._seen = self._shown()
+            self.indices = tuple(index for index, parameter in self.all.items() if parameter.requires_grad)
             self.trained = tuple(self.all[index] for index in self.indices)
             for index in self.indices:
                 if index not in self._handles:
                     hook = OwnHook(self.door.gradient, index)
                     self._handles[index] = self.all[index].register_post_accumulate_grad_hook(hook)
         return self.indices
+
+    def _shown(self) -> list[tuple[bool, torch.dtype, torch.Size]]:
+        return [(parameter.requires_grad, parameter.dtype, parameter.shape) for parameter in self.all.values()]
+
+    def _renumber(self) -> None:
+        for index, parameter in list(self.all.items()):
+            kind = (parameter.dtype, parameter.shape)
+            if self._kinds.setdefault(index, kind) != kind:
+                self._drop(index)
+                self._numbers[id(parameter)] = self._next
+                self.all[self._next], self._kinds[self._next] = parameter, kind
+                self._next += 1
 
     def hooked(self) -> dict[int, torch.nn.Parameter]:
         """Those of the trained that the program has registered hooks on."""

@@ -73,14 +73,19 @@ def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Stag
         check_reducible(tensor.dtype, op)
     target = tensor.detach() if tensor.requires_grad else tensor
     carrier = _CARRIERS.get(target.dtype)
-    values = (target if carrier is None else target.to(carrier)).contiguous()
+    values = (_plain(target) if carrier is None else target.to(carrier)).contiguous()
     return Staged(target, values, values, world_size if op is ReduceOp.MEAN else 1)
 
 
 def stage_bytes(tensor: torch.Tensor) -> Staged:
     """Prepare `tensor` to be moved: as plain bytes, whatever its dtype."""
     target = tensor.detach()
-    values = target.contiguous()
+    values = _plain(target).contiguous()
     # A tensor without elements may have strides that torch cannot view as bytes.
     carrier = values.view(-1).view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
     return Staged(target, values, carrier)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of a view that shows its memory conjugated or negated."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor

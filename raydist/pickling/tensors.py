@@ -71,7 +71,9 @@ class TensorReducer:
     def reduce(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
         """How to pickle `tensor`; None to leave it to itself (sparse, quantised, ...)."""
         with torch._C.DisableTorchFunctionSubclass():
-            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_conj():
+            if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+                return None
+            if tensor.is_conj() or tensor.is_neg():  # its memory is not what it shows
                 return None
             if isinstance(tensor, RowGradient):
                 return None

@@ -36,8 +36,11 @@ class PlannedStep:
 
     @property
     def carries_values(self) -> bool:
-        """Whether parts of it lie in the driver, where the program may change them once `run` has returned."""
-        return any(value.part_on(0).ref is None for value in self.parts)
+        """Whether parts of it lie in the driver, where the program may change them once `run` has returned.
+
+        Asks for all of them: results of steps that were not sent are sent, or waited for, here and not while this is.
+        """
+        return None in [value.part_on(0).ref for value in self.parts]
 
 
 @final
@@ -125,7 +128,7 @@ def packed_plainly(message: Any, values: Iterable[Any]) -> bytes | None:
 
     Classes of the program may be known to one process only: those travel by value, which Ray sees to.
     """
-    if not all(value is None or type(value) in _PLAIN or isinstance(value, np.generic) for value in values):
+    if not all(map(_is_plain, values)):
         return None
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -148,3 +151,9 @@ def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> 
         numbers, travelling = known.send(refs)
         messages.append((StepMessage(headers, sources, numbers), travelling))
     return messages
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    return value is None or type(value) in _PLAIN or isinstance(value, np.generic)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,28 @@ def test_a_parameter_that_only_one_replica_uses() -> None:
         assert first[0].tolist() == [[0.5, 0.5]]
         torch.testing.assert_close(first, second)
         assert third == [None, None]
+
+
+@pytest.mark.parametrize("bucket_bytes", [8, 1 << 20])
+def test_a_model_that_is_cast_and_resized_between_steps(bucket_bytes: int) -> None:
+    def body(group: LocalGroup) -> list[Any]:
+        model = nn.Linear(2, 1)
+        reducer = GradientReducer(group, bucket_bytes=bucket_bytes)
+        reducer.attach(tuple(model.parameters()))
+        found = []
+        for change in (lambda: None, model.double, lambda: setattr(model.weight, "data", torch.ones(1, 3).double())):
+            model.zero_grad()
+            change()
+            weight = model.weight
+            with reducer.step(weight=0.5):
+                model(torch.full((1, weight.shape[1]), 1.0 + group.rank, dtype=weight.dtype)).sum().backward()
+            assert weight.grad is not None
+            found.append((weight.grad.dtype, weight.grad.tolist()))
+        reducer.close()
+        return found
+
+    expected = [(torch.float32, [[1.5] * 2]), (torch.float64, [[1.5] * 2]), (torch.float64, [[1.5] * 3])]
+    assert run_ranks(2, body) == [expected] * 2
 
 
 def test_grad_stays_local_and_inputs_are_respected() -> None:

@@ -57,6 +57,20 @@ def test_those_that_are_given_no_more_are_let_go_and_their_numbers_not_used_agai
     assert sorted(listener.heard) == [1, 2]
 
 
+def test_one_that_was_cast_or_resized_counts_as_another_one() -> None:
+    listener, (a, b, c) = Listener(), three()
+    listener.parameters.attach((a, b, c))
+    a.data = a.data.double()
+    assert listener.parameters.look() == (1, 2, 3)
+    c.data = torch.ones(2)
+    assert listener.parameters.look() == listener.parameters.look() == (1, 3, 4)
+    assert listener.parameters.trained == (b, a, c)
+    (a.sum() + b.sum() + c.sum()).backward()
+    assert sorted(listener.heard) == [1, 3, 4]
+    listener.parameters.attach((a, b))
+    assert listener.parameters.look() == (1, 3)
+
+
 def test_hooks_go_and_keep_nothing_alive() -> None:
     listener, (a, b, c) = Listener(), three()
     listener.parameters.attach((a, b, c))

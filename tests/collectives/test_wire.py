@@ -35,6 +35,17 @@ def test_a_strided_view_gets_its_result() -> None:
     assert base.tolist() == [[0.0, 0.5]] * 3
 
 
+@pytest.mark.parametrize("shown", [[1 - 2j, 3 + 1j], [-2.0, 1.0]], ids=["conjugated", "negated"])
+def test_a_view_that_shows_its_memory_otherwise_travels_as_it_shows_it(shown: list[complex]) -> None:
+    tensor = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    view = tensor if isinstance(shown[0], complex) else tensor.imag
+    assert stage_bytes(view).carrier.view(view.dtype).tolist() == shown
+    staged = stage_reduction(view, ReduceOp.SUM, 1)
+    assert torch.view_as_real(staged.carrier).shape[-1] == 2 if view.is_complex() else not staged.carrier.is_neg()
+    staged.deliver()
+    assert view.tolist() == shown
+
+
 def test_bytes_keep_every_bit() -> None:
     tensor = torch.tensor([[1.5, float("nan")], [-0.0, 3.0]], dtype=torch.bfloat16).t()
     staged = stage_bytes(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,6 +35,12 @@ def test_values_strides_and_dtypes(tensor: torch.Tensor) -> None:
     assert torch.equal(copy, tensor)
     assert (copy.dtype, copy.stride(), copy.shape) == (tensor.dtype, tensor.stride(), tensor.shape)
     assert type(copy) is torch.Tensor
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda tensor: tensor.conj().imag], ids=["conjugated", "negated"])
+def test_views_that_show_their_memory_otherwise(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = view(torch.tensor([1 + 2j, 3 - 1j]))
+    assert torch.equal(through(tensor), tensor)
 
 
 def test_copy_is_private_and_writable() -> None:

@@ -62,6 +62,19 @@ def test_a_step_carries_values_that_lie_in_the_driver() -> None:
     assert planned(0, Stored("a", 0, 0), PerReplica([1, 2])).carries_values
 
 
+def test_every_part_is_asked_for_where_one_is_enough_to_know() -> None:
+    """What is asked for is sent or waited for: not later, when its turn would be that of the step that uses it."""
+    asked: list[str] = []
+
+    class Asked(Stored):
+        def part_on(self, rank: int, *, stand_in: bool = False) -> Part:
+            asked.append(self.name)
+            return super().part_on(rank, stand_in=stand_in)
+
+    assert planned(0, Asked("a", 0, 0), PerReplica([1, 2]), Asked("b", 0, 0)).carries_values
+    assert asked == ["a", "b"]
+
+
 def test_the_results_of_a_group_are_leaves_at_places() -> None:
     results = tuple(pack_result((torch.tensor(float(i)), i), absent=False) for i in range(3))
     answer = pickle.loads(pickle.dumps(GroupResult(results, 0.5)))
@@ -85,6 +98,8 @@ def test_messages_of_plain_values_travel_as_bytes() -> None:
 
 def test_objects_of_the_programs_own_classes_travel_another_way() -> None:
     assert StepMessage(b"", ((PartSource(None, value=Own()),),)).packed() is None
+    assert StepMessage(b"", ((PartSource(None, value=np.array([Own()], object)),),)).packed() is None
+    assert StepMessage(b"", ((PartSource(None, value=np.ones(2)),),)).packed() is not None
     assert GroupResult((pack_result((1.0, torch.ones(2)), absent=False),)).packed() is not None
     assert GroupResult((pack_result((1.0, np.float32(2)), absent=False),)).packed() is not None
     assert GroupResult((pack_result(Own(), absent=False),)).packed() is None

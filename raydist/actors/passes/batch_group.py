@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+
 from raydist.actors.passes.piece import (
     FIRST_ROWS,
     INLINE_BYTES,
@@ -114,8 +116,13 @@ class MadeStep:
         if self.shared is not None:
             return self.structure, "shared"
         pieces = [columns for cut in self.cuts for columns in (cut.columns, cut.stand_in) if columns is not None]
-        kinds = {tuple((column.dtype, column.shape[1:]) for column in piece) for piece in pieces}
+        kinds = {tuple((column.dtype, column.shape[1:], _entry(column)) for column in piece) for piece in pieces}
         return (self.structure, *kinds) if len(kinds) == 1 and all(map(is_regular, pieces)) else None
+
+
+def _entry(column: np.ndarray[Any, Any]) -> type | None:
+    """Of which type what is no number is: a column of the group is text or bytes, as its first entry is."""
+    return type(column.flat[0]) if column.dtype == object and column.size else None
 
 
 @final

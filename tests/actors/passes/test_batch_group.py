@@ -69,6 +69,9 @@ def test_only_like_steps_go_together() -> None:
     assert not accepts(group, made(1, np.zeros((4, 2), np.float32)))
     assert not accepts(group, made(1, rows.astype(np.float64)))
     assert not accepts(group, made(1, rows, structure=flatten((1,))[1]))
+    text = filled(made(0, np.array(["a", "b"], object)))
+    assert accepts(text, made(1, np.array(["c"], object)))
+    assert not accepts(text, made(1, np.array([b"c"], object)))
 
 
 def test_a_step_with_other_leaves_than_rows_goes_alone() -> None:
