@@ -7,7 +7,7 @@ import functools
 import inspect
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any, Protocol, final
@@ -251,16 +251,21 @@ class StructureMemory:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Structure] = {}
 
-    def expected(self, fn: Callable[..., Any]) -> Structure | None:
-        """The structure that `fn` will return as far as is known; None where only the result itself can tell."""
-        key = _codes(fn)
-        return self._known.get((*key, *_modules(fn))) if key else None
+    def expected(self, fn: Callable[..., Any], given: Iterable[Any] = ()) -> Structure | None:
+        """The structure that `fn` will return as far as is known; None where only the result itself can tell.
 
-    def learn(self, fn: Callable[..., Any], structure: Structure, nest: Any) -> None:
+        Args:
+            fn: The function.
+            given: Its arguments.
+        """
+        code = _code_of(fn)
+        return None if code is None else self._known.get((code, *_called_by(fn, given)))
+
+    def learn(self, fn: Callable[..., Any], structure: Structure, nest: Any, given: Iterable[Any] = ()) -> None:
         """Remember that `fn` returned `nest`; a None in it may be a value next time."""
-        key = _codes(fn)
-        if key and _ends_in_one_place(key[0]) and not any(leaf is None for leaf in leaves_in(nest)):
-            self._known[(*key, *_modules(fn))] = structure
+        code = _code_of(fn)
+        if code is not None and _ends_in_one_place(code) and not any(leaf is None for leaf in leaves_in(nest)):
+            self._known[(code, *_called_by(fn, given))] = structure
 
 
 def returns_nothing(fn: Callable[..., Any]) -> bool:
@@ -271,8 +276,8 @@ def returns_nothing(fn: Callable[..., Any]) -> bool:
     >>> returns_nothing(train_step), returns_nothing(lambda batch: batch)
     (True, False)
     """
-    key = _codes(fn)
-    return bool(key) and _code_returns_nothing(key[0])
+    code = _code_of(fn)
+    return code is not None and _code_returns_nothing(code)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -287,20 +292,31 @@ def _code_returns_nothing(code: CodeType) -> bool:
     return all(step.argval is None for step in steps if step.opname == "RETURN_CONST")
 
 
-def _codes(fn: Callable[..., Any]) -> tuple[CodeType, ...]:
-    """The code of `fn` and of the functions in its closure (a decorator's wrapper is one code for many functions)."""
-    function = _plain_function(fn)
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return ()
-    # Only functions are looked into: reading an attribute of a mirrored object waits for all dispatched steps.
-    return (code, *(value.__code__ for value in _enclosed(function) if type(value) is FunctionType))
+def _code_of(fn: Callable[..., Any]) -> CodeType | None:
+    code = getattr(_plain_function(fn), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
-def _modules(fn: Callable[..., Any]) -> tuple[weakref.ref[torch.nn.Module], ...]:
-    """The modules in the closure of `fn`: one code calling another module may return another nest."""
-    enclosed = _enclosed(_plain_function(fn))
-    return tuple(weakref.ref(value) for value in enclosed if issubclass(type(value), torch.nn.Module))
+def _called_by(fn: Callable[..., Any], given: Iterable[Any]) -> Iterator[Any]:
+    """What `fn` may call that is not in its code: calling another function or module it may return another nest.
+
+    Of its closure (a decorator's wrapper is one code for many functions), of partials, and of its arguments.
+    """
+    while isinstance(fn, functools.partial):
+        yield from _called(fn.args)
+        yield from _called(fn.keywords.values())
+        fn = fn.func
+    yield from _called(_enclosed(_plain_function(fn)))
+    yield from _called(given)
+
+
+def _called(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        # Only functions are looked into: reading an attribute of a mirrored object waits for all dispatched steps.
+        if type(value) is FunctionType:
+            yield value.__code__
+        elif issubclass(type(value), torch.nn.Module):
+            yield weakref.ref(value)
 
 
 def _plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:

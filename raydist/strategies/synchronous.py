@@ -160,7 +160,7 @@ class SynchronousStrategy(HostedStrategy):
         if loop is not None:
             self._loop = loop
             loop.start(header.step)
-        return self._result(fn, StepValues(outcome))
+        return self._result(fn, StepValues(outcome), (*args, *named.values()))
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""
@@ -205,16 +205,16 @@ class SynchronousStrategy(HostedStrategy):
             summaries=self._summaries.order(),
         )
 
-    def _result(self, fn: Callable[..., Any], values: StepValues) -> Any:
+    def _result(self, fn: Callable[..., Any], values: StepValues, given: Sequence[Any]) -> Any:
         if returns_nothing(fn):
             return None
         if self.num_replicas_in_sync == 1:
             return values.plain_nest()
-        expected = self._memory.expected(fn)
+        expected = self._memory.expected(fn, given)
         if expected is not None:
             return values.expected_nest(expected)
         nest = values.nest()
-        self._memory.learn(fn, values.structure(), nest)
+        self._memory.learn(fn, values.structure(), nest, given)
         return nest
 
     @final

@@ -230,3 +230,22 @@ def test_naming_a_function_reads_no_attribute_of_what_it_encloses() -> None:
     memory = StructureMemory()
     memory.learn(lambda: module, flatten(1)[1], 1)
     assert not returns_nothing(lambda: module)
+
+
+def test_one_code_that_calls_what_it_is_given_is_known_for_each_of_these() -> None:
+    def step(called: Any, batch: int) -> Any:
+        return called(batch)
+
+    def plain(batch: int) -> int:
+        return batch
+
+    def named(batch: int) -> dict[str, int]:
+        return {"loss": batch}
+
+    memory, (_, structure) = StructureMemory(), flatten(1)
+    memory.learn(step, structure, 1, (plain, 1))
+    assert memory.expected(step, (plain, 2)) == memory.expected(functools.partial(step, plain), (3,)) == structure
+    assert memory.expected(step, (named, 2)) is None
+    assert memory.expected(step, (torch.nn.Linear(1, 1), 2)) is None
+    memory.learn(functools.partial(step, called=named), flatten({"loss": 1})[1], {"loss": 1}, (1,))
+    assert str(memory.expected(functools.partial(step, called=named), (3,))) == "{'loss': '*'}"

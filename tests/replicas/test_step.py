@@ -48,7 +48,7 @@ def addressed(values: list[PerReplica], rank: int, *, stand_in: bool) -> tuple[t
 
 
 def test_a_nest_that_is_another_one_than_before_is_an_error() -> None:
-    results: Any = GroupResult((pack_result({"a": 1, "b": 2}, absent=False), pack_result({"b": 1, "c": 2}, absent=False)))
+    results: Any = GroupResult(tuple(pack_result(nest, absent=False) for nest in ({"a": 1, "b": 2}, {"b": 1, "c": 2})))
     source = PartSource(0, 0, nest="{'a': '*', 'b': '*'}")
     assert resolve_parts([source], [results]) == [1]
     with pytest.raises(SpecError, match=r"got \{'a': '\*', 'b': '\*'\} before and \{'b': '\*', 'c': '\*'\} now\."):
