@@ -20,6 +20,7 @@ from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.kinds import (
     GENERATORS,
     MODULES,
+    OPTIMIZERS,
     capture_object,
     content_digest,
     is_as_witnessed,
@@ -38,6 +39,7 @@ from raydist.pickling.attribute_table import (
     changed,
     seal,
 )
+from raydist.pickling.step_methods import require_step_of_class
 from raydist.pickling.witness import Witness
 
 __all__ = ["ControlState"]
@@ -143,6 +145,8 @@ class ControlState:
             if obj is None:
                 self.forget(handle)
                 continue
+            if kind_of(obj) is OPTIMIZERS:
+                require_step_of_class(obj)
             if handle in self._witnesses and is_as_witnessed(obj, self._witnesses[handle]):
                 continue
             states[handle], values = self._changes(handle, obj)

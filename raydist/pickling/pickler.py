@@ -26,6 +26,7 @@ import torch
 from raydist.pickling.by_value import Reach
 from raydist.pickling.compiled import reduce_compiled
 from raydist.pickling.parametrized import reduce_parametrized
+from raydist.pickling.step_methods import require_step_of_class
 from raydist.pickling.tensors import ReplicaDevice, TensorReducer
 
 __all__ = ["HandlePickler", "HandleUnpickler", "PersistentId", "dumps", "loads"]
@@ -88,6 +89,7 @@ class HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle s
         if isinstance(obj, torch.Generator):
             return _rebuild_generator, (str(obj.device), obj.get_state())
         if isinstance(obj, torch.optim.Optimizer):
+            require_step_of_class(obj)
             # Its own __getstate__ forgets the hooks; its `step` is a bound wrapper that a scheduler put there.
             state = {name: value for name, value in vars(obj).items() if name != "step" and not _stays_here(value)}
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]  # not in typeshed

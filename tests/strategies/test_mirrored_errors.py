@@ -121,6 +121,25 @@ def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
         two.local_results(two.run(torch.sum, args=(changed["a"],)))
 
 
+@pytest.mark.parametrize("runs_before", [False, True])
+def test_a_step_method_that_replicas_would_not_run_is_told(two: rd.MirroredStrategy, runs_before: bool) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.step()
+
+    if runs_before:
+        two.run(step)
+    usual: Any = optimizer
+    usual.step = lambda: None
+    with pytest.raises(rd.FailedPreconditionError, match="that of its class.*Use register_step_pre_hook"):
+        two.run(step)
+    del usual.step
+    two.run(step)
+
+
 def test_what_cannot_be_pickled_is_named(two: rd.MirroredStrategy) -> None:
     lock = threading.Lock()
 

@@ -1,0 +1,29 @@
+"""Optimizers step as their class says: a method that a program puts into one of them reaches no replica."""
+
+from __future__ import annotations
+
+import torch
+
+from raydist.errors import FailedPreconditionError
+
+__all__ = ["require_step_of_class"]
+
+
+def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
+    """Raise where a program has put a `step` of its own into an optimizer; a learning rate scheduler's is known.
+
+    Raises:
+        FailedPreconditionError: It has.
+
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)])
+    >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    >>> require_step_of_class(optimizer)
+    """
+    own = vars(optimizer).get("step")
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+        name = type(optimizer).__name__
+        raise FailedPreconditionError(
+            f"The step of an optimizer must be that of its class, since replicas run that one, but this {name} was "
+            f"given another: {own!r:.80}. Use register_step_pre_hook or register_step_post_hook, or derive a class from "
+            f"{name}."
+        )
