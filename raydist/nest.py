@@ -98,15 +98,18 @@ class Structure:
         >>> str(flatten({"y": (2, [3]), "x": None})[1])
         "{'x': '*', 'y': ('*', '*')}"
         """
+        return "*" if self.kind is None else self._text()
+
+    def _text(self) -> str:
         if self.kind is None or self.kind is type(None):
             return "'*'" if self.kind is None else "None"
-        parts = [str(child) for child in self.children]
+        parts = [child._text() for child in self.children]
         if self.kind is tuple:
             return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
         if self.kind is dict:
             return f"{{{', '.join(f'{key!r}: {part}' for key, part in zip(self.keys, parts, strict=True))}}}"
-        fields = (f"{key}={part}" for key, part in zip(self.keys, parts, strict=True))
-        return f"{self.kind.__name__}({', '.join(fields)})"
+        name = self.kind.__qualname__ if dataclasses.is_dataclass(self.kind) else self.kind.__name__
+        return f"{name}({', '.join(f'{key}={part}' for key, part in zip(self.keys, parts, strict=True))})"
 
 
 LEAF = Structure()

@@ -119,4 +119,4 @@ def test_a_dataclass_with_a_field_that_its_constructor_does_not_take() -> None:
     assert unflatten(structure, leaves) == Output(3)
     assert leaves == [3, 0]
     assert unflatten(structure, [5, 7]).count == 7
-    assert str(structure) == "Output(loss='*', count='*')"
+    assert str(structure).endswith("<locals>.Output(loss='*', count='*')")

@@ -62,11 +62,12 @@ class RunDirectory:
         self._lease.take()
         remove_what_was_killed(self._files, folders_of(self._files, self.name))
         found = self.find()
+        generations = [each.kept.generation for each in find_checkpoints(self._files) if each.damage is None]
         began = [each.details["began"] for each in found if isinstance(each.details.get("began"), int | float)]
         with self._lock:
             self._began = min(began, default=None)
             self._kept = [each.kept for each in found if each.damage is None]
-            self._generation = max((each.generation for each in self._kept), default=0)
+            self._generation = max(generations, default=0)
 
     def require_ours(self) -> None:
         """FailedPreconditionError where another process has become the one that may write."""

@@ -12,7 +12,7 @@ from raydist.errors import InvalidArgumentError, SpecError
 from raydist.nest import flatten, map_structure, unflatten
 from raydist.values import PerReplica, ReduceOp
 
-__all__ = ["gather", "local_results", "reduce", "require_int", "tensor_of"]
+__all__ = ["gather", "local_results", "reduce", "regroup", "require_int", "tensor_of"]
 
 
 def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
@@ -67,6 +67,27 @@ def _parts(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
 
 def _as_tensor(part: Any) -> torch.Tensor:
     return tensor_of(part).detach().cpu()
+
+
+def regroup(values: Sequence[Any]) -> Any:
+    """The nest that each replica has a value of, with a PerReplica for each leaf.
+
+    Raises:
+        SpecError: Two have different structures; shows both.
+
+    Source: tf.distribute's `regroup`.
+
+    >>> regroup([{"x": 1}, {"x": 2}])["x"].values
+    (1, 2)
+    """
+    columns, structures = zip(*map(flatten, values), strict=True)
+    for replica, structure in enumerate(structures):
+        if structure != structures[0]:
+            raise SpecError(
+                f"Values must have one structure on all replicas, got {structures[0]} for replica 0 and {structure} "
+                f"for replica {replica}. Give the same keys for each."
+            )
+    return unflatten(structures[0], [PerReplica(leaves) for leaves in zip(*columns, strict=True)])
 
 
 def tensor_of(part: Any) -> torch.Tensor:

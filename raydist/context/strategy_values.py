@@ -61,7 +61,8 @@ class StrategyValues(ABC):
             value_fn: Called with a ValueContext once per replica, in rank order.
 
         Returns:
-            A PerReplica of what it gave, to be an argument of `run`; from one replica its plain value.
+            The nest that it gave with a PerReplica for each leaf, to be an argument of `run`; from one replica its
+            plain value.
 
         Source: tf.distribute.Strategy.experimental_distribute_values_from_function.
 

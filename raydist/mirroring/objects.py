@@ -82,7 +82,8 @@ class MirroredClasses:
             "__delattr__": self._delattr(original),
             "__reduce_ex__": self._reduce_ex(),
         }
-        return type(original)(original.__name__, (original,), namespace)
+        with _unannounced(original):
+            return type(original)(original.__name__, (original,), namespace)
 
     def _getattribute(self, original: type) -> Callable[[Any, str], Any]:
         owner = self._owner
@@ -150,3 +151,21 @@ def is_mirrored_class(cls: type) -> bool:
 
 def _set_class(obj: Any, cls: type) -> None:
     object.__setattr__(obj, "__class__", cls)
+
+
+@contextmanager
+def _unannounced(original: type) -> Iterator[None]:
+    """Make a subclass that the program's `__init_subclass__` does not see: to it there is none."""
+    hook = "__init_subclass__"
+    if not hasattr(getattr(original, hook), "__func__"):  # the one of `object`
+        yield
+        return
+    own = vars(original).get(hook)
+    type.__setattr__(original, hook, classmethod(lambda cls: None))
+    try:
+        yield
+    finally:
+        if own is None:
+            type.__delattr__(original, hook)
+        else:
+            type.__setattr__(original, hook, own)

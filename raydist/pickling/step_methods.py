@@ -24,6 +24,5 @@ def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
         name = type(optimizer).__name__
         raise FailedPreconditionError(
             f"The step of an optimizer must be that of its class, since replicas run that one, but this {name} was "
-            f"given another: {own!r:.80}. Use register_step_pre_hook or register_step_post_hook, or derive a class from "
-            f"{name}."
+            f"given another: {own!r:.80}. Use register_step_pre_hook or register_step_post_hook, or derive a class."
         )

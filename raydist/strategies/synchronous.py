@@ -23,6 +23,7 @@ from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.checkpoints.sharing.shares import Share
+from raydist.context.cross_replica import regroup
 from raydist.context.run_call import require_call
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
@@ -44,7 +45,6 @@ from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.lock_step_link import LockStepLink
-from raydist.values import PerReplica
 
 __all__ = ["SynchronousStrategy"]
 
@@ -245,7 +245,7 @@ class SynchronousStrategy(HostedStrategy):
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         count = self.num_replicas_in_sync
         values = [value_fn(ValueContext(rank, count)) for rank in range(count)]
-        return values[0] if count == 1 else PerReplica(values)
+        return values[0] if count == 1 else regroup(values)
 
     @final
     def stats(self) -> StrategyStats:

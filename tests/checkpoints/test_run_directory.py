@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from raydist.checkpoints.checkpoint import Checkpoint
+from raydist.checkpoints.latest import latest_checkpoint
 from raydist.checkpoints.retention import Best, KeptCheckpoint, Retention
 from raydist.checkpoints.run_directory import RunDirectory
 from raydist.checkpoints.saved_ones import DETAILS
@@ -53,6 +54,16 @@ def test_saves_are_newer_than_all_before_whoever_made_them(tmp_path: Path) -> No
     assert second.begin(1, {}).generation > before.generation
     assert second.details_of(before)["began"] == before.saved_at
     second.give_back()
+
+
+def test_saves_of_another_name_are_newer_too(tmp_path: Path) -> None:
+    for name, numbers in (("pretrain", (1, 2, 3)), ("finetune", (1,))):
+        run = RunDirectory(str(tmp_path), name, KEEPS_TWO)
+        run.take()
+        for number in numbers:
+            save(run, number, 1.0)
+        run.give_back()
+    assert latest_checkpoint(str(tmp_path)) == f"{tmp_path}/finetune-1"
 
 
 def test_one_at_a_time_may_write(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.context.cross_replica import gather, local_results, reduce
+from raydist.context.cross_replica import gather, local_results, reduce, regroup
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.values import PerReplica, ReduceOp
 
@@ -154,3 +154,11 @@ def test_an_axis_to_gather_along_is_an_int(axis: Any) -> None:
 
 def test_numbers_of_numpy_are_dimensions() -> None:
     assert reduce("SUM", UNEVEN, np.arange(1)[0], 2).item() == reduce("SUM", UNEVEN, 0, 2).item()
+
+
+def test_values_of_replicas_become_one_nest() -> None:
+    x, rest = regroup([(1, {"a": 2}), (3, {"a": 4})])
+    assert (x.values, rest["a"].values) == ((1, 3), (2, 4))
+    assert regroup([[1], [2]]).values == ([1], [2])  # a list is a leaf
+    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} for replica 0 and \* for replica 1\. Give"):
+        regroup([{"a": 1}, 2])

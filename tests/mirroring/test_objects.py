@@ -158,3 +158,29 @@ def test_released_objects_are_plain() -> None:
     mirror.driver.release()
     kinds = [type(obj) for obj in (model, layer, optimizer, scheduler)]
     assert kinds == [nn.Sequential, nn.Linear, torch.optim.Adam, torch.optim.lr_scheduler.StepLR]
+
+
+def test_a_program_that_is_told_of_subclasses_is_told_of_its_own() -> None:
+    told: list[str] = []
+
+    class Base:
+        def __init_subclass__(cls, *, kind: str) -> None:
+            told.append(kind)
+
+    class Convolution(Base, kind="c"):
+        def __init_subclass__(cls, **kinds: str) -> None:
+            super().__init_subclass__(kind="d")
+
+    for cls in (Base, Convolution):
+        thing = cls()
+        MirroredClasses(Recorder()).mirror(thing)
+        assert is_mirrored_class(type(thing))
+    assert told == ["c"]
+
+    class Deeper(Convolution):
+        pass
+
+    class Other(Base, kind="o"):
+        pass
+
+    assert told == ["c", "d", "o"]

@@ -17,10 +17,9 @@ def optimizer() -> torch.optim.SGD:
 def test_what_a_program_puts_in_place_of_step_is_told() -> None:
     own: Any = optimizer()
     own.step = lambda *args: None
+    told = r"this SGD was given another: <function .*register_step_pre_hook"
     for ask in (require_step_of_class, lambda it: dumps(it, lambda _: None, to_replica=False)):
-        with pytest.raises(
-            FailedPreconditionError, match=r"this SGD was given another: <function .*register_step_pre_hook"
-        ):
+        with pytest.raises(FailedPreconditionError, match=told):
             ask(own)
     del own.step
     require_step_of_class(own)

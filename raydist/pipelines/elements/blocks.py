@@ -86,10 +86,7 @@ class Block:
 
     def shared(self) -> Block:
         """The same elements, marked read-only."""
-        views = tuple(column.view() for column in self.columns)
-        for view in views:
-            view.flags.writeable = False
-        return Block(self.structure, self.specs, views, self.num_rows)
+        return Block(self.structure, self.specs, tuple(map(_shared_column, self.columns)), self.num_rows)
 
     def row(self, index: int) -> Any:
         """Element `index` as transformations see it: a nest of numpy arrays, numpy scalars, bytes and str."""
@@ -118,6 +115,14 @@ def _object_bytes(column: Column) -> int:
     if isinstance(first, np.ndarray):
         return column.size * (8 + first.nbytes)
     return column.size * (8 + (len(first) if isinstance(first, bytes | str) else 0))  # else: datasets
+
+
+def _shared_column(column: Column) -> Column:
+    if column.dtype == object and column.ndim == 1 and any(isinstance(row, np.ndarray) for row in column):
+        return object_column([_shared_column(row) if isinstance(row, np.ndarray) else row for row in column])
+    view = column.view()
+    view.flags.writeable = False
+    return view
 
 
 def private_column(column: Column) -> Column:

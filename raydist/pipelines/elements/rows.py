@@ -176,7 +176,8 @@ def _stack_any(leaves: list[Any]) -> tuple[Column, TensorSpec]:
     shapes = {leaf.shape for leaf in leaves}
     if len(shapes) == 1:
         return np.stack(leaves), TensorSpec(leaves[0].shape, leaves[0].dtype)
-    return object_column(leaves), TensorSpec(_common_shape(shapes), leaves[0].dtype)
+    # Copies, as of those that are stacked: what the program goes on to do with its arrays is not done to elements.
+    return object_column([leaf.copy() for leaf in leaves]), TensorSpec(_common_shape(shapes), leaves[0].dtype)
 
 
 def _stack_text(leaves: list[Any]) -> tuple[Column, TensorSpec]:
@@ -187,7 +188,7 @@ def _stack_text(leaves: list[Any]) -> tuple[Column, TensorSpec]:
         raise _MixedError
     dtype = dtypes.pop() if dtypes else STR
     shapes = {leaf.shape for leaf in leaves}
-    column = np.stack(leaves) if len(shapes) == 1 else object_column(leaves)
+    column = np.stack(leaves) if len(shapes) == 1 else object_column([leaf.copy() for leaf in leaves])
     return column, TensorSpec(_common_shape(shapes), dtype)
 
 

@@ -133,5 +133,5 @@ def _alike(first: Block, second: Block) -> bool:
 
 def _in_turns(columns: Sequence[Column], rounds: int) -> Column:
     """(slots, rounds, block_length, ...) as (rounds, slots, block_length, ...), flat."""
-    split = [column.reshape(rounds, -1, *column.shape[1:]) for column in columns]
-    return np.stack(split, axis=1).reshape(-1, *columns[0].shape[1:])
+    split = [column.reshape(rounds, len(column) // rounds, *column.shape[1:]) for column in columns]
+    return np.stack(split, axis=1).reshape(sum(map(len, columns)), *columns[0].shape[1:])

@@ -110,4 +110,7 @@ def _value(value: Any, spec: TensorSpec, where: str) -> Any:
 
 def _fits(leaf: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a Python number is one of `dtype`: an int may fill any numbers, a float those with fractions."""
-    return dtype_kind(dtype) in ("iufc" if leaf.dtype.kind in "iu" else "fc") and leaf.dtype.kind != "b"
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return leaf.dtype.kind in "iu" and limits.min <= int(leaf) <= limits.max
+    return dtype_kind(dtype) in "fc" and leaf.dtype.kind != "b"

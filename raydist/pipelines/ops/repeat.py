@@ -52,7 +52,7 @@ class RepeatOp(UnaryOp):
 
 @final
 class _RepeatIterator(OpIterator):
-    """A pass that gave nothing ends the iteration: an endless repeat of an empty dataset would hang."""
+    """A pass that gave nothing ends an endless one, which would hang; a later one of so many may give something."""
 
     def __init__(self, op: RepeatOp, ctx: IterContext) -> None:
         self._op = op
@@ -83,12 +83,15 @@ class _RepeatIterator(OpIterator):
 
     def _next_pass(self) -> None:
         last = self._pass + 1 >= self._op.passes
-        if last or not self._gave:
+        if last or (not self._gave and self._would_hang()):
             self._ended = True
             return
         self.close()
         self._pass += 1
         self._gave = False
+
+    def _would_hang(self) -> bool:
+        return self._op.passes == math.inf or self._op.input.cardinality() == 0
 
     def state_dict(self) -> IteratorState:
         return {"pass": self._pass, "gave": self._gave, "ended": self._ended, "input": self._open().state_dict()}

@@ -48,7 +48,8 @@ class _UnbatchKernel(Kernel):
 
     def run(self, block: Block, start: int) -> Sequence[Item]:
         if all(column.ndim > 1 for column in block.columns) and len({c.shape[1] for c in block.columns}) == 1:
-            columns = tuple(column.reshape(-1, *column.shape[2:]) for column in block.columns)
+            # Told how many: numpy cannot work out a dimension beside one of 0.
+            columns = tuple(each.reshape(len(each) * each.shape[1], *each.shape[2:]) for each in block.columns)
             return [Block(block.structure, tuple(map(row_spec, block.specs)), columns, len(columns[0]))]
         items: list[Item] = []
         for row in range(block.num_rows):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.training.callbacks.callback import Callback
 from raydist.training.callbacks.monitor import Mode, Monitor
 from raydist.training.saving import snapshot
@@ -95,6 +96,9 @@ class EarlyStopping(Callback):
         Args:
             logs: Not used.
 
+        Raises:
+            InvalidArgumentError: `restore_best_weights` is set, and the module has rows that `state_dict()` lacks.
+
         Source: keras.callbacks.EarlyStopping.on_train_begin.
 
         >>> stop = rd.EarlyStopping("loss")
@@ -102,6 +106,11 @@ class EarlyStopping(Callback):
         >>> stop.wait, stop.best_epoch
         (0, -1)
         """
+        if self._restore and (tables := SavedRows(self.model.module).tables()):
+            raise InvalidArgumentError(
+                "restore_best_weights keeps what state_dict() gives, which has no rows of ShardedEmbeddings, but the "
+                f"module has {', '.join(map(repr, tables))}. Leave it out, and have rd.ModelCheckpoint keep the best."
+            )
         self._start()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:

@@ -83,3 +83,12 @@ def test_a_resumed_iterator_fills_it() -> None:
     assert isinstance(fresh._op, CacheOp)
     assert len(collect(iterate(fresh))) == 4
     assert calls == [0, 1, 2, 3]
+
+
+def test_a_user_cannot_change_ragged_rows_that_are_kept() -> None:
+    dataset = Dataset.range(1, 5).map(lambda n: np.full(int(n), n)).cache()
+    for _ in range(3):
+        rows = list(dataset)
+        assert [row.tolist() for row in rows] == [[1], [2, 2], [3, 3, 3], [4, 4, 4, 4]]
+        for row in rows:
+            row += 1

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError
 from raydist.options import Options
 from raydist.pipelines.elements.blocks import Block
@@ -52,3 +56,13 @@ def test_a_state_counts_what_was_taken_of_a_block_read_ahead() -> None:
 def test_a_shorter_dataset_cannot_be_resumed() -> None:
     with pytest.raises(FailedPreconditionError, match="the same elements again to resume after 5"):
         slot(0, 3).restore(5, None)
+
+
+def test_elements_without_numbers_are_woven_too() -> None:
+    def empty(n: Any) -> Dataset:
+        return Dataset.from_tensor_slices((np.full(40, n), np.empty((40, 0, 2))))
+
+    found = list(Dataset.range(4).interleave(empty, cycle_length=4, block_length=2))
+    assert [int(n) for n, _ in found[:16]] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert len(found) == 160
+    assert {tuple(row.shape) for _, row in found} == {(0, 2)}

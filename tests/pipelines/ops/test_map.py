@@ -232,3 +232,23 @@ def test_errors_in_a_large_block_keep_their_places(
             assert item.columns[0][:, 0].tolist() == [*range(at, at + item.num_rows)]
             at += item.num_rows
     assert (at, failing) == (700, set())
+
+
+def test_ragged_rows_are_copies_of_what_a_function_returns() -> None:
+    kept = [np.arange(n) for n in range(1, 6)]
+
+    def halves(n: Any) -> tuple[Any, Any]:
+        return kept[int(n)][:-1], kept[int(n)][1:]
+
+    def zeroed(first: Any, second: Any) -> tuple[Any, Any]:
+        first[:] = -1
+        return first, second
+
+    found = list(Dataset.range(5).map(halves).map(zeroed))
+    assert [second.tolist() for _, second in found] == [list(range(1, n)) for n in range(1, 6)]
+    assert [array.tolist() for array in kept] == [list(range(n)) for n in range(1, 6)]
+
+
+def test_ragged_rows_that_were_turned_round_can_be_read() -> None:
+    rows = [row.tolist() for row in Dataset.range(1, 4).map(lambda n: np.arange(int(n))[::-1])]
+    assert rows == [[0], [1, 0], [2, 1, 0]]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from raydist.dataset import Dataset
@@ -32,3 +34,10 @@ def test_functions_run_again_in_every_pass() -> None:
     calls: list[int] = []
     assert len(list(Dataset.range(3).map(recorder(calls)).repeat(2))) == 6
     assert len(calls) == 6
+
+
+def test_of_so_many_passes_each_may_give_something() -> None:
+    num_asked = itertools.count()
+    some = Dataset.range(1).filter(lambda _: next(num_asked) % 3 == 2)
+    assert [int(x) for x in some.repeat(9)] == [0, 0, 0]
+    assert list(some.repeat()) == []  # the first pass of one for ever gives nothing

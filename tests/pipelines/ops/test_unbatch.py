@@ -43,3 +43,12 @@ def test_map_batches_gets_structures_of_arrays_and_may_change_the_count() -> Non
 
     assert [int(x) for x in Dataset.range(7).map_batches(evens, batch_size=4)] == [0, 2, 4, 6]
     assert sizes == [4, 3]
+
+
+def test_rows_without_numbers_come_one_by_one_too() -> None:
+    boxes = np.empty((8, 0, 4), np.float32)
+    batches = Dataset.from_tensor_slices({"x": np.arange(8), "boxes": boxes}).batch(4)
+    for dataset in (batches.unbatch(), batches.rebatch(2).unbatch()):
+        rows = list(dataset)
+        assert [int(row["x"]) for row in rows] == list(range(8))
+        assert {tuple(row["boxes"].shape) for row in rows} == {(0, 4)}

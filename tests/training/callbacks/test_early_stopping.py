@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -42,6 +43,16 @@ def epochs_run(values: list[float], **settings: Any) -> tuple[int, float]:
 )
 def test_stops_after_patience_epochs_without_improvement(settings: dict[str, Any], expected: int) -> None:
     assert epochs_run([5.0, 4.0, 4.5, 4.0, 6.0], **settings)[0] == expected
+
+
+def test_weights_that_state_dict_lacks_cannot_be_restored() -> None:
+    model = rd.Model(torch.nn.ModuleDict({"words": rd.ShardedEmbedding(10, 2)}))
+    for restores in (True, False):
+        stopping = rd.EarlyStopping("loss", restore_best_weights=restores)
+        stopping.set_model(model)
+        told = pytest.raises(rd.InvalidArgumentError, match="the module has 'words'. Leave it out")
+        with told if restores else contextlib.nullcontext():
+            stopping.on_train_begin({})
 
 
 def test_restores_the_best_weights() -> None:
