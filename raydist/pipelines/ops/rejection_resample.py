@@ -116,15 +116,17 @@ class _Resampling(ClosesInput, ResumableProducer):
             return [self._noted(SpecError(message), start + row) for row in range(answers.num_rows)]
         classes = answers.columns[0].astype(np.int64)
         unknown = np.flatnonzero((classes < 0) | (classes >= self._op.balance.num_classes))
-        if not len(unknown):
-            return self._kept(answers, classes, elements, start)
-        row = int(unknown[0])
-        message = f"A class must be in 0 .. {self._op.balance.num_classes - 1}, got {classes[row]}."
-        error = self._noted(InvalidArgumentError(message), start + row)
-        size = elements.num_rows
-        before = self._judged(answers.slice(0, row), elements.slice(0, row), start) if row else []
-        after = answers.slice(row + 1, size), elements.slice(row + 1, size)
-        return [*before, error, *(self._judged(*after, start + row + 1) if row + 1 < size else [])]
+        items: list[Item] = []
+        begin = 0
+        for row in [*map(int, unknown), len(classes)]:
+            if row > begin:
+                known = answers.slice(begin, row), classes[begin:row], elements.slice(begin, row)
+                items += self._kept(*known, start + begin)
+            if row < len(classes):
+                message = f"A class must be in 0 .. {self._op.balance.num_classes - 1}, got {classes[row]}."
+                items.append(self._noted(InvalidArgumentError(message), start + row))
+            begin = row + 1
+        return items
 
     def _noted(self, error: Exception, index: int) -> ElementError:
         annotate(error, f"In {self._label}, element {index} of its input.")

@@ -89,3 +89,9 @@ def test_bad_arguments() -> None:
     nothing: Any = None
     with pytest.raises(InvalidArgumentError, match="class_func must be a function"):
         Dataset.range(3).rejection_resample(nothing, [1.0])
+
+
+def test_however_many_elements_are_of_no_class_each_is_an_error_of_its_own() -> None:
+    resampled = Dataset.range(6000).rejection_resample(lambda x: int(x % 3), [0.5, 0.5], [0.5, 0.5], seed=1)
+    kept = [int(x) for _, x in resampled.ignore_errors(log_warning=False)]
+    assert kept == [x for x in range(6000) if x % 3 < 2]
