@@ -24,6 +24,7 @@ from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.discovery import Discovery
+from raydist.mirroring.gradients import clearing
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates
 from raydist.mirroring.metric_states import metrics_in
@@ -303,8 +304,16 @@ class MirrorDriver:
             with self._lock:
                 self._control.touch(obj, handle)
                 self._states.before_read(obj, handle, name)
-                if name == "zero_grad":
-                    self._variables.gradients.clear(obj)
+
+    def zero_grad_of(self, obj: Any, method: Any) -> Any:
+        """What the program gets where it reads this method of a mirrored object."""
+        return clearing(obj, method)
+
+    def clear_gradients(self, obj: Any) -> None:
+        """Set the gradients of a mirrored module or optimizer to None, on the replicas too, before its next step."""
+        with self._lock:
+            if self._table.handle_of(obj) is not None:
+                self._variables.gradients.clear(obj)
 
     def before_write(self, obj: Any, name: str) -> None:
         """An attribute of a mirrored object is about to be set or deleted."""

@@ -1,24 +1,28 @@
 """Gradients on the driver: `p.grad` is what the replicas hold, and clearing or changing it reaches them.
 
 A loop that calls `optimizer.zero_grad()` on the driver before every step must not fetch gradients only to drop them, so
-`zero_grad` is known by name: it clears without a look.
+torch's own `zero_grad` is known by name: where it sets them to None, it clears without a look.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable
 from typing import Any, final
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from raydist.checkpoints.metric_shares import OWNER
 from raydist.collectives.parameter_hooks import OwnHook
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.shipment import TensorImage, Writes
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.pickling.attribute_table import attributes
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "clearing"]
+
+_OF_TORCH = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
 
 
 @final
@@ -127,7 +131,7 @@ class Gradients:
                 self._cleared.add(record.handle)
 
     def clear(self, obj: Any) -> None:
-        """`obj.zero_grad` is about to be called, of a module or an optimizer."""
+        """Set the gradients of a module or an optimizer to None."""
         with torch._C.DisableTorchFunctionSubclass():
             for parameter in _parameters(obj):
                 if type(parameter) is MirroredTensor and record_of(parameter).handle in self._records:
@@ -167,3 +171,16 @@ def _parameters(obj: Any) -> Iterable[torch.Tensor]:
         groups: list[dict[str, Any]] = attributes(obj)["param_groups"]
         return [parameter for group in groups for parameter in group["params"]]
     return list(torch.nn.Module.parameters(obj)) if isinstance(obj, torch.nn.Module) else []
+
+
+def clearing(obj: Any, method: Any) -> Any:
+    """What a program gets as `obj.zero_grad`, which is `method`: of torch's own, one that clears without a look."""
+    return types.MethodType(zero_grad, obj) if getattr(method, "__func__", None) in _OF_TORCH else method
+
+
+def zero_grad(self: Any, set_to_none: bool = True) -> None:
+    """See `torch.optim.Optimizer.zero_grad`. Travels as the method of that name, and is torch's own elsewhere."""
+    owner = getattr(type(self), OWNER, None)
+    if set_to_none and owner is not None:
+        owner.clear_gradients(self)
+    _OF_TORCH[isinstance(self, torch.optim.Optimizer)](self, set_to_none)

@@ -29,6 +29,9 @@ class AttributeOwner(Protocol):
     def before_write(self, obj: Any, name: str) -> None:
         """`obj.name` is about to be set or deleted."""
 
+    def zero_grad_of(self, obj: Any, method: Any) -> Any:
+        """What `obj.zero_grad` is to the program, where it is `method`."""
+
 
 @final
 class MirroredClasses:
@@ -96,7 +99,8 @@ class MirroredClasses:
                 owner.before_read(obj, name)
             except AttributeError as error:  # Python would take it for a missing attribute, and ask `__getattr__`
                 raise FailedPreconditionError(f"raydist bug: what to do before {name!r} is read: {error}") from error
-            return read(obj, name)
+            value = read(obj, name)
+            return owner.zero_grad_of(obj, value) if name == "zero_grad" else value
 
         return __getattribute__
 

@@ -54,6 +54,38 @@ def test_zero_grad_on_the_driver_costs_no_fetch(trained: Trained) -> None:
     assert "collect_gradients" not in mirror.link.calls
 
 
+def test_zero_grad_on_the_driver_that_keeps_zeros(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    optimizer.zero_grad(set_to_none=False)
+    assert gradients(mirror, layer) == [[[0.0, 0.0]]] * 2
+    layer.zero_grad(set_to_none=False)
+    assert gradients(mirror, layer) == [[[0.0, 0.0]]] * 2
+
+
+def test_to_read_zero_grad_clears_nothing(trained: Trained) -> None:
+    mirror, layer, optimizer = trained
+    assert hasattr(optimizer, "zero_grad")
+    clear = layer.zero_grad
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+    assert mirror.run(lambda: clear.__name__) == ["zero_grad"] * 2  # travels as the method of that name
+    clear()
+    assert gradients(mirror, layer) == [None, None]
+
+
+def test_zero_grad_of_a_class_that_has_its_own_is_that() -> None:
+    class Kept(nn.Linear):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.bias.grad = None
+
+    mirror = Mirror()
+    with mirror.scope():
+        layer = Kept(2, 1)
+    mirror.run(lambda: layer(torch.ones(2)).sum().backward())
+    layer.zero_grad()
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+    assert mirror.run(lambda: layer.bias.grad) == [None, None]
+
+
 def test_zero_grad_of_a_module(trained: Trained) -> None:
     mirror, layer, _ = trained
     layer.zero_grad()
