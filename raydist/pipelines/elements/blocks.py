@@ -118,7 +118,8 @@ def _object_bytes(column: Column) -> int:
 
 
 def _shared_column(column: Column) -> Column:
-    if column.dtype == object and column.ndim == 1 and any(isinstance(row, np.ndarray) for row in column):
+    is_ragged = column.dtype == object and column.ndim == 1 and len(column) and not isinstance(column[0], bytes | str)
+    if is_ragged and any(isinstance(row, np.ndarray) for row in column):
         return object_column([_shared_column(row) if isinstance(row, np.ndarray) else row for row in column])
     view = column.view()
     view.flags.writeable = False
