@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from raydist.errors import InvalidArgumentError, SpecError
-from raydist.nest import flatten, map_structure, unflatten
+from raydist.nest import Structure, flatten, map_structure, unflatten
 from raydist.values import PerReplica, ReduceOp
 
-__all__ = ["gather", "local_results", "reduce", "regroup", "require_int", "tensor_of"]
+__all__ = ["gather", "local_results", "reduce", "regroup", "require_int", "require_one_structure", "tensor_of"]
 
 
 def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num_replicas: int) -> Any:
@@ -81,13 +81,23 @@ def regroup(values: Sequence[Any]) -> Any:
     (1, 2)
     """
     columns, structures = zip(*map(flatten, values), strict=True)
-    for replica, structure in enumerate(structures):
-        if structure != structures[0]:
-            raise SpecError(
-                f"Values must have one structure on all replicas, got {structures[0]} for replica 0 and {structure} "
-                f"for replica {replica}. Give the same keys for each."
-            )
+    require_one_structure(dict(enumerate(structures)), "The function of the values")
     return unflatten(structures[0], [PerReplica(leaves) for leaves in zip(*columns, strict=True)])
+
+
+def require_one_structure(structures: Mapping[int, Structure], what: str) -> None:
+    """Raise where replicas have nests of different structures; `what` is it that gave them.
+
+    Raises:
+        SpecError: Of two replicas that differ both are shown: of sixty, all would fill the screen.
+    """
+    first = next(iter(structures), 0)
+    for rank, structure in structures.items():
+        if structure != structures[first]:
+            raise SpecError(
+                f"{what} must return one structure on all replicas, got {structures[first]} from replica {first} and "
+                f"{structure} from replica {rank}. Return the same keys everywhere."
+            )
 
 
 def tensor_of(part: Any) -> torch.Tensor:

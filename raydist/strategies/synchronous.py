@@ -32,11 +32,12 @@ from raydist.distributed_dataset import InputSide
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.shipment import Shipment
 from raydist.options import CommunicationOptions, RunOptions, Timeouts
+from raydist.replicas.dispatching.returned_nests import StructureMemory, returns_nothing
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
 from raydist.replicas.replica_restorer import RESTORES, ReplicaRestorer
 from raydist.replicas.replica_saver import SAVES, ReplicaSaver
-from raydist.replicas.results import StepOutcome, StepValues, StructureMemory, returns_nothing
+from raydist.replicas.results import StepOutcome, StepValues
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader

@@ -160,5 +160,5 @@ def test_values_of_replicas_become_one_nest() -> None:
     x, rest = regroup([(1, {"a": 2}), (3, {"a": 4})])
     assert (x.values, rest["a"].values) == ((1, 3), (2, 4))
     assert regroup([[1], [2]]).values == ([1], [2])  # a list is a leaf
-    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} for replica 0 and \* for replica 1\. Give"):
+    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} from replica 0 and \* from replica 1\. Return"):
         regroup([{"a": 1}, 2])
