@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from raydist.errors import FailedPreconditionError
+from raydist.pickling.attribute_table import attributes
 
 __all__ = ["require_step_of_class"]
 
@@ -19,7 +20,7 @@ def require_step_of_class(optimizer: torch.optim.Optimizer) -> None:
     >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     >>> require_step_of_class(optimizer)
     """
-    own = vars(optimizer).get("step")
+    own = attributes(optimizer).get("step")  # of a mirrored one, `vars` would wait for the steps under way
     if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
         name = type(optimizer).__name__
         raise FailedPreconditionError(
