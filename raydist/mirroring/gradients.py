@@ -33,6 +33,7 @@ class Gradients:
         self._link = link
         self._records: dict[int, TensorRecord] = {}
         self._fetched: dict[int, tuple[torch.Tensor, _Mark]] = {}
+        self._values: dict[int, TensorImage] = {}  # fetched since the last step: `.data` and numpy write unseen
         self._cleared: set[int] = set()
         self._touched: set[int] = set()  # set, or reached by a backward on the driver
         self._sent: dict[int, torch.Tensor] = {}
@@ -71,6 +72,7 @@ class Gradients:
         """The program dropped a parameter."""
         self._records.pop(handle, None)
         self._fetched.pop(handle, None)
+        self._values.pop(handle, None)
         self._sent.pop(handle, None)
         self._cleared.discard(handle)
         self._touched.discard(handle)
@@ -87,6 +89,7 @@ class Gradients:
     def expire(self) -> None:
         """A step was dispatched: the replicas have other gradients now."""
         self._fresh = False
+        self._values.clear()
 
     def before_read(self, record: TensorRecord) -> None:
         """Fetch the gradients, after the dispatched steps. What the driver set or changed since then stays."""
@@ -109,7 +112,10 @@ class Gradients:
 
     def _is_known(self, handle: int, gradient: torch.Tensor) -> bool:
         known = self._fetched.get(handle)
-        return known is not None and known[0] is gradient and known[1] == _mark(gradient)
+        if known is None or known[0] is not gradient or known[1] != _mark(gradient):
+            return False
+        values = self._values.get(handle)
+        return values is None or values.shows(gradient)
 
     def _store(self, handle: int, tensor: torch.Tensor, image: TensorImage | None) -> None:
         # In the middle of a cast of the module the parameter is of the new dtype already.
@@ -118,6 +124,7 @@ class Gradients:
             self._fetched.pop(handle, None)
         else:
             self._fetched[handle] = tensor.grad, _mark(tensor.grad)
+            self._values[handle] = image
 
     def after_write(self, record: TensorRecord) -> None:
         """`p.grad = ...` or `del p.grad` was executed on the driver."""

@@ -21,8 +21,8 @@ from raydist.mirroring.metric_states import (
     restore_states,
     state_names,
 )
-from raydist.mirroring.shipment import Writes
-from raydist.pickling.attribute_table import AttributeTable, attributes, capture, changed, seal
+from raydist.mirroring.shipment import TensorImage, Writes
+from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, capture, changed, seal
 
 __all__ = ["LazyStates"]
 
@@ -44,6 +44,7 @@ class LazyStates:
         self._fresh: set[int] = set()
         self._seen: set[int] = set()  # states that somebody on the driver may hold
         self._written: set[int] = set()
+        self._read: dict[int, dict[AttributePath, TensorImage]] = {}  # since the last step
 
     def add(self, obj: Any, handle: int) -> None:
         """The replicas hold the present state of `obj`."""
@@ -64,6 +65,7 @@ class LazyStates:
         for held in (self._optimizers, self._metrics, self._fresh, self._seen, self._written):
             held.discard(handle)
         self._known.pop(handle, None)
+        self._read.pop(handle, None)
         self._alone.pop(handle, None)
         self._shares.pop(handle, None)
 
@@ -73,24 +75,33 @@ class LazyStates:
             return []
         self._fetch(obj, handle)
         shares = self._shares.get(handle, [])
-        return [] if changed(self._known[handle], self._capture_open(obj)) else shares
+        return [] if self._is_written(obj, handle) else shares
 
     def alone(self, obj: Any, handle: int | None) -> dict[str, int]:
         """How many items of a metric's lists the first replica has from the driver, once it was sent what is new."""
         if handle not in self._metrics or handle is None:
             return list_lengths(obj)
-        written = handle in self._seen and changed(self._known[handle], self._capture_open(obj))
+        written = handle in self._seen and self._is_written(obj, handle)
         return list_lengths(obj) if written else self._alone[handle]
+
+    def _is_written(self, obj: Any, handle: int) -> bool:
+        now = self._capture_open(obj)
+        return bool(changed(self._known[handle], now)) or any(
+            not image.shows(now[path].value) for path, image in self._read.get(handle, {}).items()
+        )
 
     def expire(self) -> None:
         """A step was dispatched: the replicas' states are the newer ones."""
         self._fresh.clear()
+        self._read.clear()
 
     def before_read(self, obj: Any, handle: int, name: str) -> None:
         """Fetch what reading `obj.name` would show."""
         if handle in self._metrics or (handle in self._optimizers and name in ("state", "__dict__")):
             self._fetch(obj, handle)
             self._seen.add(handle)
+            if handle not in self._read:
+                self._read[handle] = self._values(obj)
 
     def refresh(self) -> None:
         """Fetch everything."""
@@ -134,7 +145,7 @@ class LazyStates:
         self._written.clear()
         for handle in sorted(self._seen):
             obj = self._table.object_of(handle)
-            if obj is None or not changed(self._known[handle], self._capture_open(obj)):
+            if obj is None or not self._is_written(obj, handle):
                 continue
             if handle not in self._fresh:
                 self._refuse_blind_write(obj, handle)
@@ -153,6 +164,13 @@ class LazyStates:
                 if handle in self._metrics:
                     self._alone[handle] = list_lengths(obj)
         self._written.clear()
+
+    def _values(self, obj: Any) -> dict[AttributePath, TensorImage]:
+        """Of the tensors in a state, mirrored ones aside: writes through `.data` or numpy show nowhere else."""
+        held = {path: each.value for path, each in self._capture_open(obj).items()}
+        tensors = {path: each for path, each in held.items() if isinstance(each, torch.Tensor)}
+        own = {path: each for path, each in tensors.items() if self._table.handle_of(each) is None}
+        return {path: TensorImage.of(each.detach().clone()) for path, each in own.items()}
 
     def _capture(self, obj: Any) -> AttributeTable:
         return seal(self._capture_open(obj))

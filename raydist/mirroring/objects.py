@@ -1,12 +1,14 @@
 """Mirrored modules, optimizers, schedulers, ... on the driver: the user's objects, told apart by their class alone.
 
 An object becomes mirrored in place, by a change of its class to a subclass that announces every access to an attribute
-before it happens. The subclass carries the original's name, `isinstance` and `obj.__class__` see the original, and
-copies and pickles are made as if the object had never been mirrored.
+before it happens. The subclass carries the original's name, `isinstance` and `obj.__class__` see the original, it
+equals the original (`type(module) == nn.Linear`), and copies, pickles and `type(module)(4, 2)` are made as if the object
+had never been mirrored. Only `type(module) is nn.Linear` tells.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -39,27 +41,27 @@ class MirroredClasses:
 
     def __init__(self, owner: AttributeOwner) -> None:
         self._owner = owner
-        self._classes: dict[type, type] = {}
-        self._originals: dict[type, type] = {}
+        self._classes: dict[type, type] = {}  # by original
 
     def original(self, obj: Any) -> type:
         """The class of `obj` as its author wrote it."""
-        return self._originals.get(type(obj), type(obj))
+        return _original(type(obj)) if self._is_mine(obj) else type(obj)
+
+    def _is_mine(self, obj: Any) -> bool:
+        return vars(type(obj)).get(OWNER) is self._owner and is_mirrored_class(type(obj))
 
     def mirror(self, obj: Any) -> None:
         """Make `obj` mirrored. Objects whose class cannot change (a torch.Generator) stay as they are."""
         cls = type(obj)
-        if cls in self._originals or not cls.__flags__ & _HEAP_TYPE:
+        if self._is_mine(obj) or not cls.__flags__ & _HEAP_TYPE:
             return
         if cls not in self._classes:
-            mirrored = self._subclass(cls)
-            self._classes[cls] = mirrored
-            self._originals[mirrored] = cls
+            self._classes[cls] = self._subclass(cls)
         _set_class(obj, self._classes[cls])
 
     def plain(self, obj: Any) -> None:
         """Undo :meth:`mirror`. An object that it left as it was stays so."""
-        if type(obj) in self._originals:
+        if self._is_mine(obj):
             _set_class(obj, self.original(obj))
 
     @contextmanager
@@ -75,7 +77,7 @@ class MirroredClasses:
     def _subclass(self, original: type) -> type:
         namespace = {
             "__slots__": (),
-            _MARK: True,
+            _ORIGINAL: original,
             OWNER: self._owner,
             "__module__": original.__module__,
             "__qualname__": original.__qualname__,
@@ -86,7 +88,7 @@ class MirroredClasses:
             "__reduce_ex__": self._reduce_ex(),
         }
         with _unannounced(original):
-            return type(original)(original.__name__, (original,), namespace)
+            return _lookalikes(type(original))(original.__name__, (original,), namespace)
 
     def _getattribute(self, original: type) -> Callable[[Any, str], Any]:
         owner = self._owner
@@ -137,7 +139,7 @@ class MirroredClasses:
         return __reduce_ex__
 
 
-_MARK = "_raydist_mirrored"
+_ORIGINAL = "_raydist_original"
 
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: set on classes made by a class statement, whose instances may change class."""
@@ -150,7 +152,35 @@ def _method(cls: type, name: str) -> Any:
 
 def is_mirrored_class(cls: type) -> bool:
     """Whether objects of `cls` are mirrored, by whichever owner."""
-    return _MARK in vars(cls)
+    return _ORIGINAL in vars(cls)
+
+
+def _original(cls: type) -> type:
+    """What the author wrote where `cls` is a class of mirrored objects; else `cls`."""
+    found: type = vars(cls).get(_ORIGINAL, cls)
+    return found
+
+
+@functools.cache
+def _lookalikes(kind: type) -> type:
+    """A metaclass for classes of mirrored objects, below the metaclass `kind` of what they are mirrored from.
+
+    To `==`, sets and dicts each is the class that its objects had, and called it makes objects of that one. A class that
+    a program derives from it is one of the program's own.
+    """
+
+    def __eq__(cls: type, other: object) -> bool:
+        return isinstance(other, type) and _original(cls) is _original(other)
+
+    def __hash__(cls: type) -> int:
+        return hash(_original(cls)) if is_mirrored_class(cls) else _method(kind, "__hash__")(cls)
+
+    def __call__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if is_mirrored_class(cls):
+            return _original(cls)(*args, **kwargs)
+        return _method(kind, "__call__")(cls, *args, **kwargs)
+
+    return type(kind)(kind.__name__, (kind,), {"__eq__": __eq__, "__hash__": __hash__, "__call__": __call__})
 
 
 def _set_class(obj: Any, cls: type) -> None:

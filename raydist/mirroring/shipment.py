@@ -121,6 +121,15 @@ class TensorImage:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.from_numpy(self.array.copy()).view(self.dtype).reshape(self.shape)
 
+    def shows(self, tensor: torch.Tensor) -> bool:
+        """Whether these are the present values of `tensor`, bit by bit."""
+        return self._equals(TensorImage.of(tensor))
+
+    def _equals(self, other: TensorImage) -> bool:
+        mine, theirs = ((each.dtype, each.shape, each.layout, len(each.parts)) for each in (self, other))
+        parts = zip(self.parts, other.parts, strict=False)
+        return mine == theirs and np.array_equal(self.array, other.array) and all(a._equals(b) for a, b in parts)
+
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout is torch.sparse_coo:

@@ -47,6 +47,26 @@ def test_read(trained: Trained) -> None:
     assert layer.weight.grad is None
 
 
+def test_writes_that_torch_does_not_count(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    assert layer.weight.grad is not None
+    layer.weight.grad.data.mul_(2)
+    assert gradients(mirror, layer) == [[[2.0, 2.0]]] * 2
+    layer.weight.grad.numpy()[0, 1] = float("nan")
+    assert mirror.run(lambda: layer.weight.grad.isnan().tolist()) == [[[False, True]]] * 2  # type: ignore[union-attr]
+    layer.weight.grad.detach().fill_(5)
+    assert gradients(mirror, layer) == [[[5.0, 5.0]]] * 2
+
+
+def test_gradients_that_are_only_read_are_not_sent(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    assert layer.weight.grad is not None
+    layer.weight.grad.data.norm()
+    layer.weight.grad.numpy().sum()
+    gradients(mirror, layer)
+    assert mirror.bytes_of_last["writes"] == 0
+
+
 def test_zero_grad_on_the_driver_costs_no_fetch(trained: Trained) -> None:
     mirror, layer, optimizer = trained
     optimizer.zero_grad()

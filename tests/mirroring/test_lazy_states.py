@@ -66,6 +66,16 @@ def test_state_written_in_place(trained: Trained) -> None:
     assert mirror.run(step) == [1.0, 1.0]
 
 
+def test_state_written_past_torch(trained: Trained) -> None:
+    mirror, layer, optimizer, step = trained
+    optimizer.state[layer.weight]["momentum_buffer"].data.zero_()
+    assert mirror.run(step) == [1.0, 1.0]
+    optimizer.state[layer.weight]["momentum_buffer"].numpy()[:] = 3
+    assert mirror.run(step) == [2.5, 2.5]
+    assert mirror.run(step) == [2.25, 2.25]
+    assert mirror.bytes_of_last["writes"] == 0
+
+
 def test_load_state_dict(trained: Trained) -> None:
     mirror, layer, optimizer, step = trained
     saved = copy.deepcopy(optimizer.state_dict())

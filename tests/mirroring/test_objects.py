@@ -78,6 +78,50 @@ def test_class_looks_like_the_original() -> None:
     assert not is_mirrored_class(Thing)
 
 
+def test_class_equals_the_original() -> None:
+    """As in `if type(module) == nn.Linear`, which torch's own documentation writes, and in tables of classes."""
+    layer, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    MirroredClasses(Recorder()).mirror(layer)
+    MirroredClasses(Recorder()).mirror(other)
+    assert type(layer) == nn.Linear == type(layer) == type(other)  # noqa: E721  # what is tested
+    assert type(layer) != nn.Conv1d
+    assert {nn.Linear: "linear"}[type(layer)] == "linear"
+    assert type(layer) in (nn.Conv1d, nn.Linear)
+
+
+def test_class_makes_plain_objects() -> None:
+    layer = nn.Linear(2, 1)
+    MirroredClasses(Recorder()).mirror(layer)
+    assert type(type(layer)(4, 3, bias=False)) is nn.Linear
+
+
+def test_class_that_a_program_derives_is_its_own() -> None:
+    layer: Any = nn.Linear(2, 1)
+    MirroredClasses(Recorder()).mirror(layer)
+    derived = type("Derived", (type(layer),), {})
+    assert derived != nn.Linear
+    assert isinstance(derived(3, 1), derived)
+    assert derived(3, 1).in_features == 3
+
+
+def test_metaclass_of_the_program() -> None:
+    class Counted(type):
+        made = 0
+
+        def __call__(cls, *args: Any) -> Any:
+            Counted.made += 1
+            return super().__call__(*args)
+
+    class Own(metaclass=Counted):
+        pass
+
+    own = Own()
+    MirroredClasses(Recorder()).mirror(own)
+    assert type(type(own)()) is Own
+    assert Counted.made == 2
+    assert isinstance(type(own), Counted)
+
+
 def test_undone() -> None:
     thing = Thing()
     classes = MirroredClasses(Recorder())

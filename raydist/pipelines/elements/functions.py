@@ -109,22 +109,28 @@ def call_rows(
 
 @final
 class RowCalls:
-    """:func:`call_rows`, some rows at a time. Each element's call is made when its result is taken."""
+    """:func:`call_rows`, some rows at a time. Each element's call is made when its result is taken.
+
+    Attributes:
+        make_own: What is done to each result before the next call; None for nothing.
+    """
 
     def __init__(self, fn: Callable[..., Any], block: Block, start: int, key: RandomKey | None = None) -> None:
         arguments = _arguments(block)
         fn = receiving_tensors(fn)
         self._calls = map(fn, *arguments) if key is None else _random_calls(fn, arguments, key, start)
         self._index = start
+        self.make_own: Callable[[Any], Any] | None = None
 
     def take(self, num_rows: int) -> tuple[list[Any], list[int]]:
         """The next `num_rows` results, and which of them are errors. There must be as many elements left."""
+        calls = self._calls if self.make_own is None else map(self.make_own, self._calls)
         results: list[Any] = []
         failed: list[int] = []
         while len(results) < num_rows:
             try:
                 # An error leaves in the list what came before it.
-                results.extend(itertools.islice(self._calls, num_rows - len(results)))
+                results.extend(itertools.islice(calls, num_rows - len(results)))
                 if len(results) < num_rows:  # map() ends early when the function itself raises StopIteration
                     raise RuntimeError("The function raised StopIteration, which would end the iteration.")
             except LEAVING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from raydist.errors import SpecError
 from raydist.nest import unflatten
-from raydist.pipelines.elements.blocks import Block, private_column
+from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.element_nests import flatten_element
 from raydist.pipelines.elements.items import Item
@@ -74,7 +74,8 @@ def _mapped(fn: Callable[..., Any], block: Block) -> Block:
     # Torch is imported by the first block: this layer does without, and so do the workers of other pipelines.
     import torch
 
-    tensors = [tensor_of_array(private_column(column), torch.from_numpy) for column in block.columns]
+    # Copies: `fn` may write to what it gets, and what comes of it is compared with what it makes of `block` again.
+    tensors = [tensor_of_array(column.copy(), torch.from_numpy) for column in block.columns]
     nest = unflatten(block.structure, tensors)
     result = torch.func.vmap(fn)(*nest) if block.structure.kind is tuple else torch.func.vmap(fn)(nest)
     leaves, structure = flatten_element(result)

@@ -181,7 +181,7 @@ def _stack(rows: Block, count: int, size: int) -> Block:
 def _dense(column: Column, spec: TensorSpec, path: str) -> Column:
     if column.dtype != object or column.ndim > 1 or spec.shape == ():
         return column
-    shapes = [row.shape for row in column]
+    shapes = [getattr(row, "shape", ()) for row in column]  # text has none
     if len(set(shapes)) > 1:
         where = f" of {path!r}" if path else ""
         other = next(row for row, shape in enumerate(shapes) if shape != shapes[0])

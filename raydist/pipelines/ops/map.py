@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
 
@@ -14,6 +14,7 @@ from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.declared_output import DeclaredOutput
 from raydist.pipelines.elements.functions import RowCalls, function_label, wants_rng
 from raydist.pipelines.elements.items import ElementError, Item
+from raydist.pipelines.elements.reused_results import ReusedResults
 from raydist.pipelines.elements.rows import items_of_rows
 from raydist.pipelines.elements.seeds import RandomKey
 from raydist.pipelines.engine.kernel import Kernel
@@ -91,6 +92,7 @@ class _MapKernel(Kernel):
     key: RandomKey | None
     output: DeclaredOutput | None
     datasets_key: RandomKey
+    reused: ReusedResults = field(default_factory=ReusedResults)
 
     @property
     def uses_index(self) -> bool:
@@ -105,18 +107,27 @@ class _MapKernel(Kernel):
     def _made(self, block: Block, start: int) -> list[Item]:
         calls = RowCalls(self.fn, block, start, self.key)
         num_rows = block.num_rows
+        results, failed = self.reused.begin(calls, num_rows)
+        _add_results(results, failed, calls, num_rows if num_rows < _MANY_ROWS else _FIRST_ROWS)
         if num_rows < _MANY_ROWS:
-            return items_of_results(*calls.take(num_rows), start)
-        results, failed = calls.take(_FIRST_ROWS)
+            return items_of_results(results, failed, start)
         together = rows_together(results[0])
         if together >= num_rows:
-            more, more_failed = calls.take(num_rows - _FIRST_ROWS)
-            return items_of_results(results + more, failed + [_FIRST_ROWS + row for row in more_failed], start)
+            _add_results(results, failed, calls, num_rows)
+            return items_of_results(results, failed, start)
         made = BlockInParts(num_rows)
         made.add(items_of_results(results, failed, start))
         for at in range(_FIRST_ROWS, num_rows, together):
             made.add(items_of_results(*calls.take(min(together, num_rows - at)), start + at))
         return made.items()
+
+
+def _add_results(results: list[Any], failed: list[int], calls: RowCalls, num_rows: int) -> None:
+    """What `calls` makes next, so that there are `num_rows` in all. No list but `results` holds them: see large_blocks."""
+    held = len(results)
+    more, more_failed = calls.take(num_rows - held)
+    results += more
+    failed += [held + row for row in more_failed]
 
 
 def items_of_results(results: list[Any], failed: Sequence[int], start: int) -> list[Item]:

@@ -98,18 +98,12 @@ class _BlockAccess(RandomAccess):
 
     def gather(self, indices: Any) -> Block:
         if len(indices) and _consecutive(indices):
-            return _read_only(self.block.slice(int(indices[0]), int(indices[-1]) + 1))
-        return self.block.take(indices)
+            return self.read(int(indices[0]), int(indices[-1]) + 1)
+        taken = self.block.take(indices)
+        return taken.shared() if any(column.dtype.hasobject for column in taken.columns) else taken
 
     def read(self, start: int, stop: int) -> Block:
-        return _read_only(self.block.slice(start, stop))
-
-
-def _read_only(block: Block) -> Block:
-    """Mark the columns as shared. Done on every view, because a pickled array comes back writable."""
-    for column in block.columns:
-        column.flags.writeable = False
-    return block
+        return self.block.slice(start, stop).shared()  # every time: a pickled array comes back writable
 
 
 def _consecutive(indices: Any) -> bool:

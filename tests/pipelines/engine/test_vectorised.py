@@ -45,6 +45,18 @@ def test_results_are_those_of_each_element(dataset: Dataset) -> None:
     assert same(vectorised, plain)
 
 
+def test_a_function_that_writes_to_its_argument() -> None:
+    images = IMAGES.copy()
+    vectorised, plain = both(Dataset.from_tensor_slices(images).map(lambda x: x + 1).map(with_tensors(doubled)))
+    assert same(vectorised, plain)
+    assert np.array_equal(np.stack(plain), 2 * (IMAGES + 1))
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    x *= 2
+    return x.clone()
+
+
 def test_modules_are_run_over_whole_blocks() -> None:
     seen: list[bool] = []
 

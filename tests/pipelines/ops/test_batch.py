@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raydist.dataset import Dataset
-from raydist.errors import InvalidArgumentError
+from raydist.errors import InvalidArgumentError, SpecError
 from raydist.pipelines.elements.spec import TensorSpec
 from raydist.values import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from tests.contracts.op import collect, iterate
@@ -21,6 +21,12 @@ def test_the_last_batch_is_short_or_dropped() -> None:
     assert lists(Dataset.range(5).batch(2)) == [[0, 1], [2, 3], [4]]
     assert lists(Dataset.range(5).batch(2, drop_remainder=True)) == [[0, 1], [2, 3]]
     assert lists(Dataset.range(0).batch(2)) == []
+
+
+def test_text_of_several_ranks() -> None:
+    words = Dataset.range(2).map(lambda i: np.array(["b", "c"], object) if i else "a")
+    with pytest.raises(SpecError, match=r"one shape, got \(\) and, 1 elements later, \(2,\)"):
+        list(words.batch(2))
 
 
 @pytest.mark.parametrize("size", [0, -1])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
@@ -52,6 +53,17 @@ def test_every_leaf_is_a_dataset() -> None:
 def test_a_window_can_be_read_again() -> None:
     (window,) = Dataset.range(3).window(3)
     assert [int(x) for x in window] == [int(x) for x in window.as_numpy_iterator()] == [0, 1, 2]
+
+
+def test_windows_that_overlap_share_nothing_that_a_function_writes_to() -> None:
+    def add(x: Any) -> Any:
+        x += 100
+        return x
+
+    ragged = Dataset.range(3).map(lambda i: np.arange(i))
+    assert lists(ragged.window(2, 1).flat_map(lambda w: w.map(add))) == [[], [100], [100], [100, 101], [100, 101]]
+    dense = Dataset.range(3).map(lambda i: np.full(1, i))
+    assert lists(dense.window(2, 1).flat_map(lambda w: w.map(add))) == [[100], [101], [101], [102], [102]]
 
 
 def test_an_error_spoils_the_windows_that_hold_it() -> None:
