@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 @final
 class SetInside(Generic[_T]):
-    """For a `with` statement: inside, the variable has this value. Used once.
+    """For a `with` statement: inside, the variable has this value. It may be used again once it is left.
 
     Some are around every step. A generator with `contextlib.contextmanager` takes eight calls of Python, this takes
     three; where sixty-four processes share two cores, a call is 5 us.

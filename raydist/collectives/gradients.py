@@ -16,7 +16,7 @@ from raydist.collectives.base import Communicator
 from raydist.collectives.buckets.exchanges import Exchanges
 from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.buckets.tail import Updates
-from raydist.collectives.interception import intercept_backward
+from raydist.collectives.interception import Interception
 from raydist.collectives.nonfinite.policy import NonfinitePolicy
 from raydist.collectives.synchronised_passes import EngineCall, SynchronisedPasses
 from raydist.collectives.trained_parameters import TrainedParameters
@@ -73,7 +73,7 @@ class GradientReducer:
         self._num_steps = 0
         self._local = False
         self._inside = False
-        self._interception = intercept_backward(self._backward)
+        self._interception = Interception(self._backward)
 
     def attach(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Take charge of these parameters, and of no others any more.
@@ -103,13 +103,18 @@ class GradientReducer:
             InvalidArgumentError: `op` is neither MEAN nor SUM, or `weight` is negative.
             FailedPreconditionError: A step is open already.
         """
+        return _OpenStep(self, self.weigh(weight, op, empty=empty), op is ReduceOp.SUM, index)
+
+    @staticmethod
+    def weigh(weight: float, op: ReduceOp, *, empty: bool) -> StepWeight:
+        """What gradients of a step with these arguments are multiplied with; see `step`."""
         if op not in (ReduceOp.MEAN, ReduceOp.SUM) or not weight >= 0:
             raise InvalidArgumentError(f"Gradients need op MEAN or SUM and weight >= 0, got {op!r} and {weight!r}.")
         scale = weight if op is ReduceOp.MEAN else 1.0
-        return _OpenStep(self, StepWeight(scale, not empty and scale > 0), op is ReduceOp.SUM, index)
+        return StepWeight(scale, not empty and scale > 0)
 
-    def begin_step(self, weight: StepWeight, adds_up: bool, index: int | None) -> None:
-        """The block of a `step` is entered."""
+    def begin_step(self, weight: StepWeight, adds_up: bool, index: int | None = None) -> None:
+        """Enter the block of a `step`, to be left by `end_step`."""
         if self._weight is not None:
             raise FailedPreconditionError(
                 f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
@@ -141,6 +146,7 @@ class GradientReducer:
     def close(self) -> None:
         """Let go of the parameters. May be called twice."""
         self._parameters.close()
+        self._interception.close()
 
     def _backward(self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._passes.in_hooks:
@@ -179,9 +185,7 @@ class GradientReducer:
 
 @final
 class _OpenStep:
-    """The block of `GradientReducer.step`; by hand, as one is around every step of a program."""
-
-    __slots__ = ("_how", "_reducer")
+    """The block of `GradientReducer.step`."""
 
     def __init__(self, reducer: GradientReducer, *how: Any) -> None:
         self._reducer = reducer

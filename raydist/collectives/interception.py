@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from typing import Any, final
 
 import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import the whole compiler
 
-__all__ = ["intercept_backward"]
+__all__ = ["Interception"]
 
 Backward = Callable[..., None]
 Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
@@ -26,63 +26,84 @@ Handler = Callable[[Backward, tuple[Any, ...], dict[str, Any]], None]
 _HANDLER: ContextVar[Handler | None] = ContextVar("raydist_backward_handler", default=None)
 
 
-def intercept_backward(handler: Handler) -> AbstractContextManager[None]:
-    """Send every `backward()` that this thread calls inside the block to `handler`; other threads are not touched."""
-    return _Interception(handler)
-
-
 @final
-class _Interception:
-    """By hand, as one is around every step: a generator takes five more calls of Python."""
+class Interception:
+    """Sends every `backward()` that this thread calls inside its block to `handler`; other threads are not touched.
 
-    __slots__ = ("_handler", "_token")
+    One is around every step of a program, so it may be entered again and again, and torch's function stays wrapped
+    between blocks, until `close` or the object's end: to wrap it anew took seven calls of Python.
+
+    Args:
+        handler: What is called.
+    """
+
+    __slots__ = ("__weakref__", "_handler", "_release", "_token")
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._token: Token[Handler | None] | None = None
+        self._release: Callable[[], object] | None = None
 
     def __enter__(self) -> None:
+        if self._release is None:
+            _WRAPPER.acquire()
+            self._release = weakref.finalize(self, _WRAPPER.release)
+        elif torch.autograd.backward is not _WRAPPER.installed:  # somebody has put back what was there before
+            _WRAPPER.install()
         self._token = _HANDLER.set(self._handler)
-        _WRAPPER.acquire()
 
     def __exit__(self, *_: object) -> None:
-        _WRAPPER.release()
         if self._token is not None:
             _HANDLER.reset(self._token)
+
+    def close(self) -> None:
+        """Let torch have its function back, if nobody else needs it. May be called twice."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
 
 @final
 class _Wrapper:
-    """Puts the wrapper in place for the first user in the process, and takes it away after the last."""
+    """Puts the wrapper in place for the first user in the process, and takes it away after the last.
+
+    Attributes:
+        installed: It, while it is in place.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_users = 0
         self._original: Backward = torch.autograd.backward
         self._wrapped: Backward = self._original
-        self._installed: Backward | None = None
+        self.installed: Backward | None = None
 
     def acquire(self) -> None:
         with self._lock:
             self._num_users += 1
-            if self._installed is None:
+            if self.installed is None:
                 self._install()
+
+    def install(self) -> None:
+        """Put it in place again, around what is there now."""
+        with self._lock:
+            self._install()
 
     def release(self) -> None:
         with self._lock:
             self._num_users -= 1
             # Where somebody else has wrapped ours meanwhile, ours stays: without a handler it only passes on.
-            if self._num_users == 0 and torch.autograd.backward is self._installed:
+            if self._num_users == 0 and torch.autograd.backward is self.installed:
                 torch.autograd.backward = self._original
-                self._installed = None
+                self.installed = None
 
     def _install(self) -> None:
         # Wrapping anew for each step would let torch disable its compiler for another function each time.
         if torch.autograd.backward is not self._original or self._wrapped is self._original:
             self._original = torch.autograd.backward
             self._wrapped = self._wrap(self._original)
-        self._installed = self._wrapped
-        torch.autograd.backward = self._installed
+        self.installed = self._wrapped
+        torch.autograd.backward = self.installed
 
     @staticmethod
     def _wrap(original: Backward) -> Backward:

@@ -2,8 +2,8 @@
 
 An object becomes mirrored in place, by a change of its class to a subclass that announces every access to an attribute
 before it happens. The subclass carries the original's name, `isinstance` and `obj.__class__` see the original, it
-equals the original (`type(module) == nn.Linear`), and copies, pickles and `type(module)(4, 2)` are made as if the object
-had never been mirrored. Only `type(module) is nn.Linear` tells.
+equals the original (`type(module) == nn.Linear`), and copies, pickles and `type(module)(4, 2)` are made as if the
+object had never been mirrored. Only `type(module) is nn.Linear` tells.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class MirroredClasses:
             "__reduce_ex__": self._reduce_ex(),
         }
         with _unannounced(original):
-            return _lookalikes(type(original))(original.__name__, (original,), namespace)
+            made: type = _lookalikes(type(original))(original.__name__, (original,), namespace)
+            return made
 
     def _getattribute(self, original: type) -> Callable[[Any, str], Any]:
         owner = self._owner
@@ -165,8 +166,8 @@ def _original(cls: type) -> type:
 def _lookalikes(kind: type) -> type:
     """A metaclass for classes of mirrored objects, below the metaclass `kind` of what they are mirrored from.
 
-    To `==`, sets and dicts each is the class that its objects had, and called it makes objects of that one. A class that
-    a program derives from it is one of the program's own.
+    To `==`, sets and dicts each is the class that its objects had, and called it makes objects of that one. A class
+    that a program derives from it is one of the program's own.
     """
 
     def __eq__(cls: type, other: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -18,9 +18,11 @@ class Accelerator(ABC):
 
     Attributes:
         device: Where its tensors are.
+        defers: Whether operations are noted and run together, so that it must be told where a step begins and ends.
     """
 
     device: torch.device
+    defers: ClassVar[bool]
 
     @abstractmethod
     def seed(self, seed: int) -> None:
@@ -39,6 +41,8 @@ class Accelerator(ABC):
 class _TorchDevice(Accelerator):
     """A CPU or a GPU, which torch looks after by itself."""
 
+    defers = False
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
@@ -55,6 +59,8 @@ class _TorchDevice(Accelerator):
 @final
 class _XlaDevice(Accelerator):
     """A TPU chip, where operations are noted and run together."""
+
+    defers = True
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip

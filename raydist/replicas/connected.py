@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from raydist.collectives.base import Communicator
+from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.delegating import LimitedCommunicator
 from raydist.collectives.differentiable import all_gather, promote, reduce_promoted
 from raydist.collectives.gradients import WIRES, GradientReducer
@@ -63,7 +64,9 @@ class Connected(Peers):
         self._reducer = reducer
         self._mirror = mirror
         self._reduce_op = ReduceOp.MEAN
-        self._open_step: AbstractContextManager[None] | None = None
+        self._weighed: tuple[BatchRows | None, ReduceOp] = None, ReduceOp.MEAN
+        self._step_weight = StepWeight(1.0, counts=True)
+        self._step_is_open = False
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
         self._check_in_sync = 0
@@ -159,23 +162,31 @@ class Connected(Peers):
     def _begin_batch(self, rows: tuple[int, ...] | None) -> None:
         self._batch = batch = BatchRows.of(rows, self.world_size, stand_in=self._stand_in)
         self.rows = rows
-        self._weights = batch.weights(adds_up=self._reduce_op is not ReduceOp.MEAN)
-        weight, stands_in = batch.shares[self.rank], batch.stand_in[self.rank]
-        if not self._rules.exchanges_gradients:
-            weight = float(weight > 0)  # gradients are this replica's own, and those of no rows are none
-        # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
-        empty = stands_in or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
-        step = self._reducer.step(weight=weight, op=self._reduce_op, empty=empty)
-        step.__enter__()
-        self._open_step = step
+        weighed, op = self._weighed
+        if batch is not weighed or op is not self._reduce_op:
+            self._weigh(batch)
+        self._reducer.begin_step(self._step_weight, self._reduce_op is ReduceOp.SUM)
+        self._step_is_open = True
+        stands_in = batch.stand_in[self.rank]
         self._held_metrics = self._mirror.hold_metrics() if stands_in else {}
         self._held_buffers = self._mirror.export_buffers() if stands_in else []
         self._written.begin()
 
+    def _weigh(self, batch: BatchRows) -> None:
+        """Work out what follows from the rows: for most batches what the one before has left."""
+        self._weighed = batch, self._reduce_op
+        self._weights = batch.weights(adds_up=self._reduce_op is not ReduceOp.MEAN)
+        weight = batch.shares[self.rank]
+        if not self._rules.exchanges_gradients:
+            weight = float(weight > 0)  # gradients are this replica's own, and those of no rows are none
+        # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
+        empty = batch.stand_in[self.rank] or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
+        self._step_weight = self._reducer.weigh(weight, self._reduce_op, empty=empty)
+
     def _close_step(self) -> None:
-        step, self._open_step = self._open_step, None
-        if step is not None:
-            step.__exit__(None, None, None)
+        if self._step_is_open:
+            self._step_is_open = False
+            self._reducer.end_step()
 
     def _end_batch(self, *, begun: bool = True) -> None:
         """`begun`: there was one; what a loop does before its first draw is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, final
 
 import torch
@@ -58,7 +59,6 @@ _Args = TypeVarTuple("_Args")
 
 # Between the seeds of two replicas: the second one of a run is not the first one of a run with the next seed.
 _STREAM = 0x9E3779B97F4A7C15
-_NO_ITERATORS = contextlib.nullcontext()
 _SAVE_S = 2.0  # who closes a strategy gently has waited for its saves
 
 
@@ -97,6 +97,7 @@ class ReplicaRunner:
         self._seat = GroupSeat(setup, join_group, self._device)
         self._progress = self._seat.progress
         self._peers: Connected | None = None
+        self._inside: AbstractContextManager[None] = contextlib.nullcontext()  # of a step, once there are peers
         self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
         self._policy = NonfinitePolicy(
@@ -108,6 +109,9 @@ class ReplicaRunner:
             take_gpu(self._device, setup.rank)
         self._copies = DeviceCopies.to(self._device)
         self._ahead = PartsAhead(self._copies)
+        self._guard = self._mirror.guard()
+        self._recorder = StepRecorder(lambda: None if self._peers is None else self._peers.share)
+        self._recording = self._recorder.recording(None)
 
     def join(self, membership: Membership) -> None:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
@@ -125,6 +129,7 @@ class ReplicaRunner:
         self._setup.rules.restart()
         self._peers = Connected(self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules)
         self._peers.implementation = self._setup.backend
+        self._inside = enter_replica(ReplicaContext(self._view, self._peers))
         self._refusals.restart()
 
     def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
@@ -160,9 +165,10 @@ class ReplicaRunner:
         except FailedPreconditionError as failure:
             error = failure
             self._refusals.failed(headers[0].step, failure)
-        for header, coming in zip(headers, [*headers[1:], None], strict=True):
+        following = [*headers[1:], None] if self._copies.overlap else [None] * len(headers)
+        for header, coming in zip(headers, following, strict=True):
             try:
-                results.append(self._step(header, objects, coming if self._copies.overlap else None))
+                results.append(self._step(header, objects, coming))
             except BaseException as failure:  # whatever it is, it is the step's, and its peers are to know
                 error = error or failure
         return GroupResult(tuple(results), time.perf_counter() - began, error, self._mirror.take_remarks())
@@ -206,9 +212,11 @@ class ReplicaRunner:
             self._refuse(header)
         self._progress.begin_step(header.step)
         try:
-            self._accelerator.enter()
+            if self._accelerator.defers:
+                self._accelerator.enter()
             return self._run(header, objects, coming, peers)
         except BaseException as error:
+            self._recorder.drop_records()
             self._refusals.failed(header.step, error)
             self._note_refused(header)
             self._seat.abort(self._seat.generation)
@@ -228,19 +236,37 @@ class ReplicaRunner:
     def _run(
         self, header: StepHeader, objects: Sequence[Leaves], coming: StepHeader | None, peers: Connected
     ) -> StepResult:
-        self._reseed(header.seed)
+        if header.seed != self._seed:
+            self._reseed(header.seed)
         if len(header.random) == self._setup.world_size:
             self._saves.set_random(header.random[self._setup.rank])
-        parts = [self._copies.finish(part) for part in self._ahead.begun(header, objects)]
+        sources = header.sources
+        parts = [self._copies.finish(part) for part in self._ahead.begun(header, objects)] if sources else []
         if coming is not None:
             self._ahead.begin(coming, objects)
         fn, args, kwargs = self._mirror.apply(header.shipment, parts)
         if header.looks_only:
             self._mirror.settle()
             return pack_result(call_here(fn, *args, **kwargs), absent=False)
-        recorder = StepRecorder(lambda: peers.share)
+        if args or kwargs:
+            with self._bound_iterators((args, kwargs), header, peers):
+                value = self._call(header, peers, fn, args, kwargs)
+        else:
+            value = self._call(header, peers, fn, args, kwargs)
+        if self._accelerator.defers:
+            self._accelerator.leave()
+        # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
+        absent = header.stand_in and header.rows is not None and header.rows[peers.rank] == 0
+        return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=self._recorder.take_records())
+
+    def _call(
+        self, header: StepHeader, peers: Connected, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the step function returns, called as a replica of its group.
+
+        Blocks that are the same for all steps were made before: where 64 processes share two cores, a call is 3 us.
+        """
         with (
-            self._bound_iterators((args, kwargs), header, peers) if args or kwargs else _NO_ITERATORS,
             peers.run(
                 header.rows,
                 header.gradient_reduce_op,
@@ -248,16 +274,13 @@ class ReplicaRunner:
                 check_in_sync=header.check_in_sync,
                 on_nonfinite=header.on_nonfinite,
             ),
-            enter_replica(ReplicaContext(self._view, peers)),
-            self._mirror.guard(),
-            recorder.recording(header.summaries),
+            self._inside,
+            self._guard,
+            self._recording if header.summaries is None else self._recorder.recording(header.summaries),
         ):
             value = call_here(fn, *args, **kwargs)
             self._mirror.after_run()
-        self._accelerator.leave()
-        # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
-        absent = header.stand_in and header.rows is not None and header.rows[peers.rank] == 0
-        return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=recorder.records())
+        return value
 
     @contextlib.contextmanager
     def _bound_iterators(self, arguments: tuple[Any, Any], header: StepHeader, peers: Connected) -> Iterator[None]:
@@ -287,9 +310,8 @@ class ReplicaRunner:
 
     def _reseed(self, seed: tuple[int, int]) -> None:
         """Follow `torch.manual_seed` of the driver, each replica on a stream of its own (Dropout masks must differ)."""
-        if seed != self._seed:
-            self._seed = seed
-            self._accelerator.seed((seed[0] + self._setup.rank * _STREAM) % 2**63)
+        self._seed = seed
+        self._accelerator.seed((seed[0] + self._setup.rank * _STREAM) % 2**63)
 
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         """What this replica's half of the mirrored variables answers."""

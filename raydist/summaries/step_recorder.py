@@ -15,7 +15,7 @@ __all__ = ["StepRecorder"]
 
 @final
 class StepRecorder:
-    """Takes the records of one run of a step function on a replica.
+    """Takes the records of a step function on a replica, one run after another.
 
     Args:
         share: Tells what the replica's values weigh now: rows of the batch at hand, 1.0 without one, None where its
@@ -43,6 +43,13 @@ class StepRecorder:
         with as_taker(self), as_destination(place), only_if(order.wanted):
             yield
 
-    def records(self) -> tuple[Record, ...]:
-        """What was recorded, fit to travel."""
-        return tuple(record.settled() for record in self._records) if self._records else ()
+    def take_records(self) -> tuple[Record, ...]:
+        """What was recorded since this was asked last, fit to travel."""
+        if not self._records:
+            return ()
+        records, self._records = self._records, []
+        return tuple(record.settled() for record in records)
+
+    def drop_records(self) -> None:
+        """The run has failed: nobody is to see them."""
+        self._records = []

@@ -155,6 +155,7 @@ def test_backward_outside_of_a_step_is_plain() -> None:
             loss_of(model, rows(2)).backward()
         model.zero_grad()
         loss_of(model, rows(2)).backward()
+        reducer.close()
 
     run_ranks(1, body)
     assert torch.autograd.backward is original

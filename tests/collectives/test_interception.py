@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from raydist.collectives.interception import intercept_backward
+from raydist.collectives.interception import Interception
 
 
 class Recorder:
@@ -26,7 +26,7 @@ class Recorder:
 
 def test_sees_every_way_to_call_it_and_then_no_more() -> None:
     original, recorder, x = torch.autograd.backward, Recorder(), torch.ones(2, requires_grad=True)
-    with intercept_backward(recorder):
+    with Interception(recorder):
         x.sum().backward()
         torch.autograd.backward(x.sum())
         torch.autograd.grad(x.sum(), x)
@@ -39,7 +39,7 @@ def test_sees_every_way_to_call_it_and_then_no_more() -> None:
 
 def test_reentrant_segments_are_nested() -> None:
     recorder, x = Recorder(), torch.ones(2, requires_grad=True)
-    with intercept_backward(recorder):
+    with Interception(recorder):
         checkpoint(torch.sin, x * 2, use_reentrant=True).sum().backward()
     assert recorder.depths == [1, 2]
 
@@ -49,7 +49,7 @@ def test_threads_have_their_own() -> None:
     inside = threading.Barrier(2)
 
     def main(recorder: Recorder) -> None:
-        with intercept_backward(recorder):
+        with Interception(recorder):
             inside.wait(10)
             torch.ones(1, requires_grad=True).sum().backward()
             inside.wait(10)
@@ -70,16 +70,16 @@ def test_a_wrapper_that_came_later_is_left_in_place() -> None:
         inner(*args, **kwargs)
 
     try:
-        with intercept_backward(Recorder()):
+        with Interception(Recorder()):
             inner = torch.autograd.backward
             torch.autograd.backward = foreign
         x.sum().backward()
         recorder = Recorder()
-        with intercept_backward(recorder):
+        with Interception(recorder):
             x.sum().backward()
         assert (seen, recorder.depths) == ([1, 1], [1])
         torch.autograd.backward = inner
-        with intercept_backward(Recorder()):
+        with Interception(Recorder()):
             pass
     finally:
         torch.autograd.backward = original
@@ -89,6 +89,34 @@ def test_steps_share_one_wrapper() -> None:
     """A new one for each would have torch disable its compiler for each."""
     installed = []
     for _ in range(2):
-        with intercept_backward(lambda original, args, kwargs: original(*args, **kwargs)):
+        with Interception(lambda original, args, kwargs: original(*args, **kwargs)):
             installed.append(torch.autograd.backward)
     assert installed[0] is installed[1]
+
+
+def test_between_its_blocks_it_stays_in_place_and_does_nothing() -> None:
+    original, recorder, x = torch.autograd.backward, Recorder(), torch.ones(1, requires_grad=True)
+    interception = Interception(recorder)
+    for _ in range(2):
+        with interception:
+            x.sum().backward()
+        x.sum().backward()
+        assert torch.autograd.backward is not original
+    assert recorder.depths == [1, 1]
+    interception.close()
+    interception.close()
+    assert torch.autograd.backward is original
+
+
+def test_what_was_there_before_is_put_back_between_two_blocks() -> None:
+    """By a test of the program's with `mock.patch`, say."""
+    original, recorder, x = torch.autograd.backward, Recorder(), torch.ones(1, requires_grad=True)
+    interception = Interception(recorder)
+    with interception:
+        pass
+    torch.autograd.backward = original
+    with interception:
+        x.sum().backward()
+    assert recorder.depths == [1]
+    interception.close()
+    assert torch.autograd.backward is original

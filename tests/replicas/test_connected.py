@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,10 +30,14 @@ class Reducer:
     def attach(self, parameters: Any) -> None:
         """Nothing to reduce here."""
 
-    @contextlib.contextmanager
-    def step(self, *, weight: float, op: ReduceOp, empty: bool) -> Iterator[None]:
-        self.opened.append((weight, empty))
-        yield
+    def weigh(self, weight: float, op: ReduceOp, *, empty: bool) -> tuple[float, bool]:
+        return weight, empty
+
+    def begin_step(self, weight: tuple[float, bool], adds_up: bool) -> None:
+        self.opened.append(weight)
+
+    def end_step(self) -> None:
+        """Nothing was begun."""
 
 
 class Mirror:

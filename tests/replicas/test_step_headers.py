@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
 from raydist.checkpoints.random_state import RESTORED_REPLICAS
@@ -38,6 +40,14 @@ def test_steps_that_only_pass_gradients_on_need_no_count_of_them() -> None:
     assert headers.looked
 
 
+@pytest.fixture
+def _nothing_restored() -> Iterator[None]:
+    """Afterwards: strategies of other tests in this process would go on from it."""
+    yield
+    RESTORED_REPLICAS.restore([])
+
+
+@pytest.mark.usefixtures("_nothing_restored")
 def test_random_states_that_were_restored_go_along_once() -> None:
     headers = StepHeaders()
     following(headers)
@@ -46,6 +56,7 @@ def test_random_states_that_were_restored_go_along_once() -> None:
     assert following(headers).random == ()
 
 
+@pytest.mark.usefixtures("_nothing_restored")
 def test_a_program_that_seeds_torch_after_a_restore_begins_there() -> None:
     headers = StepHeaders()
     RESTORED_REPLICAS.restore([[b"one"], [b"two"]])

@@ -92,7 +92,7 @@ def test_a_step_that_holds_a_writer_records_for_it(tmp_path: Path) -> None:
         recorder = StepRecorder(lambda: 1.0)
         with recorder.recording(SummaryOrder()), there.as_default(step=4):
             rd.summary.scalar("loss", 0.5)
-        (record,) = recorder.records()
+        (record,) = recorder.take_records()
         assert (record.writer, record.step) == (writer.key, 4)
         for wrong in (there.flush, there.close):
             with pytest.raises(rd.FailedPreconditionError, match="of a writer is for the driver"):

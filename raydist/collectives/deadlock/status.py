@@ -54,10 +54,15 @@ class RankStatus:
 
 @final
 class Progress:
-    """What a rank is doing. The marks cost a fraction of a microsecond: they are set around every collective."""
+    """What a rank is doing. The marks cost a fraction of a microsecond: they are set around every collective.
+
+    Attributes:
+        events: How often it has gone on to something else.
+        num_waits: How many waits for a collective are over.
+    """
 
     def __init__(self) -> None:
-        self.events = 0
+        self.events = self.num_waits = 0
         self._num_looks = 0
         self.restart()
 
@@ -90,6 +95,7 @@ class Progress:
 
     def go_on(self) -> None:
         self.events += 1
+        self.num_waits += 1
         self._waits = None
 
     def look(self) -> RankStatus:

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.accumulation import accumulate
-from raydist.collectives.interception import intercept_backward
+from raydist.collectives.interception import Interception
 from raydist.collectives.nonfinite.policy import NonfinitePolicy, fault_of, is_finite
 from raydist.collectives.parameter_hooks import HeldBack, ParameterHooks
 
@@ -64,7 +64,7 @@ class CheckedBackward:
     def step(self) -> Iterator[None]:
         """Look at the gradients of every `backward()` that this thread calls inside the block."""
         self._num_passes = 0
-        with intercept_backward(self._backward):
+        with Interception(self._backward):
             yield
 
     @contextlib.contextmanager

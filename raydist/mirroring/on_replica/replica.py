@@ -101,7 +101,8 @@ class MirrorReplica(MirrorCalls):
             shipment: What the driver prepared.
             parts: This replica's part of every `PerReplica` leaf, in the order of `Shipment.per_replica`.
         """
-        self._take_objects(shipment)
+        if shipment.released or shipment.bundle or shipment.writes or shipment.forget:
+            self._take_objects(shipment)
         self._parts = parts
         try:
             function = self._functions.function_of(shipment)

@@ -20,7 +20,7 @@ __all__ = ["ReusedResults"]
 
 @final
 class ReusedResults:
-    """Whether a function returns memory that it goes on writing to: found out in the first block of two rows or more."""
+    """Whether a function returns memory that it goes on writing to: found out in its first block of several rows."""
 
     def __init__(self) -> None:
         self._found: bool | None = None

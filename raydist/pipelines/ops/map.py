@@ -123,7 +123,7 @@ class _MapKernel(Kernel):
 
 
 def _add_results(results: list[Any], failed: list[int], calls: RowCalls, num_rows: int) -> None:
-    """What `calls` makes next, so that there are `num_rows` in all. No list but `results` holds them: see large_blocks."""
+    """What `calls` makes next, `num_rows` in all. No list but `results` is to hold any: see `large_blocks`."""
     held = len(results)
     more, more_failed = calls.take(num_rows - held)
     results += more
