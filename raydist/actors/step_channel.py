@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, final
 
 from raydist.actors.step_head import DONE, HEAD, KEPT, LEAVE, MOST_BYTES, STEPS
+from raydist.channels.gathering import rest_s
 from raydist.channels.hub import ChannelEnd, Ticket
 from raydist.channels.layout import MESSAGES_UNDER_WAY
 
@@ -23,8 +24,6 @@ __all__ = ["Answer", "StepChannel", "StepHub", "serve_steps"]
 
 _FREE = 2  # of a replica's slots, before a message is sent: the message's, and one to ask it to leave
 _LOOK_S = 0.1  # how often is looked who lives: a call of the kernel for each replica
-_FEW = 8
-_PAUSE_S = 60e-6  # for each of them
 _AVOIDED = 16  # groups that travel by Ray after a result that was too large for here
 
 
@@ -213,8 +212,8 @@ class StepChannel:
             if left <= 0:
                 return False
             self._hub.wait(seen, left)
-            if len(answers) > _FEW:  # they come one after the other: who looks for each of them keeps others from work
-                time.sleep(min(_PAUSE_S * len(answers), max(end - time.monotonic(), 0.0)))
+            if rest := rest_s(len(answers)):
+                time.sleep(min(rest, max(end - time.monotonic(), 0.0)))
 
     def _collect(self, wanted: Iterable[Answer]) -> None:
         with self._lock:

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from typing import final
 
 from raydist.actors.step_head import answered_by, wants_answer
+from raydist.channels.gathering import rest_s
 from raydist.channels.hub import ChannelHub
 from raydist.channels.sleeper import LOOK_S
 
 __all__ = ["Relayed", "StepRelay"]
 
 _LOST_S = 10.0  # what has not come so long after a later call never will: an interrupt fell into its sending
-_FEW = 8
-_PAUSE_S = (
-    60e-6  # for each of more missing answers: they come one by one, and who looks for each keeps others from work
-)
+_PAUSE_S = 60e-6
 _COLLECT_S = 1.0
 _LOOK_S = 0.1  # how often is looked who lives: a call of the kernel for each replica
 
@@ -113,8 +111,8 @@ class StepRelay:
                 self._is_watched, num_missing = True, len(self._missing)
             try:
                 self._hub.wait(seen, LOOK_S)
-                if num_missing > _FEW:
-                    time.sleep(_PAUSE_S * num_missing)
+                if rest := rest_s(num_missing):
+                    time.sleep(rest)
             finally:
                 with self._changed:
                     self._is_watched = False

@@ -67,6 +67,8 @@ class Connected(Peers):
         self._weighed: tuple[BatchRows | None, ReduceOp] = None, ReduceOp.MEAN
         self._step_weight = StepWeight(1.0, counts=True)
         self._step_is_open = False
+        self._attached: tuple[torch.nn.Parameter, ...] | None = None
+        self._block = _Run(self)
         self._held_metrics: dict[int, dict[str, Any]] = {}
         self._num_batches = 0
         self._check_in_sync = 0
@@ -92,12 +94,15 @@ class Connected(Peers):
             self._check_in_sync = 0
         self._argument_rows = rows
         self.num_rows_seen = None if rows is None else rows[self.rank]
-        self._reducer.attach(self._mirror.parameters())
-        return _Run(self) if on_nonfinite == "pass" else self._run_under(on_nonfinite)
+        parameters = self._mirror.parameters()
+        if parameters is not self._attached:
+            self._attached = parameters
+            self._reducer.attach(parameters)
+        return self._block if on_nonfinite == "pass" else self._run_under(on_nonfinite)
 
     @contextmanager
     def _run_under(self, on_nonfinite: OnNonfinite) -> Iterator[None]:
-        with self._policy.run(on_nonfinite), _Run(self):
+        with self._policy.run(on_nonfinite), self._block:
             yield
 
     def begin_run(self) -> None:
@@ -287,7 +292,7 @@ def _without_effect(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
 
 @final
 class _Run:
-    """The block of `Connected.run`; by hand, as one is around every step: a generator takes eight calls more."""
+    """The block of `Connected.run`; by hand, as it is around every step: a generator takes eight calls more."""
 
     __slots__ = ("_connected",)
 

@@ -15,7 +15,7 @@ from raydist.context.cross_replica import require_one_structure
 from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten
 from raydist.pickling.by_fields import by_fields
-from raydist.pickling.travelling_tensors import Travelling, pack_tensor
+from raydist.pickling.travelling_tensors import Travelling, TravellingNumber, pack_tensor
 from raydist.summaries.record import Record
 from raydist.values import Part, PerReplica
 
@@ -51,6 +51,11 @@ class StepResult:
     def without_summaries(self) -> StepResult:
         """What the program may keep for long: summaries have been written."""
         return replace(self, summaries=()) if self.summaries else self
+
+    @property
+    def is_one_number(self) -> bool:
+        """Whether it is a tensor of one number, as most are: a loss."""
+        return len(self.leaves) == 1 and type(self.leaves[0]) is TravellingNumber
 
     def plain_leaves(self) -> list[Any]:
         """Its leaves as they travel, tensors as arrays and numbers."""

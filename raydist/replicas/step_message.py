@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -106,8 +106,9 @@ class GroupResult:
         """Its bytes; None where it is an error, or holds objects of the program's own."""
         return None if self.error is not None else packed_plainly(self, self._leaves())
 
-    def _leaves(self) -> Iterator[Any]:
-        return (leaf for result in self.results for leaf in result.plain_leaves())
+    def _leaves(self) -> list[Any]:
+        """Those that may need more than numpy to be unpacked, with some others."""
+        return [leaf for result in self.results if not result.is_one_number for leaf in result.plain_leaves()]
 
     @property
     def absent(self) -> bool:

@@ -115,9 +115,9 @@ class _MapKernel(Kernel):
         if together >= num_rows:
             _add_results(results, failed, calls, num_rows)
             return items_of_results(results, failed, start)
-        made = BlockInParts(num_rows)
+        made, num_made = BlockInParts(num_rows), len(results)
         made.add(items_of_results(results, failed, start))
-        for at in range(_FIRST_ROWS, num_rows, together):
+        for at in range(num_made, num_rows, together):
             made.add(items_of_results(*calls.take(min(together, num_rows - at)), start + at))
         return made.items()
 
@@ -125,7 +125,7 @@ class _MapKernel(Kernel):
 def _add_results(results: list[Any], failed: list[int], calls: RowCalls, num_rows: int) -> None:
     """What `calls` makes next, `num_rows` in all. No list but `results` is to hold any: see `large_blocks`."""
     held = len(results)
-    more, more_failed = calls.take(num_rows - held)
+    more, more_failed = calls.take(max(num_rows - held, 0))
     results += more
     failed += [held + row for row in more_failed]
 

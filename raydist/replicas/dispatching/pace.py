@@ -17,7 +17,9 @@ _GROUP_S = 0.1  # a group is over so soon that an error, or a result, of its fir
 _MESSAGE_S = 2e-3
 _NO_CROWD = 2
 _MESSAGE_SHARE = 0.01
-_LONGEST_GROUP_S = 1.0  # about: of steps of 0.2 s and a bit, five
+_LONGEST_GROUP_S = 1.4  # about: of steps of 0.2 s and a bit, six
+# Of groups that are as long as this, the next one is gathered while the last one that was sent begins.
+_LONG_GROUP_S = 0.5
 # Of a step, that replicas without work may be kept waiting for more steps; less than a ms would gather none.
 _LINGER_SHARE = 0.01
 _LEAST_LINGER_S = 1e-3
@@ -98,7 +100,10 @@ class Pace:
         return self._on(keys).linger_s
 
     def window(self, keys: Sequence[bytes]) -> int:
-        """How many steps may be under way: one group that runs, one that waits, one that is gathered."""
+        """How many steps may be under way: one group that runs, one that waits, and one that is gathered.
+
+        Of long ones only the first two: a save waits for all of them, some 3 s at most.
+        """
         return self._on(keys).window
 
     def _on(self, keys: Sequence[bytes]) -> _Advice:
@@ -113,7 +118,8 @@ class Pace:
         slowest = max((cost.seconds if cost else 0.0 for cost in costs), default=0.0)
         in_time = math.ceil(_WINDOW_S / max(slowest, _WINDOW_S / _WINDOW))
         linger_s = self._linger_s(costs) if group_size > 1 else 0.0
-        return _Advice(group_size, linger_s, max(in_time, _SHORTEST_WINDOW, 3 * group_size))
+        groups = 3 if group_size * slowest < _LONG_GROUP_S else 2
+        return _Advice(group_size, linger_s, max(in_time, _SHORTEST_WINDOW, groups * group_size))
 
     def _group_size(self, costs: Sequence[_Cost | None]) -> int:
         slowest = max((cost.seconds if cost else _GROUP_S for cost in costs), default=_GROUP_S)

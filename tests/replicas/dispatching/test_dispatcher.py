@@ -70,7 +70,7 @@ def test_steps_go_alone_until_the_replicas_are_busy_and_then_in_groups(
 
 
 def lingering(replicas: Replicas) -> Dispatcher:
-    """Of eight replicas whose steps take so long that five travel together."""
+    """Of eight replicas whose steps take so long that six travel together."""
     pace = Pace(8)
     pace.learn(b"known", seconds=0.2, num_bytes=8)
     return Dispatcher(replicas.send, replicas.await_done, pace)
@@ -81,11 +81,11 @@ def test_long_steps_wait_for_each_other_though_replicas_could_begin(
 ) -> None:
     monkeypatch.setattr(Pace, "linger_s", lambda *_: 60.0)  # however slow this machine is, the group is full before
     dispatcher = lingering(replicas)
-    for step in range(11):
+    for step in range(13):
         dispatcher.add(planned(step))
-    assert replicas.messages == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert replicas.messages == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     dispatcher.flush()  # who asks for a result does not linger
-    assert replicas.messages[-1] == [10]
+    assert replicas.messages[-1] == [12]
     for done in replicas.done:
         done.set()
     dispatcher.close()

@@ -32,10 +32,10 @@ def test_groups_are_short_in_time_and_small_in_results(seconds: float, num_bytes
     [
         (1, 0.2, 1),
         (2, 0.2, 1),
-        (8, 0.2, 5),
-        (8, 0.207, 5),
-        (64, 0.2, 5),
-        (64, 0.5, 2),
+        (8, 0.2, 6),
+        (8, 0.225, 5),
+        (64, 0.2, 7),
+        (64, 0.5, 3),
         (64, 1.1, 1),
         (1000, 1e9, 1),
         (64, 0.02, 16),
@@ -45,6 +45,15 @@ def test_many_replicas_get_several_steps_in_a_message(num_replicas: int, seconds
     pace = Pace(num_replicas)
     pace.learn(b"f", seconds=seconds, num_bytes=8)
     assert pace.group_size([b"f"]) == size
+
+
+@pytest.mark.parametrize(("seconds", "window"), [(0.02, 48), (0.1, 28), (0.2, 14), (0.225, 12), (0.5, 6), (1.1, 3)])
+def test_what_is_under_way_of_many_replicas_is_over_in_three_seconds(seconds: float, window: int) -> None:
+    pace = Pace(64)
+    pace.learn(b"f", seconds=seconds, num_bytes=8)
+    assert pace.window([b"f"]) == window
+    assert window * seconds < 3.4
+    assert window >= 2 * pace.group_size([b"f"])
 
 
 @pytest.mark.parametrize(("seconds", "size"), [(1e-6, 16), (0.02, 16), (0.045, 8), (0.1, 4), (0.2, 2), (0.5, 1)])
