@@ -295,7 +295,7 @@ class MirrorDriver:
     def _make_plain(self) -> None:
         objects = [obj for _, obj in self._table.objects() if not isinstance(obj, torch.Tensor)]
         to_plain = [functools.partial(self._classes.plain, obj) for obj in objects]
-        attempt_all([self._table.clear, self._variables.release, *to_plain])
+        attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
 
     def before_read(self, obj: Any, name: str) -> None:
         """An attribute of a mirrored object is about to be read."""

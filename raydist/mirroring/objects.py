@@ -181,7 +181,13 @@ def _lookalikes(kind: type) -> type:
             return _original(cls)(*args, **kwargs)
         return _method(kind, "__call__")(cls, *args, **kwargs)
 
-    return type(kind)(kind.__name__, (kind,), {"__eq__": __eq__, "__hash__": __hash__, "__call__": __call__})
+    def __instancecheck__(cls: type, instance: Any) -> bool:
+        if is_mirrored_class(cls):
+            return isinstance(instance, _original(cls))
+        return bool(_method(kind, "__instancecheck__")(cls, instance))
+
+    methods = (__eq__, __hash__, __call__, __instancecheck__)
+    return type(kind)(kind.__name__, (kind,), {method.__name__: method for method in methods})
 
 
 def _set_class(obj: Any, cls: type) -> None:

@@ -100,12 +100,13 @@ def test_between_its_blocks_it_stays_in_place_and_does_nothing() -> None:
     for _ in range(2):
         with interception:
             x.sum().backward()
+            installed = torch.autograd.backward
         x.sum().backward()
-        assert torch.autograd.backward is not original
+        assert torch.autograd.backward is installed
     assert recorder.depths == [1, 1]
     interception.close()
     interception.close()
-    assert torch.autograd.backward is original
+    assert torch.autograd.backward is original  # others of this process may have it wrapped
 
 
 def test_what_was_there_before_is_put_back_between_two_blocks() -> None:

@@ -88,6 +88,9 @@ def test_class_equals_the_original() -> None:
     assert [type(layer)] != [*map(type, [nn.ReLU()])]
     assert {nn.Linear: "linear"}[type(layer)] == "linear"
     assert type(layer) in (nn.Conv1d, nn.Linear)
+    assert isinstance(nn.Linear(2, 1), type(layer))
+    assert isinstance(other, type(layer))
+    assert not isinstance(nn.ReLU(), type(layer))
 
 
 def test_class_makes_plain_objects() -> None:
@@ -103,6 +106,7 @@ def test_class_that_a_program_derives_is_its_own() -> None:
     assert derived != nn.Linear
     assert isinstance(derived(3, 1), derived)
     assert derived(3, 1).in_features == 3
+    assert not isinstance(nn.Linear(3, 1), derived)
 
 
 def test_metaclass_of_the_program() -> None:

@@ -6,6 +6,7 @@ once). To copy every result would cost all functions what few need, so the first
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from typing import Any, final
@@ -65,7 +66,9 @@ def _copied(value: Any) -> Any:
 
 
 def _copied_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray | list):
-        return copy.deepcopy(leaf)
-    clone = getattr(leaf, "clone", None)  # a tensor of torch's: this layer does without
-    return leaf if clone is None else clone()
+    """A copy; `leaf` itself where it cannot be copied: it is no tensor, which is told where elements are made of it."""
+    with contextlib.suppress(Exception):
+        if isinstance(leaf, np.ndarray | list):
+            return copy.deepcopy(leaf)
+        return leaf.clone()  # a tensor of torch's: this layer does without
+    return leaf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydist.dataset import Dataset
+from raydist.errors import SpecError
 from raydist.pipelines.elements.functions import RowCalls
 from raydist.pipelines.elements.reused_results import ReusedResults
 from raydist.pipelines.elements.rows import block_of_rows
+from raydist.pipelines.elements.spec import TensorSpec
 
 
 def array() -> Callable[[int], Any]:
@@ -97,6 +100,13 @@ def test_in_whatever_blocks_and_where_a_call_fails(sizes: list[int], failing: in
         found += [None if row in wrong else float(each[0]) for row, each in enumerate(results + more)]
         at += size
     assert found == [None if i == failing else i for i in range(at)]
+
+
+def test_results_that_cannot_be_copied_are_told_as_always() -> None:
+    lock = threading.Lock()
+    dataset = Dataset.range(3).map(lambda i: [lock], num_parallel_calls=1, output_spec=TensorSpec((1,)))
+    with pytest.raises(SpecError, match="lock"):
+        next(iter(dataset))
 
 
 def test_a_constant_and_fresh_results_stay_what_they_are() -> None:
