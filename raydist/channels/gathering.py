@@ -8,8 +8,8 @@ __all__ = ["rest_s"]
 
 _FEW = 8
 _REST_S = 60e-6
-# Sixty-four that share two cores take 25 ms to come from one group of steps to the next. To look for each of them every
-# millisecond took a tenth of that time from them.
+# Sixty-four that share two cores take 25 ms to come from one group of steps to the next, and all wait for the last one:
+# who looks for what they send is in their way, and their next steps do not wait for him.
 _REST_IN_CROWD_S = 200e-6
 
 

@@ -89,7 +89,7 @@ class DeadlockDetector:
         before, mine = self._mine, self._progress.look()
         self._mine = mine
         waits, self._waits = self._waits, self._progress.num_waits
-        if store is None or waits != self._waits:  # to ask the store costs all of 64 ranks on two cores 50 ms a second
+        if store is None or waits != self._waits:  # asking cost 64 ranks and their driver 100 ms of CPU a second
             self._before = {}
             return
         stuck = bool(mine.waits_in) and mine.events == before.events
