@@ -7,7 +7,7 @@ local one inside `no_sync`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal, final
 
 import torch
@@ -83,6 +83,7 @@ class GradientReducer:
         """
         self._parameters.attach(parameters)
 
+    @contextmanager
     def step(
         self,
         *,
@@ -90,7 +91,7 @@ class GradientReducer:
         op: ReduceOp = ReduceOp.MEAN,
         empty: bool = False,
         index: int | None = None,
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Make the gradients of every `backward()` that this thread calls inside the block global.
 
         Args:
@@ -103,7 +104,11 @@ class GradientReducer:
             InvalidArgumentError: `op` is neither MEAN nor SUM, or `weight` is negative.
             FailedPreconditionError: A step is open already.
         """
-        return _OpenStep(self, self.weigh(weight, op, empty=empty), op is ReduceOp.SUM, index)
+        self.begin_step(self.weigh(weight, op, empty=empty), op is ReduceOp.SUM, index)
+        try:
+            yield
+        finally:
+            self.end_step()
 
     @staticmethod
     def weigh(weight: float, op: ReduceOp, *, empty: bool) -> StepWeight:
@@ -114,7 +119,7 @@ class GradientReducer:
         return StepWeight(scale, not empty and scale > 0)
 
     def begin_step(self, weight: StepWeight, adds_up: bool, index: int | None = None) -> None:
-        """Enter the block of a `step`, to be left by `end_step`."""
+        """Enter the block of a `step` by hand, until `end_step`: one is around every step of a program."""
         if self._weight is not None:
             raise FailedPreconditionError(
                 f"Steps of one reducer must not nest, and step {self._num_steps} is open already. Leave that first."
@@ -181,18 +186,3 @@ class GradientReducer:
                 f"on the thread that runs the step, or they would stay local, as that of parameter {index} of shape "
                 f"{tuple(parameter.shape)}. Use torch.autograd.grad for local ones."
             )
-
-
-@final
-class _OpenStep:
-    """The block of `GradientReducer.step`."""
-
-    def __init__(self, reducer: GradientReducer, *how: Any) -> None:
-        self._reducer = reducer
-        self._how = how
-
-    def __enter__(self) -> None:
-        self._reducer.begin_step(*self._how)
-
-    def __exit__(self, *_: object) -> None:
-        self._reducer.end_step()

@@ -179,7 +179,6 @@ class Connected(Peers):
 
     def _weigh(self, batch: BatchRows) -> None:
         """Work out what follows from the rows: for most batches what the one before has left."""
-        self._weighed = batch, self._reduce_op
         self._weights = batch.weights(adds_up=self._reduce_op is not ReduceOp.MEAN)
         weight = batch.shares[self.rank]
         if not self._rules.exchanges_gradients:
@@ -187,6 +186,7 @@ class Connected(Peers):
         # Under MEAN zero rows weigh nothing; zeroing them keeps a NaN of an empty mean away from the others.
         empty = batch.stand_in[self.rank] or (weight == 0.0 and self._reduce_op is ReduceOp.MEAN)
         self._step_weight = self._reducer.weigh(weight, self._reduce_op, empty=empty)
+        self._weighed = batch, self._reduce_op
 
     def _close_step(self) -> None:
         if self._step_is_open:

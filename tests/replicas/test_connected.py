@@ -115,6 +115,18 @@ def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
     assert on_replicas(2, body) == [(False, [(0.0, True)], 0.0), (False, [(1.0, False)], 1.0)]
 
 
+def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> None:
+    """Zero rows weigh nothing under MEAN alone: what was worked out for one run is not the other's."""
+
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+        for op in (ReduceOp.MEAN, ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MEAN):
+            with peers.run((2, 0), op, stand_in=False):
+                pass
+        return [empty for _, empty in reducer.opened]
+
+    assert on_replicas(2, body) == [[False] * 4, [True, True, False, True]]
+
+
 def test_each_batch_of_a_loop_has_its_own_weights() -> None:
     def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
         with peers.run(None, ReduceOp.MEAN, stand_in=True):

@@ -40,3 +40,14 @@ def test_a_replica_that_works_on_rows_of_others_records_nothing() -> None:
         assert rd.summary.scalar("loss", float("nan"))
         assert rd.summary.histogram("values", [1.0])
     assert recorder.take_records() == ()
+
+
+def test_records_are_those_of_one_run() -> None:
+    recorder = StepRecorder(lambda: 1.0)
+    for value in (1.0, 2.0, 3.0):
+        with recorder.recording(SummaryOrder("writer", 7)):
+            rd.summary.scalar("loss", value)
+        if value == 1.0:
+            recorder.drop_records()  # it has failed
+        else:
+            assert [record.shown for record in recorder.take_records()] == [ScalarValue(value, 1.0)]

@@ -91,6 +91,22 @@ def test_ranks_that_go_on_are_left_alone() -> None:
         assert not any(rank.ended.is_set() for rank in both)
 
 
+def test_one_that_comes_through_collectives_does_not_ask_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ranks(2) as (first, _):
+        first.detector.close()  # looks are taken by hand
+        asked: list[int] = []
+        asker = first.detector._asker
+        monkeypatch.setattr(first.detector, "_asker", lambda store: asked.append(1) or asker(store))  # type: ignore[func-returns-value]  # append gives None
+        first.detector._look()
+        assert asked == [1]
+        first.wait_in("g")
+        first.progress.go_on()
+        first.detector._look()
+        assert asked == [1]
+        first.detector._look()  # and has come through none since
+        assert asked == [1, 1]
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_the_wait_ends_with_the_verdict_on_the_wires_that_there_are(backend: str) -> None:
     with ranks(2) as (first, second):
