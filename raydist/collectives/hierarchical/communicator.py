@@ -214,7 +214,8 @@ class HierarchicalCommunicator(ComparingCommunicator):
             bay=bay,
             compared=False,
         )
-        generation.advance()
+        if not brought or self._plan.leads or generation.sequence.num_begun > 1:
+            generation.advance()  # what ranks have brought, their leader takes further
         return TaskWork(generation, task)
 
     def _open(self, operation: str) -> HostedRank:

@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -147,3 +148,22 @@ def test_nothing_is_left_behind() -> None:
     for _ in range(3):
         run_hosted("abc", many_at_once)
     assert num_held() <= before + 1
+
+
+def looks_of_a_start(communicator: HierarchicalCommunicator) -> tuple[int, int]:
+    """How often a rank looks for something to do when it starts a reduction through a bay; a first one, a second one."""
+    joined = communicator._joined
+    assert joined is not None
+    with mock.patch.object(joined.generation, "advance", wraps=joined.generation.advance) as advance:
+        first = communicator.all_reduce(torch.ones(9_001), ReduceOp.SUM)
+        alone = advance.call_count
+        second = communicator.all_reduce(torch.ones(9_001), ReduceOp.SUM)
+        behind = advance.call_count - alone
+    first.wait()
+    second.wait()
+    return alone, behind
+
+
+def test_who_has_brought_all_leaves_it_to_its_leader() -> None:
+    """A look takes nine calls, and a rank that waits next looks anyway."""
+    assert run_hosted("aabb", looks_of_a_start) == [(1, 1), (0, 1), (1, 1), (0, 1)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from raydist.collectives.base import Membership
+from raydist.collectives.shared_memory import generation as generation_module
 from raydist.collectives.shared_memory.generation import SharedGeneration, TaskWork
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.segment import Segment
@@ -113,3 +114,15 @@ def test_who_does_its_part_and_leaves_at_once_is_not_missed(
     pair[0].advance()
     pair[0]._look_for_the_dead(task)
     assert task.done
+
+
+@pytest.mark.parametrize(("crowd", "slice_s"), [(False, 0.05), (True, 0.25)])
+def test_ranks_of_a_crowd_look_for_the_dead_less_often(
+    crowd: bool, slice_s: float, pair: list[SharedGeneration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(generation_module, "is_crowd", lambda num_ranks: crowd)
+    waiting = SharedGeneration(Membership("g", 3, 0, 2), pair[0].segment, 0.3)
+    monkeypatch.setattr(waiting.board, "sleep", lambda seen, seconds: asked.append(seconds))
+    assert isinstance(failure_of(waiting, call(waiting), 0.26), DeadlineExceededError)
+    assert asked[0] == slice_s
