@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.quiet import await_quiet
+from benchmarks.quiet import await_quiet, stolen_share
 
 
 def stats(*busy_ticks: int) -> Iterator[str]:
@@ -21,3 +21,11 @@ def test_gives_up_after_its_limit() -> None:
     read, slept = stats(*range(0, 1000, 40)), list[float]()
     assert not await_quiet(1.0, read=lambda: next(read), sleep=slept.append)
     assert len(slept) == 5
+
+
+def test_tells_what_other_machines_were_given() -> None:
+    def stat(user: int, idle: int, stolen: int) -> str:
+        return f"cpu  {user} 0 0 {idle} 0 0 0 {stolen} 0 0\ncpu0 ...\n"
+
+    assert stolen_share(stat(100, 100, 7), stat(160, 900, 27)) == 0.25
+    assert stolen_share(stat(100, 100, 7), stat(100, 900, 7)) == 0.0

@@ -38,7 +38,7 @@ def test_measures_every_scene_and_says_that_it_is_simulated(
     assert [(it.scene.nodes, it.scene.replicas, it.scene.driven) for it in results] == [
         *((1, 1, "run"), (1, 1, "loop"), (1, 2, "run"), (1, 2, "loop"), (2, 2, "run"), (2, 2, "loop"))
     ]
-    assert all(0 < it.efficiency <= 1 and it.replica_mb > 10 for it in results)
+    assert all(0 < it.efficiency <= 1 and it.replica_mb > 10 and 0 <= it.stolen < 1 for it in results)
     printed = capsys.readouterr().out
     assert printed.startswith("Simulated device: ")
     assert "efficiency, simulated device" in printed
@@ -48,9 +48,9 @@ def test_measures_every_scene_and_says_that_it_is_simulated(
 
 
 def test_efficiency_is_that_of_the_median_and_beside_its_bar() -> None:
-    measured = Measured(Scene(4, 8, "run"), (0.21, 0.205, 0.3), 0.2, 12.0, 210.0)
+    measured = Measured(Scene(4, 8, "run"), (0.21, 0.205, 0.3), 0.2, 12.0, 210.0, 0.084)
     assert measured.efficiency == pytest.approx(0.2 / 0.21)
-    assert str(measured) == "| 4 | 8 | run | 210.0 | 95.2% (BELOW 97%) | 7.6 of 8 | 12 | 210 |"
+    assert str(measured) == "| 4 | 8 | run | 210.0 | 95.2% (BELOW 97%) | 7.6 of 8 | 12 | 210 | 8% |"
     assert "93.0% (>= 92%)" in str(Measured(Scene(1, 64, "loop"), (0.215,), 0.2, 100.0, 210.0))
 
 
