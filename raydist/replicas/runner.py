@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NoReturn, TypeVar, TypeVarTuple, final
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, final
 
 import torch
 
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.exchanged_bytes import ByteExchange
 from raydist.checkpoints.sharing.share_reader import ShareReader
@@ -34,14 +33,13 @@ from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
 from raydist.mirroring.on_replica.replica import MirrorReplica
 from raydist.mirroring.trained_state import names_of, row_tables
-from raydist.nest import flatten
 from raydist.owning_process import call_here
 from raydist.replicas.accelerator import accelerator_for, take_gpu
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import DeviceCopies
+from raydist.replicas.drawn_iterators import DrawnIterators
 from raydist.replicas.group_seat import GroupSeat
 from raydist.replicas.kept_objects import KeptObjects
-from raydist.replicas.loop_side import LoopSide
 from raydist.replicas.parts_ahead import PartsAhead
 from raydist.replicas.refusals import Refusals
 from raydist.replicas.replica_view import ReplicaView
@@ -109,6 +107,7 @@ class ReplicaRunner:
             take_gpu(self._device, setup.rank)
         self._copies = DeviceCopies.to(self._device)
         self._ahead = PartsAhead(self._copies)
+        self._draws = DrawnIterators(self._mirror, self._saves, self._loops, self._copies, self._accelerator.leave)
         self._guard = self._mirror.guard()
         self._recorder = StepRecorder(lambda: None if self._peers is None else self._peers.share)
         self._recording = self._recorder.recording(None)
@@ -249,7 +248,7 @@ class ReplicaRunner:
             self._mirror.settle()
             return pack_result(call_here(fn, *args, **kwargs), absent=False)
         if args or kwargs:
-            with self._bound_iterators((args, kwargs), header, peers):
+            with self._draws.bound((args, kwargs), header, peers):
                 value = self._call(header, peers, fn, args, kwargs)
         else:
             value = self._call(header, peers, fn, args, kwargs)
@@ -281,32 +280,6 @@ class ReplicaRunner:
             value = call_here(fn, *args, **kwargs)
             self._mirror.after_run()
         return value
-
-    @contextlib.contextmanager
-    def _bound_iterators(self, arguments: tuple[Any, Any], header: StepHeader, peers: Connected) -> Iterator[None]:
-        """Iterators among the arguments draw this replica's pieces and tell of how many rows each batch is."""
-        leaves, _ = flatten(arguments)
-        iterators = [leaf for leaf in leaves if isinstance(leaf, ReplicaIterator)]
-        if not iterators:
-            yield
-            return
-        empty: Literal["stand_in", "zero_rows"] = "stand_in" if header.stand_in else "zero_rows"
-        with contextlib.ExitStack() as stack:
-            if header.loop is not None:
-                side = LoopSide(self._mirror, peers, self._saves, iterators, self._accelerator.leave)
-                peers.loop = stack.enter_context(self._loops.running(header.step, header.loop, side))
-                stack.callback(setattr, peers, "loop", None)
-            for iterator in iterators:
-                stack.callback(iterator.release)
-                iterator.bind(
-                    peers.rank,
-                    begin=self._copies.begin,
-                    place=self._copies.finish,
-                    on_batch=lambda batch: peers.next_batch(batch.rows),
-                    empty_batch=empty,
-                    before_draw=self._loops.draw,
-                )
-            yield
 
     def _reseed(self, seed: tuple[int, int]) -> None:
         """Follow `torch.manual_seed` of the driver, each replica on a stream of its own (Dropout masks must differ)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from raydist.replicas.central_variables import CentralVariables
+from raydist.replicas.central.central_variables import CentralVariables
 from raydist.replicas.rules import ReplicaRules
 from raydist.strategies.one_node import OneNodeStrategy
 

@@ -151,7 +151,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def looks_of_a_start(communicator: HierarchicalCommunicator) -> tuple[int, int]:
-    """How often a rank looks for something to do when it starts a reduction through a bay; a first one, a second one."""
+    """How often a rank looks for something to do when it starts a reduction through a bay, and a second one."""
     joined = communicator._joined
     assert joined is not None
     with mock.patch.object(joined.generation, "advance", wraps=joined.generation.advance) as advance:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydist.replicas.central_copy import CentralCopy, CopiedVariables
+from raydist.replicas.central.central_copy import CentralCopy, CopiedVariables
 
 
 def trained() -> CopiedVariables:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import raydist as rd
-from raydist.replicas.central_variables import CentralVariables
+from raydist.replicas.central.central_variables import CentralVariables
 from raydist.replicas.variables_view import VariablesView
 from tests.replicas.rank_variables import on_ranks
 

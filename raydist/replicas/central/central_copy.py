@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 
-from raydist.replicas.optimizer_states import StateImage, parameters_of, remembered, take_state, tensors_of
+from raydist.replicas.central.optimizer_states import StateImage, parameters_of, remembered, take_state, tensors_of
 from raydist.storage.placed import PlacedTensor, TensorPlace, can_be_placed, distance_of, places_of, storage_bytes
 from raydist.storage.shard import ShardAddress, VariableShard
 
