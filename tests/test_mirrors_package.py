@@ -58,6 +58,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "replicas/served/worker_rules.py": "tests/replicas/served/test_worker_runner.py",
     "strategies/cluster_coordinator.py": "tests/strategies/test_parameter_server.py",
     "strategies/lock_step_link.py": "tests/strategies/test_mirrored.py",
+    "strategies/loop_replicas.py": "tests/checkpoints/loops/test_on_replicas.py",
     "testing/error_checks.py": "tests/strategies/test_contract.py",
     "testing/gradient_checks.py": "tests/strategies/test_contract.py",
     "testing/resuming/zygote.py": "tests/testing/resuming/test_lives.py",

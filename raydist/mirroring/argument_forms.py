@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, final
 
+from raydist.mirroring.discovery import Discovery
 from raydist.values import PerReplica
 
 __all__ = ["ArgumentForms", "argument_form"]
@@ -20,6 +21,18 @@ class ArgumentForms:
 
     def __init__(self) -> None:
         self._pickles: OrderedDict[Hashable, bytes] = OrderedDict()
+
+    def pickled(self, discovery: Discovery, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """The pickle of a step's arguments, made where none of this form is known; `discovery` gets their leaves."""
+        form = None if discovery.per_replica else argument_form(args, kwargs)
+        known = self.pickle_of(form[0]) if form else b""
+        if form and known:
+            discovery.per_replica.extend(form[1])
+            return known
+        pickled = discovery.pickle((tuple(args), dict(kwargs)), "the arguments of run")
+        if form:
+            self.remember(form[0], pickled)
+        return pickled
 
     def pickle_of(self, form: Hashable) -> bytes:
         """The pickle of arguments of this form; empty if it is not known."""

@@ -11,7 +11,6 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring.argument_forms import ArgumentForms, argument_form
+from raydist.mirroring.argument_forms import ArgumentForms
 from raydist.mirroring.attempt import attempt_all
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
@@ -33,7 +32,7 @@ from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.origin import Origin
 from raydist.mirroring.parts import held_parameters, modules_of
 from raydist.mirroring.scope import Scope
-from raydist.mirroring.shipment import Shipment, ShipmentContents, Writes
+from raydist.mirroring.shipment import Shipment, Writes
 from raydist.mirroring.step_functions import StepFunctions
 from raydist.mirroring.variables import Variables
 from raydist.parameter_servers.rows.access import attach_access
@@ -161,14 +160,14 @@ class MirrorDriver:
             self._require_open()
             discovery = Discovery(self._table, self._scope, self._origin, externals or {})
             function, digest = self._functions.pickle(discovery, fn)
-            arguments = self._pickle_arguments(discovery, args, kwargs or {})
+            arguments = self._forms.pickled(discovery, args, kwargs or {})
             for each in carried:
                 if not self.is_mirrored(each):
                     discovery.pickle(each, "what all steps have")
             writes = Writes()
             states = self._collect(writes)
             discovery.adopt_buffers(writes)
-            self._pending = Shipment(
+            shipment = Shipment(
                 released=self._table.released,
                 writes=discovery.pickle(writes, "what the driver changed") if writes else b"",
                 bundle=discovery.bundle(),
@@ -178,20 +177,9 @@ class MirrorDriver:
                 arguments=arguments,
                 per_replica=tuple(discovery.per_replica),
             )
-            self._pending = replace(self._pending, contents=_contents(self._pending, writes))
+            self._pending = shipment.knowing(writes)
             self._found = discovery.new, states
             return self._pending
-
-    def _pickle_arguments(self, discovery: Discovery, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        form = None if discovery.per_replica else argument_form(args, kwargs)
-        pickled = self._forms.pickle_of(form[0]) if form else b""
-        if form and pickled:
-            discovery.per_replica.extend(form[1])
-            return pickled
-        pickled = discovery.pickle((tuple(args), dict(kwargs)), "the arguments of run")
-        if form:
-            self._forms.remember(form[0], pickled)
-        return pickled
 
     def _collect(self, writes: Writes) -> dict[int, AttributeTable]:
         states = self._control.collect(writes)
@@ -354,14 +342,3 @@ class MirrorDriver:
     def _require_open(self) -> None:
         if self._released:
             raise FailedPreconditionError(f"{self._name} must be open, it was closed. Create a new strategy.")
-
-
-def _contents(shipment: Shipment, writes: Writes) -> ShipmentContents:
-    values = bool(shipment.bundle or writes.tensors or writes.optimizer_states)
-    kept = shipment.without_step()
-    others = kept is None or kept.released or kept.bundle or kept.function or kept.forget
-    if others or not writes.only_settings:
-        return ShipmentContents(values)
-    return ShipmentContents(
-        values, frozenset((handle, path) for handle in writes.control for path in writes.control[handle])
-    )

@@ -67,6 +67,16 @@ class Shipment:
         fields = (self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments)
         return Shipment, fields
 
+    def knowing(self, writes: Writes) -> Shipment:
+        """This one, with its contents: `writes` is what its own are the pickle of."""
+        values = bool(self.bundle or writes.tensors or writes.optimizer_states)
+        kept = self.without_step()
+        others = kept is None or kept.released or kept.bundle or kept.function or kept.forget
+        if others or not writes.only_settings:
+            return replace(self, contents=ShipmentContents(values))
+        settings = frozenset((handle, path) for handle in writes.control for path in writes.control[handle])
+        return replace(self, contents=ShipmentContents(values, settings))
+
     def without_parts(self) -> Shipment:
         """What a replica receives."""
         return replace(self, per_replica=(), contents=ShipmentContents())

@@ -11,18 +11,15 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, TypeVarTuple, final
+from typing import Any, final
 
 import torch
 
-from raydist.actors.portable_errors import PortableError
 from raydist.checkpoints.loops.beginning import begin_loop
 from raydist.checkpoints.loops.driver_loop import DriverLoop
 from raydist.checkpoints.loops.manager_here import lending_managers
-from raydist.checkpoints.loops.replica_loops import ReplicaLoops
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
-from raydist.checkpoints.sharing.shares import Share
 from raydist.context.cross_replica import regroup
 from raydist.context.run_call import require_call
 from raydist.context.strategy_stats import StrategyStats
@@ -46,13 +43,11 @@ from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.lock_step_link import LockStepLink
+from raydist.strategies.loop_replicas import LoopReplicas
 
 __all__ = ["SynchronousStrategy"]
 
 _log = logging.getLogger("raydist")
-
-_T = TypeVar("_T")
-_Args = TypeVarTuple("_Args")
 
 
 class SynchronousStrategy(HostedStrategy):
@@ -74,6 +69,7 @@ class SynchronousStrategy(HostedStrategy):
         self._saver = ReplicaSaver(self._mirror, lambda: self._plan().setups, self._save_shares, self._hosts)
         self._mirror.share_saver = self._saver
         self._restorer = ReplicaRestorer(self._mirror, self._saver.are_alike, self._ask_readers)
+        self._loop_replicas = LoopReplicas(self._mirror, self._saver, self._launch, self._timeouts.step_s)
         self._nonfinite_counts = (0, 0)
 
     @abstractmethod
@@ -147,7 +143,7 @@ class SynchronousStrategy(HostedStrategy):
         require_call(fn, args, kwargs, options)
         group = self._replicas()
         named, externals = dict(kwargs or {}), {"strategy": self}
-        loop = begin_loop((args, named), _LoopHost(self))
+        loop = begin_loop((args, named), self._loop_replicas)
         with self._summaries.noting(), contextlib.nullcontext() if loop is None else lending_managers():
             ship = functools.partial(self._mirror.prepare, fn, tuple(args), named, externals=externals)
             shipment = ship(carried=self._carried())
@@ -297,34 +293,3 @@ class SynchronousStrategy(HostedStrategy):
                 "Variables of %s keep values of before: replicas are gone. Load your last checkpoint.", self._name
             )
         self._mirror.release(fetch=False)
-
-
-@final
-class _LoopHost:
-    """How a run that draws batches itself is asked beside it: a `LoopHost`."""
-
-    def __init__(self, strategy: SynchronousStrategy) -> None:
-        self._strategy = strategy
-
-    @property
-    def limit_s(self) -> float:
-        return self._strategy._timeouts.step_s
-
-    def handle_of(self, obj: Any) -> int | None:
-        return self._strategy._mirror.handle_of(obj)
-
-    def how(self, obj: Any) -> str:
-        return self._strategy._saver.how(obj)
-
-    def items_alone(self, objects: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
-        return self._strategy._mirror.items_alone(objects)
-
-    def ask(self, rank: int | None, method: Callable[[ReplicaLoops, *_Args], _T], *args: *_Args) -> list[_T]:
-        ranks = None if rank is None else (rank,)
-        return self._strategy._launch().ask_beside(ReplicaRunner.loop, method, *args, ranks=ranks)
-
-    def shares(self, step: int, token: str) -> Sequence[Share | PortableError | None]:
-        return self._strategy._launch().ask_beside(ReplicaRunner.share_of, step, token)
-
-    def drain(self) -> None:
-        self._strategy._drain()
