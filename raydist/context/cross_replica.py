@@ -42,7 +42,7 @@ def require_int(axis: Any) -> None:
 
 
 def _reduce_leaf(op: ReduceOp, leaf: Any, axes: tuple[int, ...] | None, num_replicas: int) -> Any:
-    tensors = [_as_tensor(part) for part in _parts(op, leaf, num_replicas)]
+    tensors = _tensors(_parts(op, leaf, num_replicas))
     weights = leaf.weights if isinstance(leaf, PerReplica) and op is ReduceOp.MEAN else None
     if not tensors:
         raise InvalidArgumentError(
@@ -65,8 +65,12 @@ def _parts(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
     return (leaf,)
 
 
-def _as_tensor(part: Any) -> torch.Tensor:
-    return tensor_of(part).detach().cpu()
+def _tensors(parts: Sequence[Any]) -> list[torch.Tensor]:
+    several = len(parts) > 1
+    return [
+        tensor_of(part, f"value {number} of {len(parts)}" if several else "").detach().cpu()
+        for number, part in enumerate(parts, 1)
+    ]
 
 
 def regroup(values: Sequence[Any]) -> Any:
@@ -100,8 +104,8 @@ def require_one_structure(structures: Mapping[int, Structure], what: str) -> Non
             )
 
 
-def tensor_of(part: Any) -> torch.Tensor:
-    """A tensor or a number as a tensor.
+def tensor_of(part: Any, name: str = "") -> torch.Tensor:
+    """A tensor or a number as a tensor; `name` tells in messages which of several it is.
 
     Raises:
         SpecError: It is neither.
@@ -110,8 +114,8 @@ def tensor_of(part: Any) -> torch.Tensor:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(
-            f"Only tensors and numbers can be reduced or gathered, got {type(part).__name__}: {part!r:.80}. Return "
-            "one on every replica, or use strategy.local_results for other values."
+            f"Only tensors and numbers can be reduced or gathered, got {type(part).__name__}: {part!r:.80}"
+            f"{name and f' as {name}'}. Return one on every replica, or use strategy.local_results for other values."
         ) from None
 
 
@@ -172,7 +176,7 @@ def gather(value: Any, axis: int) -> Any:
 
 
 def _gather_leaf(leaf: Any, axis: int) -> torch.Tensor:
-    tensors = [_as_tensor(part) for part in (leaf.values if isinstance(leaf, PerReplica) else (leaf,))]
+    tensors = _tensors(leaf.values if isinstance(leaf, PerReplica) else (leaf,))
     if not tensors:
         raise InvalidArgumentError(
             "Nothing to gather: no replica had rows, so that all results are absent. Skip empty batches, or run with "

@@ -123,8 +123,10 @@ def test_bad_reduce(op: str, value: Any, axis: Any, message: str) -> None:
 
 
 def test_what_is_no_number_cannot_be_reduced() -> None:
-    with pytest.raises(SpecError, match="tensors and numbers"):
-        reduce("SUM", PerReplica(["a", "b"]), None, 2)
+    with pytest.raises(SpecError, match=r"tensors and numbers .* got NoneType: None as value 2 of 2\. Return one"):
+        reduce("SUM", PerReplica([1.0, None]), None, 2)
+    with pytest.raises(SpecError, match=r"got str: 'a'\. Return one"):
+        gather("a", 0)
 
 
 def test_a_plain_value_is_its_own_mean() -> None:

@@ -314,7 +314,8 @@ def test_file_without_files_is_an_error() -> None:
 
 @pytest.mark.parametrize("policy", [FILE, AUTO])
 def test_fewer_files_than_workers(files: list[str], policy: AutoShardPolicy) -> None:
-    with fake_side(3, num_workers=3) as side, pytest.raises(InvalidArgumentError, match=r"DATA.* or write more files"):
+    message = r"FILE, which AUTO is for files, needs at least one .* 3 workers, but .*DATA.* or write more files"
+    with fake_side(3, num_workers=3) as side, pytest.raises(InvalidArgumentError, match=message):
         distribute(batches_of(files[:2], 4, policy), side, OPTIONS)
 
 

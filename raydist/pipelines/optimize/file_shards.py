@@ -154,6 +154,7 @@ class _Share:
 
 def _few(num_workers: int, found: str) -> str:
     return (
-        f"AutoShardPolicy.FILE needs at least one file for each of {num_workers} workers, but there are {found}. "
+        f"AutoShardPolicy.FILE, which AUTO is for files, needs at least one file for each of {num_workers} workers, "
+        f"but there are {found}. "
         f"{_USE_DATA}, or write more files."
     )
