@@ -164,11 +164,12 @@ class MirrorDriver:
             for each in carried:
                 if not self.is_mirrored(each):
                     discovery.pickle(each, "what all steps have")
+            released = self._table.released  # what goes from here on may be among the writes: it goes with the next one
             writes = Writes()
             states = self._collect(writes)
             discovery.adopt_buffers(writes)
             shipment = Shipment(
-                released=self._table.released,
+                released=released,
                 writes=discovery.pickle(writes, "what the driver changed") if writes else b"",
                 bundle=discovery.bundle(),
                 function=function,

@@ -147,7 +147,7 @@ class Gradients:
 
     def collect(self, writes: Writes) -> None:
         """Add what the driver cleared, set, changed or computed since the last step."""
-        writes.cleared_gradients = sorted(self._cleared)
+        writes.cleared_gradients = [handle for handle, _ in self._tensors(self._cleared)]
         with torch._C.DisableTorchFunctionSubclass():
             held = [(handle, tensor.grad) for handle, tensor in self._tensors(self._touched | self._fetched.keys())]
             self._sent = {

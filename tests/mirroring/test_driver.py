@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring.shipment import Writes
 from tests.mirroring.in_process import Mirror, linear
 
 
@@ -126,6 +128,85 @@ def test_nothing_is_kept_alive() -> None:
     mirror.run(lambda: None)
     mirror.run(lambda: None)
     assert mirror.replicas[0].parameters() == ()
+
+
+def clear(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+
+
+def give_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def hook(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    next(model.parameters()).register_hook(lambda gradient: gradient * 2)
+
+
+def freeze(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.requires_grad_(False)
+
+
+def rewrite(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+
+def steer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.eval()
+    optimizer.param_groups[0]["lr"] = 0.7
+
+
+def forget_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state_dict()
+    optimizer.state.clear()
+
+
+CHANGES = [clear, give_gradients, hook, freeze, rewrite, steer, forget_states]
+
+
+def run_and_change(mirror: Mirror, change: Callable[[nn.Module, torch.optim.Optimizer], None]) -> Any:
+    """Have the replicas train something, then change it here; what was trained."""
+    with mirror.scope():
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+
+    mirror.run(train)
+    change(model, optimizer)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_and_then_dropped_is_gone(change: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
+    mirror = Mirror()
+    run_and_change(mirror, change)
+    gc.collect()
+    assert mirror.run(lambda: 1) == [1, 1]
+    assert mirror.replicas[0].items() == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
+    change: Callable[[nn.Module, torch.optim.Optimizer], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python's garbage collector may have it, at any moment."""
+    mirror = Mirror()
+    held = [run_and_change(mirror, change)]
+    collect = mirror.driver._collect
+
+    def collect_and_drop(writes: Writes) -> Any:
+        found = collect(writes)
+        held.clear()
+        gc.collect()
+        return found
+
+    monkeypatch.setattr(mirror.driver, "_collect", collect_and_drop)
+    assert mirror.run(lambda: 1) == [1, 1]
+    assert mirror.run(lambda: 2) == [2, 2]
+    assert mirror.replicas[0].items() == []
 
 
 def test_failed_final_fetch_still_makes_plain() -> None:
