@@ -37,6 +37,8 @@ LAYERS = (
         "large_products",
         "wide_pooling",
         "fused_updates",
+        "torch_modes",
+        "torch_settings",
         "cpu_kernels",
         "optimizer_hooks",
         "ray_session",

@@ -62,6 +62,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "testing/error_checks.py": "tests/strategies/test_contract.py",
     "testing/gradient_checks.py": "tests/strategies/test_contract.py",
     "testing/resuming/zygote.py": "tests/testing/resuming/test_lives.py",
+    "testing/mode_checks.py": "tests/strategies/test_contract.py",
     "testing/strategy_calls.py": "tests/strategies/test_contract.py",
     "testing/strategy_contract.py": "tests/strategies/test_contract.py",
     "testing/value_checks.py": "tests/strategies/test_contract.py",

@@ -169,7 +169,10 @@ class Strategy(StrategyInput, StrategyValues):
 
         Inside, `rd.get_replica_context()` tells which replica it is. When a `backward()` in it returns, gradients are
         those of the global batch. With replica actors `fn` and its plain arguments are sent by value; modules and
-        optimizers of the scope are not sent, each replica has its own copy of them, kept equal.
+        optimizers of the scope are not sent, each replica has its own copy of them, kept equal. It computes as the
+        program would here: within `torch.no_grad`, `inference_mode`, `autocast` or `set_detect_anomaly` where the call
+        stands in such a block, with its default dtype, its choice of deterministic algorithms and of the precision of
+        products.
 
         Blocking: with replica actors the call returns once the step is dispatched, and waits only while some steps are
         under way already; values are fetched when they are read (limit: `Timeouts.step_s`). On one device it runs `fn`

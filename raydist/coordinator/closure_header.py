@@ -11,6 +11,7 @@ from raydist.mirroring.shipment import Shipment
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summaries.order import SummaryOrder
+from raydist.torch_modes import TorchModes
 from raydist.values import ReduceOp
 
 __all__ = ["closure_header"]
@@ -46,5 +47,6 @@ def closure_header(
         seed=(torch.initial_seed(), num_seed_calls()),
         summaries=summaries,
         looks_only=looks_only,
+        modes=TorchModes.here(),
     )
     return pickle.dumps(header, pickle.HIGHEST_PROTOCOL)

@@ -41,6 +41,7 @@ from raydist.pickling.attribute_table import (
 )
 from raydist.pickling.step_methods import require_step_of_class
 from raydist.pickling.witness import Witness
+from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["ControlState"]
 
@@ -105,6 +106,7 @@ class ControlState:
         if handle in self._conflicts:
             self._conflicts[handle] = frozenset(path for path in self._conflicts[handle] if path[0] != name)
 
+    @outside_inference_mode
     def refresh(self, *, modules: bool) -> None:
         """Fetch what changed, in modules (and `requires_grad`) or in everything else, after the dispatched steps."""
         if self._fresh[modules]:

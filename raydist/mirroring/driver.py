@@ -38,6 +38,7 @@ from raydist.mirroring.variables import Variables
 from raydist.parameter_servers.rows.access import attach_access
 from raydist.pickling.attribute_table import AttributeTable, attributes
 from raydist.pickling.pickler import PersistentId, loads
+from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["MirrorDriver"]
 
@@ -131,6 +132,7 @@ class MirrorDriver:
         self._require_open()
         return self._scope.enter()
 
+    @outside_inference_mode
     def prepare(
         self,
         fn: Any,
@@ -238,6 +240,7 @@ class MirrorDriver:
                 ]
             )
 
+    @outside_inference_mode
     def reset(self, source: int = 0) -> None:
         """Give every replica the state of one of them, after a step failed half way or a replica was replaced."""
         with self._lock:
@@ -265,6 +268,7 @@ class MirrorDriver:
         """Whether replicas may have changed variables since their values were read."""
         return not self._released and not self._variables.is_fresh
 
+    @outside_inference_mode
     def release(self, *, fetch: bool = True) -> None:
         """Make everything plain again, also what could not be fetched. May be called twice.
 

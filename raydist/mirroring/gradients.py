@@ -19,6 +19,7 @@ from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.shipment import TensorImage, Writes
 from raydist.mirroring.tensor import MirroredTensor, TensorRecord, record_of, tensor_address
 from raydist.pickling.attribute_table import attributes
+from raydist.torch_modes import num_writes, outside_inference_mode
 
 __all__ = ["Gradients", "clearing"]
 
@@ -95,6 +96,10 @@ class Gradients:
         """Fetch the gradients, after the dispatched steps. What the driver set or changed since then stays."""
         if self._fresh or record.handle in self._cleared or record.handle not in self._records:
             return
+        self._fetch()
+
+    @outside_inference_mode
+    def _fetch(self) -> None:
         images = self._link.call(0, MirrorCalls.collect_gradients)
         self._fresh = True
         with torch._C.DisableTorchFunctionSubclass():
@@ -170,7 +175,7 @@ _Mark = tuple[int, int, torch.dtype]
 
 def _mark(gradient: torch.Tensor) -> _Mark:
     """Differs once the gradient was written to, or (`model.half()`) given other memory."""
-    return gradient._version, tensor_address(gradient), gradient.dtype
+    return num_writes(gradient), tensor_address(gradient), gradient.dtype
 
 
 def _parameters(obj: Any) -> Iterable[torch.Tensor]:

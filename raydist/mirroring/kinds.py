@@ -15,6 +15,7 @@ from raydist.class_memory import remembered_by_class
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, Digest, Identity, attributes, capture, patch
 from raydist.pickling.parametrized import match_class
 from raydist.pickling.witness import Witness, witness_of
+from raydist.torch_modes import num_writes
 
 __all__ = [
     "ObjectKind",
@@ -135,7 +136,7 @@ def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
             return "handle", handle
         if isinstance(value, torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
-                return Identity(value), value._version
+                return Identity(value), num_writes(value)
         if kind_of(value) is not None or isinstance(value, type) or callable(value):
             return Identity(value)
         if type(value) is set and all(isinstance(item, str | int) for item in value):

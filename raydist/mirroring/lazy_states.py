@@ -23,6 +23,7 @@ from raydist.mirroring.metric_states import (
 )
 from raydist.mirroring.shipment import TensorImage, Writes
 from raydist.pickling.attribute_table import AttributePath, AttributeTable, attributes, capture, changed, seal
+from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["LazyStates"]
 
@@ -108,6 +109,7 @@ class LazyStates:
         living = [(self._table.object_of(handle), handle) for handle in sorted(self._optimizers | self._metrics)]
         attempt_all([functools.partial(self._fetch, obj, handle) for obj, handle in living if obj is not None])
 
+    @outside_inference_mode
     def _fetch(self, obj: Any, handle: int) -> None:
         if handle in self._fresh:
             return

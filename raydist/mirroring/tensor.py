@@ -14,6 +14,8 @@ from typing import Any, Protocol, final
 import torch
 from torch._compile import _disable_dynamo
 
+from raydist.torch_modes import num_writes
+
 __all__ = [
     "UNKNOWN_VERSION",
     "MirroredTensor",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 _RECORD = "_raydist_record"
-UNKNOWN_VERSION = -1
+UNKNOWN_VERSION = -2  # which `num_writes` never is
 
 
 class TensorOwner(Protocol):
@@ -87,7 +89,7 @@ class TensorRecord:
     def note_synced(self, tensor: torch.Tensor) -> None:
         """The tensor equals the replicas' value now."""
         with torch._C.DisableTorchFunctionSubclass():
-            self.version = tensor._version
+            self.version = num_writes(tensor)
             self.memory = _address(tensor)
             self.requires_grad = tensor.requires_grad
             self.synced = tensor.detach().clone() if is_shared(tensor) else None
@@ -101,7 +103,7 @@ class TensorRecord:
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Whether the driver has written to the tensor since it last equalled the replicas'."""
         with torch._C.DisableTorchFunctionSubclass():
-            if tensor._version != self.version or _address(tensor) != self.memory:
+            if num_writes(tensor) != self.version or _address(tensor) != self.memory:
                 return True
             return self.synced is not None and not _equal(self.synced, tensor.detach())
 

@@ -20,6 +20,7 @@ from raydist.mirroring.origin import Origin
 from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Writes, overwrite
 from raydist.mirroring.tensor import UNKNOWN_VERSION, TensorRecord, mirror_tensor, plain_tensor
+from raydist.torch_modes import outside_inference_mode
 
 __all__ = ["Variables"]
 
@@ -114,6 +115,7 @@ class Variables:
         if self._scope.is_active:
             self._scope.mark(copy)
 
+    @outside_inference_mode
     def refresh(self) -> None:
         """Fetch every value that changed, after the dispatched steps."""
         with self._lock:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import ClassVar, final
 
 import torch
 
 from raydist.collectives.xla.chip import Chip
 from raydist.errors import FailedPreconditionError
+from raydist.torch_modes import TorchModes
+from raydist.torch_settings import SharedSettings
 
 __all__ = ["Accelerator", "accelerator_for", "take_gpu"]
 
@@ -36,6 +40,13 @@ class Accelerator(ABC):
     def leave(self) -> None:
         """The step has ended: what it noted for later runs now."""
 
+    @abstractmethod
+    def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
+        """Within it torch works so in this thread; None: as it does by itself.
+
+        Blocking: where threads of one process run steps, while others want other settings, at most `limit_s`.
+        """
+
 
 @final
 class _TorchDevice(Accelerator):
@@ -54,6 +65,9 @@ class _TorchDevice(Accelerator):
 
     def leave(self) -> None:
         """Nothing."""
+
+    def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if modes is None else modes.applied()
 
 
 @final
@@ -75,6 +89,13 @@ class _XlaDevice(Accelerator):
 
     def leave(self) -> None:
         self._chip.launch()
+
+    def working(self, modes: TorchModes | None, limit_s: float) -> AbstractContextManager[None]:
+        return (modes or _AS_TORCH_HAS_IT).applied_among(_OF_ALL_CHIPS, limit_s)
+
+
+_AS_TORCH_HAS_IT = TorchModes()
+_OF_ALL_CHIPS = SharedSettings()  # those of a host are driven by threads of one process
 
 
 def take_gpu(device: torch.device, rank: int) -> None:

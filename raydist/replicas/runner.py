@@ -277,7 +277,11 @@ class ReplicaRunner:
             self._guard,
             self._recording if header.summaries is None else self._recorder.recording(header.summaries),
         ):
-            value = call_here(fn, *args, **kwargs)
+            if header.modes is None and not self._accelerator.defers:
+                value = call_here(fn, *args, **kwargs)
+            else:
+                with self._accelerator.working(header.modes, self._setup.collective_timeout_s):
+                    value = call_here(fn, *args, **kwargs)
             self._mirror.after_run()
         return value
 

@@ -12,6 +12,7 @@ from raydist.mirroring.shipment import Shipment
 from raydist.pickling.by_fields import by_fields
 from raydist.replicas.rules import ReplicaRules
 from raydist.summaries.order import SummaryOrder
+from raydist.torch_modes import TorchModes
 from raydist.values import Leaves, PerReplica, ReduceOp
 
 __all__ = ["PartSource", "ReplicaSetup", "StepHeader", "address_parts", "batch_rows", "resolve_parts"]
@@ -99,6 +100,7 @@ class StepHeader:
         random: What each replica's random generator goes on from; nothing where it goes on by itself.
         looks_only: The function only looks at what replicas hold: for rules and checks it is no step.
         loop: Its draws are boundaries between steps, for these; None where they are not, or it does not draw.
+        modes: Where the driver had left torch's defaults when it called `run`; None where it had not.
     """
 
     step: int
@@ -115,6 +117,7 @@ class StepHeader:
     random: tuple[tuple[bytes, ...], ...] = ()
     looks_only: bool = False
     loop: LoopOrder | None = None
+    modes: TorchModes | None = None
 
     __reduce__ = by_fields
 

@@ -12,6 +12,7 @@ from raydist.mirroring.shipment import Shipment
 from raydist.options import RunOptions
 from raydist.replicas.step import StepHeader, batch_rows
 from raydist.summaries.order import SummaryOrder
+from raydist.torch_modes import TorchModes
 from raydist.values import ReduceOp
 
 __all__ = ["StepHeaders"]
@@ -63,6 +64,7 @@ class StepHeaders:
             seed=(torch.initial_seed(), num_seed_calls()),
             summaries=summaries,
             random=self._restored_random(),
+            modes=TorchModes.here(),
         )
 
     def _restored_random(self) -> tuple[tuple[bytes, ...], ...]:

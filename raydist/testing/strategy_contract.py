@@ -18,6 +18,7 @@ from raydist.testing.gradient_checks import (
     check_program,
     check_training,
 )
+from raydist.testing.mode_checks import check_inference_mode, check_modes
 from raydist.testing.value_checks import check_batches, check_collectives, check_numbers, check_scope, check_values
 from raydist.testing.variable_checks import (
     check_aggregation,
@@ -37,6 +38,8 @@ CHECKS: tuple[Callable[[rd.Strategy], None], ...] = (
     check_scope,
     check_gradient_reduction,
     check_orders,
+    check_modes,
+    check_inference_mode,
     check_copies,
     check_state_dict,
     check_aggregation,

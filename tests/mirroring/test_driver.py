@@ -209,6 +209,41 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
     assert mirror.replicas[0].items() == []
 
 
+def test_what_is_read_in_inference_mode_is_used_by_later_steps() -> None:
+    mirror = Mirror()
+    with mirror.scope():
+        model = nn.BatchNorm1d(1)
+        optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> float:
+        optimizer.zero_grad()
+        model(torch.tensor([[1.0], [2.0]])).square().sum().backward()
+        optimizer.step()
+        return optimizer.state[model.weight]["step"].item()  # type: ignore[no-any-return]
+
+    for turn in range(3):
+        assert mirror.run(train) == [turn + 1.0] * 2
+        with torch.inference_mode():
+            held = [model.weight, model.weight.grad, model.running_mean, optimizer.state[model.weight]["exp_avg"]]
+            assert not any(tensor is None or tensor.is_inference() for tensor in held)
+    assert model.weight.grad is not None
+    model.weight.grad.mul_(0)
+    assert mirror.run(lambda: model.weight.grad.item()) == [0.0] * 2  # type: ignore[union-attr]
+
+
+def test_tensors_of_inference_mode_may_be_given() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    mirror.run(lambda: layer.training)
+    with torch.inference_mode():
+        layer.register_buffer("note", torch.ones(2))
+        layer.weight.grad = torch.full((1, 2), 3.0)
+        layer.weight.copy_(torch.tensor([[5.0, 6.0]]))
+    given = mirror.run(lambda: (layer.get_buffer("note"), layer.weight.grad, layer.weight.detach()))
+    for note, gradient, weight in given:
+        assert (note.tolist(), gradient.tolist(), weight.tolist()) == ([1.0, 1.0], [[3.0, 3.0]], [[5.0, 6.0]])
+
+
 def test_failed_final_fetch_still_makes_plain() -> None:
     mirror = Mirror()
     with mirror.scope():

@@ -5,8 +5,10 @@ import sys
 import pytest
 import torch
 
-from raydist.errors import FailedPreconditionError
+from raydist.errors import DeadlineExceededError, FailedPreconditionError
 from raydist.replicas.accelerator import accelerator_for
+from raydist.torch_modes import TorchModes
+from raydist.torch_settings import TorchSettings
 from tests.xla_world import IS_REAL, chips_here
 
 
@@ -19,6 +21,27 @@ def test_a_cpu_needs_nothing_but_a_seed() -> None:
     cpu.leave()
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), first)
+
+
+def test_steps_work_in_the_modes_that_came_with_them() -> None:
+    cpu = accelerator_for("cpu")
+    with cpu.working(TorchModes(grad=False, settings=TorchSettings(torch.float64)), 1.0):
+        assert (torch.ones(1).dtype, torch.is_grad_enabled()) == (torch.float64, False)
+    with cpu.working(None, 1.0):
+        assert TorchModes.here() is None
+
+
+@pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
+def test_chips_of_one_process_take_turns_with_its_settings() -> None:
+    double = TorchModes(settings=TorchSettings(torch.float64))
+    with chips_here(2):
+        first, second = accelerator_for("xla:0"), accelerator_for("xla:1")
+        with first.working(double, 1.0), second.working(double, 1.0):
+            assert torch.ones(1).dtype is torch.float64
+            with pytest.raises(DeadlineExceededError), first.working(None, 0.01):
+                pass
+        with first.working(None, 0.01):
+            assert torch.ones(1).dtype is torch.float32
 
 
 @pytest.mark.skipif(IS_REAL, reason="a process has its chips for its life")
