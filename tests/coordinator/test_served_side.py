@@ -287,3 +287,56 @@ def test_a_parameter_that_is_dropped_leaves_its_optimizers_other_options_alone()
         values = first.weight.detach().clone()
         here.schedule(step, first)
         assert float((first.weight.detach() - values).abs().max()) > 0.05  # steps of 0.5, not of 0.01
+
+
+def not_elementwise() -> tuple[nn.Module, Any]:
+    model = nn.Linear(2, 2, dtype=torch.float64)
+    return model, torch.optim.LBFGS(model.parameters())
+
+
+def odd_partitions() -> tuple[nn.Module, Any]:
+    return nn.Linear(2, 3, dtype=torch.float64), None
+
+
+def too_large() -> tuple[nn.Module, Any]:
+    return nn.Linear(1000, 1000, dtype=torch.float64), None
+
+
+@pytest.mark.parametrize("make", [not_elementwise, odd_partitions, too_large])
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_is_refused_leaves_nothing_and_others_go_on(make: Any, keep: bool) -> None:
+    """As in a notebook: the cell is written anew and run again, whether its objects are still held or not."""
+
+    def partitioner(shape: tuple[int, ...], dtype: Any) -> Any:
+        return "half" if 3 in shape else [1] * len(shape)
+
+    with served(2, partitioner=partitioner, memory=100_000) as here:
+
+        def train(model: nn.Module, optimizer: Any) -> float:
+            def step() -> float:
+                model.zero_grad()
+                model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+                optimizer.step()
+                return next(model.parameters()).sum().item()
+
+            found: float = here.schedule(step).get()
+            return found
+
+        def good() -> tuple[nn.Module, Any]:
+            with here.mirror.scope():
+                model = nn.Linear(2, 2, dtype=torch.float64)
+                nn.init.ones_(model.weight)
+                return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+        before, held = good(), []
+        assert train(*before) == 2.0
+        for _ in range(2):
+            with here.mirror.scope():
+                bad = make()
+            with pytest.raises(rd.RaydistError):
+                here.schedule(lambda bad=bad: (bad[0].training, bad[1] is None))
+            held += [bad] if keep else []
+            del bad
+            gc.collect()
+            assert train(*good()) == 2.0
+        assert train(*before) == 0.0

@@ -20,6 +20,7 @@ from raydist.collectives.base import Communicator, Membership
 from raydist.collectives.local import LocalGroup, LocalHub
 from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.mirroring.calls import MirrorCalls
+from raydist.mirroring.shipment import Shipment
 from raydist.replicas.kept_objects import KeptObjects
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.served.work_message import ClosureResult, LogEntry, WorkItem, WorkMessage, WorkResult
@@ -63,6 +64,7 @@ class WorkerRunner:
         self._iterators: dict[str, ReplicaIterator] = {}
         self._generation = -1
         self._failed_epoch = -1
+        self._unplaced: tuple[int, ...] = ()
         self._rejoin()
 
     def _rejoin(self) -> None:
@@ -147,6 +149,7 @@ class WorkerRunner:
 
     def follow(self, entries: Sequence[bytes]) -> None:
         """Do what the driver did; entries of its log, packed, in order."""
+        self._drop_unplaced()
         for packed in entries:
             entry = LogEntry.unpacked(packed)
             self._apply(entry)
@@ -171,16 +174,29 @@ class WorkerRunner:
         return value
 
     def settle(self, entries: Sequence[bytes], latest: bytes) -> Any:
-        """Follow `entries`, then do what the last one says; what `WorkerRules.settle` says of it."""
+        """Follow `entries`, then do what the last one says; what `WorkerRules.settle` says of it.
+
+        What it brings goes again where no `place` follows: the driver's program has heard why, and goes on without it.
+        """
         self.follow(entries)
-        self._apply(LogEntry.unpacked(latest))
+        known = {handle for handle, _ in self._runner.mirrored.items()}
+        try:
+            self._apply(LogEntry.unpacked(latest))
+        finally:
+            self._unplaced = tuple(handle for handle, _ in self._runner.mirrored.items() if handle not in known)
         return self._rules.settle(self._runner.variables)
 
     def place(self, plan: Any, label: ClosureLabel) -> tuple[int, ...]:
         """Carry out the plan that was made of `settle`; what `WorkerRules.told` says then."""
         self._rules.place(self._runner.variables, plan, label)
         self._rules.follow(self._runner.variables, plan)
+        self._unplaced = ()
         return tuple(self._rules.told())
+
+    def _drop_unplaced(self) -> None:
+        if self._unplaced:
+            self._runner.mirrored.take(Shipment(released=self._unplaced))
+            self._unplaced = ()
 
     def mirror(self, method: Callable[[MirrorCalls, *_Args], _T], *args: *_Args) -> _T:
         """What this worker's half of the mirrored variables answers, with present values."""
