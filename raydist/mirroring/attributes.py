@@ -184,11 +184,16 @@ class ControlState:
             f"run, and change it then; the next run would take the driver's value."
         )
 
-    def mark_sent(self, states: Mapping[int, AttributeTable]) -> None:
-        """What `collect` found is on its way: the replicas will hold these states."""
-        for handle, flat in states.items():
-            self._known[handle] = seal(flat)
+    def mark_sent(self, states: Mapping[int, AttributeTable], *, with_new: bool) -> None:
+        """What `collect` found is on its way: the replicas will hold these states.
+
+        `with_new`: objects got handles since then, by which states know them from now on (a parameter that the program
+        has put into a group, say).
+        """
+        for handle, found in states.items():
             obj = self._table.object_of(handle)
+            flat = self._capture(obj) if with_new and obj is not None else found
+            self._known[handle] = seal(flat)
             if _is_open(obj, flat):
                 self._always.add(handle)
             self._witness(handle, obj)

@@ -207,7 +207,7 @@ class MirrorDriver:
         new, states = self._found
         self._found = [], {}
         self._adopt(new)
-        self._control.mark_sent(states)
+        self._control.mark_sent(states, with_new=bool(new))
         self._variables.mark_sent()
         self._states.mark_sent()
         self._functions.mark_sent(shipment)

@@ -209,6 +209,22 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
     assert mirror.replicas[0].items() == []
 
 
+def test_what_got_a_handle_with_the_last_step_is_no_change_of_the_next() -> None:
+    mirror = Mirror()
+    layer = linear(mirror)
+    with mirror.scope():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    mirror.run(lambda: optimizer.step())
+    with mirror.scope():
+        layer.late = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [layer.late]})
+    mirror.run(lambda: optimizer.step())
+    mirror.driver.reset()  # replicas tell all their attributes
+    optimizer.param_groups[1]["lr"] = 0.125
+    rates = mirror.run(lambda: [group["lr"] for group in optimizer.param_groups])
+    assert rates == [[0.5, 0.125]] * 2
+
+
 def test_what_is_read_in_inference_mode_is_used_by_later_steps() -> None:
     mirror = Mirror()
     with mirror.scope():

@@ -205,6 +205,14 @@ def test_optimizer_that_only_a_hook_reaches(after_a_step: bool) -> None:
     assert gradients(mirror, layer) == [None, None]
 
 
+def test_gradients_survive_a_reset(trained: Trained) -> None:
+    mirror, layer, _ = trained
+    mirror.driver.reset()
+    assert gradients(mirror, layer) == [[[1.0, 1.0]]] * 2
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[1.0, 1.0]]
+
+
 def test_hooks_that_a_step_registers_survive_a_reset() -> None:
     mirror = Mirror()
     layer = linear(mirror)

@@ -80,7 +80,7 @@ class Arrivals:
         found = unpickler.load()
         self.add(found)
         self.add_hooks(hooks)
-        self._set_gradients(unpickler.load())
+        self.set_gradients(unpickler.load())
         for handle, obj in found:
             if state_names(obj):
                 restore_states(obj, self._share(obj, divide_states(obj)))  # what the driver had counted counts once
@@ -141,9 +141,10 @@ class Arrivals:
     def _write_gradients(self, writes: Writes) -> None:
         for handle in writes.cleared_gradients:
             self._table.object_of(handle).grad = None
-        self._set_gradients(writes.gradients)
+        self.set_gradients(writes.gradients)
 
-    def _set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
+    def set_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Give parameters these gradients."""
         for handle, gradient in gradients.items():
             parameter = self._table.object_of(handle)
             parameter.grad = gradient.clone().to(parameter.device)

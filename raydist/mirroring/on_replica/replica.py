@@ -243,17 +243,19 @@ class MirrorReplica(MirrorCalls):
         items = self._table.items()
         parameters = [(handle, obj) for handle, obj in items if isinstance(obj, torch.nn.Parameter)]
         hooks = [(handle, found) for handle, obj in parameters if (found := ParameterHooks.of(obj))]
-        state = dumps((items, hooks), lambda _: None, to_replica=True)
+        gradients = {handle: obj.grad for handle, obj in parameters if obj.grad is not None}
+        state = dumps((items, hooks, gradients), lambda _: None, to_replica=True)
         return state, frozenset(handle for handle, _ in items)
 
     def load(self, state: bytes) -> None:
         self._buffers.places.settle()
         metrics, statistics = self.hold_metrics(), self._buffers.own_values()
         self._start_empty()
-        items, hooks = self._loads(state)
+        items, hooks, gradients = self._loads(state)
         self._arrivals.add(items)
         self._buffers.look()
         self._arrivals.add_hooks(hooks)
+        self._arrivals.set_gradients(gradients)
         for handle, obj in items:
             if isinstance(obj, torch.Tensor):
                 self._buffers.restore_own(handle, statistics)
