@@ -79,19 +79,24 @@ class TensorRecord:
         self.owner = owner
         self.plain = type(tensor)
         self.synced: torch.Tensor | None = None
-        self.note_synced(tensor)
+        self.note_sent(tensor)
 
     @property
     def tensor(self) -> torch.Tensor | None:
         """The mirrored tensor, None once the program has dropped it."""
         return self._tensor()
 
+    def note_sent(self, tensor: torch.Tensor) -> None:
+        """The replicas have the tensor's values and its flag, or will with the next step."""
+        self.note_synced(tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            self.requires_grad = tensor.requires_grad
+
     def note_synced(self, tensor: torch.Tensor) -> None:
-        """The tensor equals the replicas' value now."""
+        """The tensor equals the replicas' value now. Its flag may be the program's, and not theirs yet."""
         with torch._C.DisableTorchFunctionSubclass():
             self.version = num_writes(tensor)
             self.memory = _address(tensor)
-            self.requires_grad = tensor.requires_grad
             self.synced = tensor.detach().clone() if is_shared(tensor) else None
 
     def keep_if_shared(self, tensor: torch.Tensor) -> None:

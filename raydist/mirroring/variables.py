@@ -183,7 +183,7 @@ class Variables:
         self.gradients.mark_sent()
         self.hooks.mark_sent()
         for handle, (record, tensor) in self._live().items():
-            record.note_synced(tensor)
+            record.note_sent(tensor)
             if record.synced is None:
                 self._touched.discard(handle)
 

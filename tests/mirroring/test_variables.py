@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -363,3 +365,19 @@ def test_a_module_that_was_moved_to_a_gpu_is_named_until_it_is_back() -> None:
             mirror.run(lambda: layer.training)
     layer.to("cpu")
     assert mirror.run(lambda: layer.weight.tolist()) == [[[1.0, 2.0]]] * 2
+
+
+@pytest.mark.parametrize(
+    "read", [lambda weight: weight.tolist(), copy.deepcopy, lambda weight: weight.detach().clone()]
+)
+def test_a_parameter_that_was_frozen_and_then_read_is_frozen_in_the_next_step(
+    trained: tuple[Mirror, nn.Linear], read: Callable[[torch.Tensor], object]
+) -> None:
+    mirror, layer = trained
+    mirror.run(sgd_step, layer)
+    layer.weight.requires_grad_(False)
+    read(layer.weight)
+    assert mirror.run(lambda: layer.weight.requires_grad) == [False, False]
+    layer.weight.requires_grad = True
+    read(layer.weight)
+    assert mirror.run(lambda: layer.weight.requires_grad) == [True, True]

@@ -35,6 +35,7 @@ class Program:
     def __init__(self, strategy: rd.Strategy) -> None:
         self.strategy = strategy
         self.seen: list[Any] = []
+        self.others: list[nn.Module] = []
         dataset = rd.Dataset.from_tensor_slices((_ROWS, _LABELS)).batch(5)
         self.batches = strategy.distribute_dataset(dataset)
         self.drawn = iter(self.batches)
@@ -180,6 +181,19 @@ class Program:
             self.model[0] = copy.deepcopy(self.first)
         group[:2] = list(self.first.parameters())
 
+    def copy_model(self) -> None:
+        with self.strategy.scope():
+            self.others.append(copy.deepcopy(self.model))
+
+    def compare_models(self) -> None:
+        models = [self.model, *self.others[-2:]]
+        value = self.strategy.run(lambda batch: sum(it(batch[0]) for it in models).sum(1), args=(self.batch(),))
+        self.seen.append(self.strategy.gather(value).clone())
+
+    def replace_buffers(self) -> None:
+        for buffer in self.model.buffers():
+            buffer.data = buffer.data + 1
+
     def make_anew(self) -> None:
         self.make()
         gc.collect()
@@ -210,6 +224,9 @@ DEEDS: tuple[Callable[[Program], None], ...] = (
     Program.change_mode,
     Program.add_group,
     Program.exchange_layer,
+    Program.copy_model,
+    Program.compare_models,
+    Program.replace_buffers,
     Program.make_anew,
 )
 
@@ -228,6 +245,7 @@ def check(strategy: rd.Strategy, num_examples: int) -> None:
     @given(deeds=st.lists(st.sampled_from(DEEDS), min_size=4, max_size=14))
     @example(deeds=[Program.accumulate, Program.fail_at_once, Program.accumulate, Program.step_alone])
     @example(deeds=[Program.train, Program.fail, Program.read_gradients, Program.step_alone])
+    @example(deeds=[Program.train, Program.freeze, Program.copy_model, Program.train, Program.compare_models])
     @example(deeds=[Program.train, Program.clear_gradients, Program.make_anew, Program.train])
     @example(
         deeds=[Program.train, Program.exchange_layer, Program.train, Program.fail, Program.slow_down, Program.train]
