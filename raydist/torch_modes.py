@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ParamSpec, TypeVar, final
 
 import torch
@@ -92,7 +92,7 @@ class TorchModes:
             yield
 
 
-_AS_TORCH_HAS_IT = (True, False, (), True, TorchSettings())
+_AS_TORCH_HAS_IT = tuple(getattr(TorchModes(), each.name) for each in fields(TorchModes))
 
 
 def outside_inference_mode(fn: Callable[_P, _T]) -> Callable[_P, _T]:

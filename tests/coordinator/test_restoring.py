@@ -16,7 +16,7 @@ import torch
 
 import raydist as rd
 from raydist.actors.portable_errors import PortableError, pack_error
-from raydist.checkpoints import contents, read_tensors
+from raydist.checkpoints import contents
 from raydist.checkpoints.checkpoint import contents_of
 from raydist.checkpoints.sharing import part_reader
 from raydist.checkpoints.sharing.restore_request import PreparedShare, RestoreRequest
@@ -27,26 +27,13 @@ from raydist.coordinator.restoring import ServedRestorer
 from raydist.parameter_servers.rows.row_table import RowTable
 from raydist.parameter_servers.rows.saved_rows import SavedRows
 from raydist.pipelines.stored.directory_files import directory_files
+from tests.coordinator.restored_runs import read
 from tests.coordinator.served_here import Served, served
 from tests.coordinator.test_saving import made_bag, opened, rows_of, train_bag
 
+__all__ = ["read"]
+
 EVERYTHING = torch.arange(120)  # of them from 90 on none was touched
-SERVER = "raydist-restore"
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str, bool]]:
-    """Bytes that were read: by file, by tensor, and whether a server read them."""
-    found: Counter[tuple[str, str, bool]] = Counter()
-    original = read_tensors._FileReader._some
-
-    def some(self: Any, size: int, what: str) -> bytes:
-        piece = original(self, size, what)
-        found[Path(self._path).name, what, threading.current_thread().name == SERVER] += len(piece)
-        return piece
-
-    monkeypatch.setattr(read_tensors._FileReader, "_some", some)
-    return found
 
 
 class Run:
