@@ -41,6 +41,7 @@ class HierarchicalCommunicator(ComparingCommunicator):
 
     def _prepare(self) -> None:
         self._plan = HostPlan.of(self.membership)
+        self._leads = self._plan.leads
         self._meeting = HostsMeeting(self.membership, self._plan, self.timeout_s)
         self._home = SharedMemoryCommunicator(self._plan.at_home(self.membership), self.device, self.timeout_s)
         self._joined: HostedRank | None = None
@@ -199,6 +200,7 @@ class HierarchicalCommunicator(ComparingCommunicator):
         bay: BayUse | None = None,
     ) -> Work:
         generation = rank.generation
+        left_at = generation.bell_where_idle() if brought and not self._leads else None
 
         def steps(number: int) -> Steps:
             yield from body(number)
@@ -212,10 +214,11 @@ class HierarchicalCommunicator(ComparingCommunicator):
             memory=memory,
             brought=brought,
             bay=bay,
-            compared=False,
+            led=True,
         )
-        if not brought or self._plan.leads or generation.sequence.num_begun > 1:
-            generation.advance()  # what ranks have brought, their leader takes further
+        task.left_at = left_at  # what ranks have brought, their leader takes further
+        if left_at is None:
+            generation.advance()
         return TaskWork(generation, task)
 
     def _open(self, operation: str) -> HostedRank:

@@ -51,7 +51,8 @@ class _Announced(Condition):
         return self._board.count_of(_LEADER, Count.ANNOUNCED) > self._number
 
     def missing(self) -> tuple[int, ...]:
-        return () if self.met() else (_LEADER,)
+        """The leader, and for whom it waits."""
+        return () if self.met() else (_LEADER, *self._board.missing(Count.ENTERED, self._number + 1))
 
 
 @final
@@ -66,6 +67,7 @@ class Conference:
 
     def __init__(self, plan: HostPlan, generation: SharedGeneration, wires: Wires) -> None:
         self._plan = plan
+        self._leads = plan.leads
         self._generation = generation
         self._board = generation.board
         self._wires = wires
@@ -83,7 +85,7 @@ class Conference:
         """Agree on call `number`, and announce the result where something is brought.
 
         Args:
-            number: Of the call, which all ranks of this host have begun.
+            number: Of the call; that all ranks of this host have begun it, the leader has seen to.
             bring: Makes what this host brings: flat, of at most as much as fits its place. Called on the leader.
             conclude: Makes one of all hosts' parts. Called on the leader.
             place: Where in the segment the leader leaves the result; in its slot, unless given.
@@ -91,10 +93,12 @@ class Conference:
         Raises:
             CollectiveMismatchError: On every rank of every host.
         """
-        if self._plan.leads:
+        if self._leads:
             yield from self._lead(number, bring, conclude, self._slot(number) if place is None else place)
             return
-        yield _Announced(self._board, number)
+        announced = _Announced(self._board, number)
+        if not announced.met():
+            yield announced
         verdict = self._board.call_of(_LEADER, number).strip()
         if verdict == _REFUSED:
             said = self._generation.segment.address + self._slot(number)

@@ -130,8 +130,8 @@ class HostedRank:
     ) -> Steps:
         """Reduce a flat tensor; `shared` is what is known of it where it lies in shared memory."""
         board, size = self.generation.board, len(self._plan.members)
-        places = {board.memory_of(member, number) for member in range(size)}
         yield from self.agree(number)
+        places = {board.memory_of(member, number) for member in range(size)}
         if shared is not None and places == {shared.number}:
             yield from self._in_place.reduce(number, self._in_place.blocks_of(shared, reduction))
         elif size == 1:

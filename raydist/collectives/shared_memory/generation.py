@@ -70,21 +70,34 @@ class SharedGeneration:
 
     def wait(self, task: Task, timeout_s: float | None) -> None:
         """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
+        began = time.monotonic()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        if task.left_at is not None and not task.done:
+            self._leave_to_others(task, limit_s)
         if not task.done:
-            limit_s = self._timeout_s if timeout_s is None else timeout_s
-            if self._outside.is_empty:
-                self._sleep_until_done(task, limit_s, fatal=timeout_s is None)
-            else:
-                self._attend(task, limit_s, fatal=timeout_s is None)
+            self._outside.attend()
+            try:
+                self._sleep_until_done(task, began, limit_s, fatal=timeout_s is None)
+            finally:
+                self._outside.leave()
         if task.error is not None:
             raise task.error
 
-    def _attend(self, task: Task, limit_s: float, *, fatal: bool) -> None:
-        self._outside.attend()
-        try:
-            self._sleep_until_done(task, limit_s, fatal=fatal)
-        finally:
-            self._outside.leave()
+    def _leave_to_others(self, task: Task, limit_s: float) -> None:
+        """Sleep until another rank says how it went, for as long as nobody looks for the dead.
+
+        Nothing is looked after meanwhile: of a crowd whose ranks come one by one, each look takes the next one's time.
+        """
+        seen, task.left_at = task.left_at, None
+        if seen is not None:
+            self.board.sleep(seen, min(self._slice_s, limit_s))
+            self.advance()
+
+    def bell_where_idle(self) -> int | None:
+        """How often this rank's bell has rung, where nothing of it is under way: see `Task.left_at`."""
+        if self.sequence.num_begun or self.mailboxes.num_under_way or self._outside.num_under_way:
+            return None
+        return self.board.bell.count()
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor in the segment; the same object for the same place, as making one takes 2 us."""
@@ -146,8 +159,7 @@ class SharedGeneration:
         self._stacks.clear()
         self.segment.close()
 
-    def _sleep_until_done(self, task: Task, limit_s: float, *, fatal: bool) -> None:
-        began = time.monotonic()
+    def _sleep_until_done(self, task: Task, began: float, limit_s: float, *, fatal: bool) -> None:
         deadline, next_look = began + limit_s, began + self._slice_s
         bell = self.board.bell
         while True:

@@ -50,7 +50,7 @@ class BayUse:
 
     Attributes:
         number: Of the bay, counted over the collectives that use one.
-        meeting: What ranks wait for; None where all wait for the first one, which alone is woken when all have come.
+        meeting: What ranks wait for; None where it is that all have come.
     """
 
     number: int
@@ -68,6 +68,7 @@ class _Entry:
         memory: int,
         brought: Brought,
         bay: BayUse | None,
+        led: bool,
         task: Task,
     ) -> None:
         self.number = number
@@ -75,6 +76,7 @@ class _Entry:
         self.memory = memory
         self.brought = brought
         self.bay = bay
+        self.led = led
         self.task = task
 
 
@@ -107,7 +109,7 @@ class CollectiveSequence:
         memory: int,
         brought: Brought,
         bay: BayUse | None = None,
-        compared: bool = True,
+        led: bool = False,
     ) -> Task:
         """Start a collective, without waiting.
 
@@ -119,14 +121,15 @@ class CollectiveSequence:
             memory: Which shared tensor it is about, 0 for none.
             brought: What is written into the slot, or into the bay.
             bay: Where it goes through one.
-            compared: Whether the ranks' calls are compared before the body runs; else it does so.
+            led: Whether the first rank alone waits until all have begun, and is woken then. Its body compares their
+                calls, and that of the others waits for what it announces. Else every rank does both before the body.
         """
         number = self._num_called
         self._num_called += 1
         padded = call.ljust(CALL_BYTES - 8)
         task = Task(operation)
-        entry = _Entry(number, padded, memory, brought, bay, task)
-        task.steps = self._steps(entry, body, brings_all=brings_all, compared=compared)
+        entry = _Entry(number, padded, memory, brought, bay, led, task)
+        task.steps = self._steps(entry, body, brings_all=brings_all)
         self._called.append(entry)
         self._begin()
         return task
@@ -192,12 +195,9 @@ class CollectiveSequence:
                 place += num_bytes
             board.write_call(entry.number, entry.call, entry.memory)
             self._begun.append(entry)
-            if bay is None:
-                board.reach(Count.ENTERED, entry.number + 1)
-                continue
-            self._num_in_bays += 1
-            meeting = bay.meeting
-            board.reach(Count.ENTERED, entry.number + 1, waking=1 if meeting is None else 0)
+            self._num_in_bays += bay is not None
+            meeting = None if bay is None else bay.meeting
+            board.reach(Count.ENTERED, entry.number + 1, waking=1 if entry.led else None if meeting is None else 0)
             if meeting is not None:
                 meeting.come(entry.number, entry.call)
 
@@ -205,10 +205,11 @@ class CollectiveSequence:
         in_bays = self._num_in_bays < _MOST_IN_BAYS if entry.bay is not None else True
         return in_bays and entry.number - self._num_ended < _MOST_UNDER_WAY
 
-    def _steps(self, entry: _Entry, body: Body, *, brings_all: bool, compared: bool) -> Steps:
+    def _steps(self, entry: _Entry, body: Body, *, brings_all: bool) -> Steps:
         meeting = None if entry.bay is None else entry.bay.meeting
-        yield meeting or Reached(self._board, Count.ENTERED, entry.number + 1, last=brings_all)
-        if compared:
+        if not entry.led or self._board.rank == 0:
+            yield meeting or Reached(self._board, Count.ENTERED, entry.number + 1, last=brings_all)
+        if not entry.led:
             known = meeting is not None and meeting.agreed
             entry.task.noted = self._compare(entry, agreed=known)
         steps = body(entry.number)

@@ -83,6 +83,8 @@ class Task:
         done: Whether it is over, well or badly.
         error: What it raised.
         noted: Whether a rank has marked it.
+        left_at: How often the rank's bell had rung when it left the rest to another one, who will ring; None where it
+            may have more to do.
         steps: Those that are left; None of one that is over. May be set once, where they need the task itself.
     """
 
@@ -92,6 +94,7 @@ class Task:
         self.awaited: Condition | None = None
         self.done = False
         self.error: BaseException | None = None
+        self.left_at: int | None = None
         self.steps = steps
 
     def advance(self) -> None:

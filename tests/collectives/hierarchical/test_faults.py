@@ -170,6 +170,18 @@ def test_who_waits_for_one_rank_of_another_host_does_not_wait_for_ever(awaited: 
             assert "rank 1" in str(error)
 
 
+@pytest.mark.parametrize("operation", [small, large, met], ids=name_of)
+def test_a_neighbour_that_is_gone_is_noticed_where_the_leader_is_late(operation: Operation) -> None:
+    with hosted_team("aaab") as team:
+        outcomes = team.begin(dict.fromkeys((2, 3), Failing(operation)))
+        time.sleep(0.1)
+        team.kill(1)
+        for seconds, error in outcomes().values():
+            assert isinstance(error, UnavailableError), error
+            assert "rank 1 is gone" in str(error)
+            assert seconds < 10.0
+
+
 @pytest.mark.parametrize("operation", COLLECTIVES, ids=name_of)
 def test_an_abort_wakes_everybody(hierarchical_team: ProcessTeam, operation: Operation) -> None:
     outcomes = hierarchical_team.begin({0: Failing(operation), 1: AbortingSoon(operation)})()

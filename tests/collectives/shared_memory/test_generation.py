@@ -11,7 +11,7 @@ from raydist.collectives.shared_memory.generation import SharedGeneration, TaskW
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import Body
-from raydist.collectives.shared_memory.task import Steps, Task
+from raydist.collectives.shared_memory.task import Condition, Steps, Task
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
 
@@ -126,3 +126,78 @@ def test_ranks_of_a_crowd_look_for_the_dead_less_often(
     monkeypatch.setattr(waiting.board, "sleep", lambda seen, seconds: asked.append(seconds))
     assert isinstance(failure_of(waiting, call(waiting), 0.26), DeadlineExceededError)
     assert asked[0] == slice_s
+
+
+def left_to(pair: list[SharedGeneration], body: Body = lambda number: None) -> Task:
+    """What the second rank has left to the first one."""
+    left_at = pair[1].bell_where_idle()
+    task = pair[1].sequence.call("work", b"work", body, brings_all=False, memory=0, brought=(), led=True)
+    task.left_at = left_at
+    return task
+
+
+def test_who_leaves_the_rest_to_another_sleeps_until_that_one_rings(
+    pair: list[SharedGeneration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[tuple[int, float]] = []
+    task = left_to(pair)
+    monkeypatch.setattr(pair[1].board, "sleep", lambda seen, seconds: slept.append((seen, seconds)))
+    pair[1].wait(task, 10.0)
+    assert (slept, task.done, task.left_at) == ([(0, 0.05)], True, None)
+
+
+def test_a_ring_before_the_wait_is_not_slept_through(pair: list[SharedGeneration]) -> None:
+    task = left_to(pair)
+    pair[1].board.ring()
+    begin = time.monotonic()
+    pair[1]._slice_s = 20.0
+    pair[1].wait(task, None)
+    assert task.done
+    assert time.monotonic() - begin < 10.0
+
+
+def test_nothing_is_left_to_another_while_something_is_under_way(pair: list[SharedGeneration]) -> None:
+    assert pair[0].bell_where_idle() == pair[0].board.bell.count()
+    call(pair[0])
+    assert pair[0].bell_where_idle() is None
+    call(pair[1])
+    pair[0].advance()
+    assert pair[0].bell_where_idle() is not None
+
+
+class Never(Condition):
+    """What the first rank does not say."""
+
+    last = False
+
+    def met(self) -> bool:
+        return False
+
+    def missing(self) -> tuple[int, ...]:
+        return (0,)
+
+
+def unsaid(number: int) -> Steps:
+    yield Never()
+
+
+def test_who_leaves_the_rest_to_one_that_is_gone_learns_of_it(pair: list[SharedGeneration]) -> None:
+    task = left_to(pair, unsaid)
+    pair[0].leave()
+    begin = time.monotonic()
+    assert "failed: rank 0 is gone." in str(failure_of(pair[1], task, 30.0))
+    assert time.monotonic() - begin < 5.0
+
+
+def test_who_leaves_the_rest_to_another_keeps_to_its_limit(pair: list[SharedGeneration]) -> None:
+    task = left_to(pair, unsaid)
+    assert "timed out after 0.02 s. It goes on" in str(failure_of(pair[1], task, 0.02))
+    begin = time.monotonic()
+    assert "timed out after 0.3 s. No sign of rank 0." in str(failure_of(pair[1], task))
+    assert time.monotonic() - begin < 5.0
+
+
+def test_who_leaves_the_rest_to_another_hears_of_a_failure(pair: list[SharedGeneration]) -> None:
+    task = left_to(pair, unsaid)
+    pair[0].abort()
+    assert "rank 0 aborted group" in str(failure_of(pair[1], task, 30.0))

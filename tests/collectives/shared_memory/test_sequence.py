@@ -70,6 +70,35 @@ def test_who_waits_inside_is_known_of_the_only_collective(ranks: list[Collective
     assert not ranks[0].waits_inside(second)
 
 
+def test_of_a_led_collective_the_first_rank_alone_waits_for_all(ranks: list[CollectiveSequence]) -> None:
+    def led(rank: int, text: bytes) -> Task:
+        def body(number: int) -> None:
+            begun.append(rank)
+
+        return ranks[rank].call("work", text, body, brings_all=False, memory=0, brought=(), led=True)
+
+    begun: list[int] = []
+    bells = [sequence._board.bell.count() for sequence in ranks]
+    tasks = [led(0, b"a")]
+    ranks[0].advance()
+    assert (begun, ranks[0].missing(tasks[0])) == ([], {1})
+    tasks.append(led(1, b"b"))
+    ranks[1].advance()
+    assert (begun, [sequence._board.bell.count() for sequence in ranks]) == ([1], [bells[0] + 1, bells[1]])
+    ranks[0].advance()
+    assert begun == [1, 0]
+    assert [(task.done, task.error) for task in tasks] == [(True, None)] * 2  # to compare is left to the body
+
+
+def test_a_led_collective_does_not_wake_those_who_only_wait_for_the_first_rank(
+    ranks: list[CollectiveSequence],
+) -> None:
+    ranks[1].call("work", b"a", lambda number: None, brings_all=False, memory=0, brought=(), led=True)
+    rung = ranks[1]._board.bell.count()
+    ranks[0].call("work", b"a", lambda number: None, brings_all=False, memory=0, brought=(), led=True)
+    assert ranks[1]._board.bell.count() == rung
+
+
 def test_ranks_that_call_something_else(ranks: list[CollectiveSequence]) -> None:
     tasks = [call(ranks[0], "a"), call(ranks[1], "b")]
     for sequence in ranks:
