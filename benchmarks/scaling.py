@@ -176,7 +176,7 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4], help="raylets, all on this machine")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--driven", nargs="+", choices=["run", "loop"], default=["run", "loop"])
-    parser.add_argument("--steps", type=int, default=20, help="of a round")
+    parser.add_argument("--steps", type=int, default=50, help="of a round, at whose end the driver waits for all")
     parser.add_argument("--repeat", type=int, default=5, help="rounds; the median counts")
     parser.add_argument("--smoke", action="store_true", help="two short steps: to see that everything runs")
     parser.add_argument("--json", type=Path, default=RESULTS)

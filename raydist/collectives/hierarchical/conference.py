@@ -96,10 +96,9 @@ class Conference:
         if self._leads:
             yield from self._lead(number, bring, conclude, self._slot(number) if place is None else place)
             return
-        announced = _Announced(self._board, number)
-        if not announced.met():
-            yield announced
-        verdict = self._board.call_of(_LEADER, number).strip()
+        if self._board.count_of(_LEADER, Count.ANNOUNCED) <= number:
+            yield _Announced(self._board, number)
+        verdict = self._board.verdict_of(number)
         if verdict == _REFUSED:
             said = self._generation.segment.address + self._slot(number)
             text = ctypes.string_at(said, CONTRIBUTION_BYTES).split(b"\0")[0]

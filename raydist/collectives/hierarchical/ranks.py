@@ -17,6 +17,7 @@ from raydist.collectives.hierarchical.plan import HostPlan
 from raydist.collectives.hierarchical.staged import StagedReductions
 from raydist.collectives.hierarchical.windows import BlockWindows
 from raydist.collectives.shared_memory.in_place import SharedTensor
+from raydist.collectives.shared_memory.layout import NUM_BAYS
 from raydist.collectives.shared_memory.sequence import BayUse
 from raydist.collectives.shared_memory.task import Steps
 
@@ -42,6 +43,7 @@ class HostedRank:
         generation: Of its host.
         messages: To other hosts.
         moves: Of large tensors.
+        take_note: Whether any rank has marked a call, by its number, that was agreed on; to be asked once.
         most_by_leaders: Bytes of a tensor that is reduced by way of leaders, through bays.
     """
 
@@ -53,20 +55,19 @@ class HostedRank:
         self._plan = plan
         self._world_size = membership.world_size
         self._conference = Conference(plan, joined.generation, wires)
+        self.take_note = self._conference.take_note
+        layout = joined.generation.board.layout
+        self._leaders_bays = [layout.bay(0, number) for number in range(NUM_BAYS)]
         windows = BlockWindows(plan)
         exchanges = BlockExchanges(plan, wires, windows.most_bytes)
         self._in_place = InPlaceReductions(plan, joined.generation.board, exchanges, windows)
         self._staged = StagedReductions(plan, joined.generation, exchanges, windows)
         num_others = max(len(plan.hosts) - 1, 1)
-        self.most_by_leaders = min(_MOST_BY_LEADERS // num_others, joined.generation.board.layout.bay_bytes)
+        self.most_by_leaders = min(_MOST_BY_LEADERS // num_others, layout.bay_bytes)
 
     def agree(self, number: int) -> Steps:
         """Find out that all ranks have called the same."""
         yield from self._conference.confer(number)
-
-    def take_note(self, number: int) -> bool:
-        """Whether any rank has marked a call that was agreed on; to be asked once."""
-        return self._conference.take_note(number)
 
     def reduce_small(
         self,
@@ -78,7 +79,7 @@ class HostedRank:
         bay: BayUse | None = None,
     ) -> Steps:
         """Reduce what the ranks have brought, into their slots or into bays, to `flat`."""
-        place = None if bay is None else self.generation.board.layout.bay(0, bay.number)
+        place = None if bay is None else self._leaders_bays[bay.number % NUM_BAYS]
 
         def bring() -> torch.Tensor:
             partial = torch.empty_like(flat)

@@ -58,6 +58,7 @@ class Board:
         rank: As given.
         bell: That rank's. Its count is read before looking whether there is something to do, and given to :meth:`sleep`
             if there was not.
+        bays: Where each bay of that rank lies.
         totals: Where the total of each bay lies.
     """
 
@@ -78,6 +79,8 @@ class Board:
         self._any_failed = layout.words(0) // 8 + _ANY_FAILED_WORD
         # Worked out once: what every collective needs of the layout.
         self._calls = [layout.call(rank, number) for number in range(NUM_SLOTS)]
+        self._verdicts = [layout.call(0, number) for number in range(NUM_SLOTS)]
+        self.bays = [layout.bay(rank, number) for number in range(NUM_BAYS)]
         self.totals = [layout.total(number) for number in range(NUM_BAYS)]
         self._patience = Patience.among(layout.world_size)
 
@@ -159,8 +162,13 @@ class Board:
     def memory_of(self, rank: int, number: int) -> int:
         return self._words[self.layout.call(rank, number) // 8]
 
+    def verdict_of(self, number: int) -> bytes:
+        """What the first rank says of how collective `number` went."""
+        start = self._verdicts[number % NUM_SLOTS]
+        return bytes(self._bytes[start + 8 : start + CALL_BYTES]).rstrip()
+
     def write_verdict(self, number: int, verdict: bytes) -> None:
-        """Say how collective `number` went, where this rank's call stood."""
+        """Say how collective `number` went, where this rank's call stood: the first rank's affair."""
         start = self._calls[number % NUM_SLOTS]
         self._bytes[start + 8 : start + CALL_BYTES] = verdict.ljust(CALL_BYTES - 8)
 

@@ -25,6 +25,17 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
 
 
+@final
+class _Limit:
+    """A time as the kernel is told it; a bell's sleeps have the same one, time after time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        whole = int(seconds) if seconds > 0.0 else 0
+        self._timespec = _Timespec(whole, int((seconds - whole) * 1e9) if seconds > 0.0 else 0)
+        self.address = ctypes.addressof(self._timespec)
+
+
 def why_unsupported() -> str | None:
     """Why this machine's ranks cannot meet in shared memory, or None where they can.
 
@@ -43,6 +54,7 @@ class Bell:
     def __init__(self, address: int) -> None:
         self._address = address
         self._count = ctypes.c_uint32.from_address(address)
+        self._limit = _Limit(0.0)
         # Loaded for itself: the argument types belong to this object alone. Foreign calls release the GIL.
         self._futex = ctypes.CDLL(None).syscall
         self._futex.argtypes = [
@@ -70,9 +82,10 @@ class Bell:
 
     def sleep(self, seen: int, seconds: float) -> None:
         """Return when the bell has been rung since its count was `seen`, after `seconds`, or for no reason."""
-        whole = int(seconds) if seconds > 0.0 else 0
-        limit = _Timespec(whole, int((seconds - whole) * 1e9) if seconds > 0.0 else 0)
-        self._futex(_SYS_FUTEX, self._address, _WAIT, seen, ctypes.addressof(limit), None, 0)
+        limit = self._limit
+        if limit.seconds != seconds:
+            limit = self._limit = _Limit(seconds)
+        self._futex(_SYS_FUTEX, self._address, _WAIT, seen, limit.address, None, 0)
 
 
 @final

@@ -72,8 +72,11 @@ class SharedGeneration:
         """Wait for an operation. Only the group's own limit fails the group; after a shorter one, wait again."""
         began = time.monotonic()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        if task.left_at is not None and not task.done:
-            self._leave_to_others(task, limit_s)
+        seen, task.left_at = task.left_at, None
+        if seen is not None and not task.done:
+            # Nothing is looked after meanwhile: of a crowd whose ranks come one by one, each look delays the next one.
+            self.board.sleep(seen, min(self._slice_s, limit_s))
+            self.advance()
         if not task.done:
             self._outside.attend()
             try:
@@ -83,19 +86,9 @@ class SharedGeneration:
         if task.error is not None:
             raise task.error
 
-    def _leave_to_others(self, task: Task, limit_s: float) -> None:
-        """Sleep until another rank says how it went, for as long as nobody looks for the dead.
-
-        Nothing is looked after meanwhile: of a crowd whose ranks come one by one, each look takes the next one's time.
-        """
-        seen, task.left_at = task.left_at, None
-        if seen is not None:
-            self.board.sleep(seen, min(self._slice_s, limit_s))
-            self.advance()
-
     def bell_where_idle(self) -> int | None:
         """How often this rank's bell has rung, where nothing of it is under way: see `Task.left_at`."""
-        if self.sequence.num_begun or self.mailboxes.num_under_way or self._outside.num_under_way:
+        if self.sequence.begun or self.mailboxes.num_under_way or self._outside.messages.num_under_way:
             return None
         return self.board.bell.count()
 
@@ -126,7 +119,7 @@ class SharedGeneration:
             self.sequence.advance()
             if self.mailboxes.num_under_way:
                 self.mailboxes.advance()
-            if self._outside.num_under_way:
+            if self._outside.messages.num_under_way:
                 self._outside.advance()
         except BaseException as error:
             # What this rank has left out, its peers would wait for.

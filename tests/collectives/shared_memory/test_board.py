@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from raydist.collectives.shared_memory.board import Board, Count
-from raydist.collectives.shared_memory.layout import CALL_BYTES, FAILURE_BYTES, Layout
+from raydist.collectives.shared_memory.layout import CALL_BYTES, FAILURE_BYTES, NUM_SLOTS, Layout
 from raydist.collectives.shared_memory.segment import Segment
 
 SIZE = 3
@@ -46,6 +46,13 @@ def test_calls_of_a_rank_are_its_own(boards: list[Board]) -> None:
         board.write_call(4, f"call {rank}".encode().ljust(CALL_BYTES - 8), rank + 10)
     assert [boards[0].call_of(rank, 4).strip() for rank in range(SIZE)] == [b"call 0", b"call 1", b"call 2"]
     assert [boards[0].memory_of(rank, 4) for rank in range(SIZE)] == [10, 11, 12]
+
+
+def test_all_read_what_the_first_one_says_of_a_call(boards: list[Board]) -> None:
+    for number, verdict in ((0, b"agreed"), (NUM_SLOTS - 1, b"refused"), (NUM_SLOTS + 2, b"agreed, noted")):
+        boards[0].write_verdict(number, verdict)
+        assert [board.verdict_of(number) for board in boards] == [verdict] * SIZE
+    assert boards[1].verdict_of(0) == b"agreed"
 
 
 def test_calls_are_compared_together(boards: list[Board]) -> None:

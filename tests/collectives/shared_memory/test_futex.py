@@ -62,6 +62,18 @@ def test_a_sleep_ends() -> None:
     assert word.value == 0
 
 
+def test_each_sleep_keeps_to_its_own_limit() -> None:
+    _, bell = make_bell()
+    took = []
+    for seconds in (0.01, 0.01, 0.2, 0.01, 0.0):
+        begin = time.monotonic()
+        bell.sleep(0, seconds)
+        took.append(time.monotonic() - begin)
+    assert took[2] >= 0.19
+    assert min(took[0], took[1], took[3]) >= 0.009
+    assert took[4] < 0.19
+
+
 def test_a_fence_can_be_passed_again_and_again() -> None:
     fence = Fence()
     fence()
