@@ -59,8 +59,8 @@ def reduce_promoted(
     in_one = adds and communicator.passes_notes  # one meeting instead of two
     differentiable = not in_one and _agree(communicator, ALL_REDUCE[op], tensor)
     if adds or not differentiable:
-        result = (tensor.detach() if tensor.requires_grad else tensor).clone()
-        if in_one and tensor.requires_grad and _wants_gradient(tensor):
+        result = tensor.detach().clone()
+        if in_one and _wants_gradient(tensor):
             communicator.note()
         work = communicator.all_reduce(result, op)
         work.wait()

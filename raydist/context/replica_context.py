@@ -138,7 +138,7 @@ class ReplicaContext:
         >>> rd.get_replica_context().all_reduce(rd.ReduceOp.SUM, {"hits": 3, "rows": torch.tensor([4, 5])})
         {'hits': tensor(3), 'rows': tensor([4, 5])}
         """
-        reduction = op if type(op) is ReduceOp else ReduceOp.parse(op)
+        reduction = ReduceOp.parse(op)
         if options is not None:
             self._require_possible(options)
         if type(value) is torch.Tensor:

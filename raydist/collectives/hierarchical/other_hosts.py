@@ -36,8 +36,12 @@ class OtherHosts(Outside):
     def __init__(self, membership: Membership, plan: HostPlan, bulletin: Bulletin, wires: Wires) -> None:
         super().__init__(membership, plan.members)
         self.wires = wires
-        self.messages: RemoteMessages = RemoteMessages(membership.rank, wires)
+        self.messages = RemoteMessages(membership.rank, wires)
         self._bulletin = bulletin
+
+    @property
+    def num_under_way(self) -> int:
+        return self.messages.num_under_way
 
     @property
     def is_idle(self) -> bool:

@@ -56,14 +56,12 @@ class HostedRank:
         self._world_size = membership.world_size
         self._conference = Conference(plan, joined.generation, wires)
         self.take_note = self._conference.take_note
-        layout = joined.generation.board.layout
-        self._leaders_bays = [layout.bay(0, number) for number in range(NUM_BAYS)]
         windows = BlockWindows(plan)
         exchanges = BlockExchanges(plan, wires, windows.most_bytes)
         self._in_place = InPlaceReductions(plan, joined.generation.board, exchanges, windows)
         self._staged = StagedReductions(plan, joined.generation, exchanges, windows)
         num_others = max(len(plan.hosts) - 1, 1)
-        self.most_by_leaders = min(_MOST_BY_LEADERS // num_others, layout.bay_bytes)
+        self.most_by_leaders = min(_MOST_BY_LEADERS // num_others, joined.generation.board.layout.bay_bytes)
 
     def agree(self, number: int) -> Steps:
         """Find out that all ranks have called the same."""
@@ -79,7 +77,7 @@ class HostedRank:
         bay: BayUse | None = None,
     ) -> Steps:
         """Reduce what the ranks have brought, into their slots or into bays, to `flat`."""
-        place = None if bay is None else self._leaders_bays[bay.number % NUM_BAYS]
+        place = None if bay is None else self.generation.board.bays[0][bay.number % NUM_BAYS]
 
         def bring() -> torch.Tensor:
             partial = torch.empty_like(flat)

@@ -58,7 +58,7 @@ class Board:
         rank: As given.
         bell: That rank's. Its count is read before looking whether there is something to do, and given to :meth:`sleep`
             if there was not.
-        bays: Where each bay of that rank lies.
+        bays: Where each bay of each rank lies.
         totals: Where the total of each bay lies.
     """
 
@@ -80,7 +80,7 @@ class Board:
         # Worked out once: what every collective needs of the layout.
         self._calls = [layout.call(rank, number) for number in range(NUM_SLOTS)]
         self._verdicts = [layout.call(0, number) for number in range(NUM_SLOTS)]
-        self.bays = [layout.bay(rank, number) for number in range(NUM_BAYS)]
+        self.bays = [[layout.bay(other, number) for number in range(NUM_BAYS)] for other in ranks]
         self.totals = [layout.total(number) for number in range(NUM_BAYS)]
         self._patience = Patience.among(layout.world_size)
 

@@ -278,7 +278,7 @@ class SharedMemoryCommunicator(ComparingCommunicator):
         task = generation.sequence.call(
             name, call, body, brings_all=brings_all, memory=memory, brought=brought, bay=bay
         )
-        if len(generation.sequence.begun) > 1:
+        if generation.sequence.num_begun > 1:
             generation.advance()  # perhaps others have come far enough for what was started earlier
         return TaskWork(generation, task)
 

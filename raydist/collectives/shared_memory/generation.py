@@ -88,7 +88,7 @@ class SharedGeneration:
 
     def bell_where_idle(self) -> int | None:
         """How often this rank's bell has rung, where nothing of it is under way: see `Task.left_at`."""
-        if self.sequence.begun or self.mailboxes.num_under_way or self._outside.messages.num_under_way:
+        if self.sequence.num_begun or self.mailboxes.num_under_way or self._outside.num_under_way:
             return None
         return self.board.bell.count()
 
@@ -119,7 +119,7 @@ class SharedGeneration:
             self.sequence.advance()
             if self.mailboxes.num_under_way:
                 self.mailboxes.advance()
-            if self._outside.messages.num_under_way:
+            if self._outside.num_under_way:
                 self._outside.advance()
         except BaseException as error:
             # What this rank has left out, its peers would wait for.

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, final
 
 from raydist.collectives.base import Membership
 from raydist.collectives.shared_memory.task import Condition, Task
 from raydist.errors import RaydistError
 
-__all__ = ["Messages", "Outside"]
-
-
-class Messages(Protocol):
-    """Those of a rank to or from there, beside what tasks of the segment wait for.
-
-    Attributes:
-        num_under_way: How many there are.
-    """
-
-    num_under_way: int
-
-
-@final
-class _NoMessages:
-    def __init__(self) -> None:
-        self.num_under_way = 0
+__all__ = ["Outside"]
 
 
 class Outside:
@@ -40,16 +23,19 @@ class Outside:
         ranks: As given.
         calls_the_roll: Whether it can find out who is absent.
         is_empty: Whether nothing is outside: then nobody needs to ask.
-        messages: An attribute of its own, as it is looked at in every collective.
     """
 
     calls_the_roll = False
     is_empty = True
-    messages: Messages = _NoMessages()
 
     def __init__(self, membership: Membership, ranks: Sequence[int]) -> None:
         self.membership = membership
         self.ranks = tuple(ranks)
+
+    @property
+    def num_under_way(self) -> int:
+        """Messages of this rank to or from there, beside what tasks of the segment wait for."""
+        return 0
 
     @property
     def is_idle(self) -> bool:

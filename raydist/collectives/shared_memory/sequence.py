@@ -82,17 +82,13 @@ class _Entry:
 
 @final
 class CollectiveSequence:
-    """One rank's collectives: begun in order as far as there are slots, and taken further in order.
-
-    Attributes:
-        begun: Those under way, in order.
-    """
+    """One rank's collectives: begun in order as far as there are slots, and taken further in order."""
 
     def __init__(self, segment: Segment, board: Board) -> None:
         self._address = segment.address
         self._board = board
         self._called: deque[_Entry] = deque()
-        self.begun: deque[_Entry] = deque()
+        self._begun: deque[_Entry] = deque()
         self._num_called = 0
         self._num_ended = 0
         self._num_bays = 0
@@ -143,29 +139,34 @@ class CollectiveSequence:
         while True:
             if self._called:
                 self._begin()
-            for entry in self.begun:
+            for entry in self._begun:
                 task = entry.task
                 task.advance()
                 # What others wait for must come in the same order everywhere.
                 if task.awaited is not None and not task.awaited.last:
                     break
             ended = self._num_ended
-            while self.begun and self.begun[0].task.done:
-                self._num_in_bays -= self.begun.popleft().bay is not None
+            while self._begun and self._begun[0].task.done:
+                self._num_in_bays -= self._begun.popleft().bay is not None
                 self._num_ended += 1
             if not self._called or self._num_ended == ended:
                 return
 
+    @property
+    def num_begun(self) -> int:
+        """Collectives under way."""
+        return len(self._begun)
+
     def waits_inside(self, task: Task) -> bool:
         """Whether a collective is the only one, and waits for ranks of the segment."""
         awaited = task.awaited
-        alone = len(self.begun) == 1 and self.begun[0].task is task
+        alone = len(self._begun) == 1 and self._begun[0].task is task
         return alone and awaited is not None and not awaited.outside()
 
     def conditions(self, task: Task) -> list[Condition]:
         """What a collective waits for, and those before it; nothing where it is not one of these."""
         conditions = []
-        for entry in (*self.begun, *self._called):
+        for entry in (*self._begun, *self._called):
             if entry.task.awaited is not None:
                 conditions.append(entry.task.awaited)
             if entry.task is task:
@@ -178,23 +179,23 @@ class CollectiveSequence:
 
     def drop(self) -> None:
         """Let go of all tensors."""
-        for entry in (*self._called, *self.begun):
+        for entry in (*self._called, *self._begun):
             entry.task.drop()
         self._called.clear()
-        self.begun.clear()
+        self._begun.clear()
 
     def _begin(self) -> None:
         board = self._board
         while self._called and self._has_room(self._called[0]):
             entry = self._called.popleft()
-            bay = entry.bay
-            at = board.layout.slot(board.rank, entry.number) if bay is None else board.bays[bay.number % NUM_BAYS]
+            rank, bay = board.rank, entry.bay
+            at = board.layout.slot(rank, entry.number) if bay is None else board.bays[rank][bay.number % NUM_BAYS]
             place = self._address + at
             for address, num_bytes in entry.brought:
                 ctypes.memmove(place, address, num_bytes)
                 place += num_bytes
             board.write_call(entry.number, entry.call, entry.memory)
-            self.begun.append(entry)
+            self._begun.append(entry)
             self._num_in_bays += bay is not None
             meeting = None if bay is None else bay.meeting
             board.reach(Count.ENTERED, entry.number + 1, waking=1 if entry.led else None if meeting is None else 0)

@@ -38,17 +38,17 @@ def alone_then_not(communicator: Communicator) -> list[tuple[bool, int]]:
     assert isinstance(communicator, HierarchicalCommunicator)
     assert communicator._joined is not None
     outside = communicator._joined.generation._outside
-    seen = [(outside.is_idle, outside.messages.num_under_way)]
+    seen = [(outside.is_idle, outside.num_under_way)]
     if communicator.rank == 1:
         work = communicator.recv(got := torch.zeros(3), 0)
-        seen.append((outside.is_idle, outside.messages.num_under_way))
+        seen.append((outside.is_idle, outside.num_under_way))
         communicator.barrier()
         work.wait()
         assert got.tolist() == [5.0, 5.0, 5.0]
     else:
         communicator.barrier()
         communicator.send(torch.full((3,), 5.0), 1).wait()
-    return [*seen, (outside.is_idle, outside.messages.num_under_way)]
+    return [*seen, (outside.is_idle, outside.num_under_way)]
 
 
 def test_who_has_messages_under_way_is_not_idle() -> None:

@@ -77,14 +77,28 @@ def said_back(connection: socket.socket, data: bytes) -> bytes:
     return got
 
 
-def relay_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "raydist-store-relay"]
+class Relays:
+    """Those that a test starts: strategies that tests share may have their own in this process."""
+
+    def __init__(self) -> None:
+        self._of_others = set(self._all())
+
+    def running(self) -> set[threading.Thread]:
+        return self._all() - self._of_others
+
+    def await_none(self) -> None:
+        for thread in self.running():
+            thread.join(10.0)
+        assert not self.running()
+
+    @staticmethod
+    def _all() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "raydist-store-relay"}
 
 
-def await_no_relay() -> None:
-    for thread in relay_threads():
-        thread.join(10.0)
-    assert not relay_threads()
+@pytest.fixture
+def relays() -> Relays:
+    return Relays()
 
 
 @settings(max_examples=10)
@@ -102,14 +116,14 @@ def test_bytes_arrive_as_they_are_both_ways(messages: list[bytes]) -> None:
         echo.close()
 
 
-def test_closing_ends_the_connections_and_frees_the_port(echo: Echo) -> None:
+def test_closing_ends_the_connections_and_frees_the_port(echo: Echo, relays: Relays) -> None:
     relay = StoreRelay(listener(), echo.address).start()
     with connected(relay) as connection:
         assert said_back(connection, b"here") == b"here"
         relay.close()
         relay.close()
         assert connection.recv(1) == b""
-    await_no_relay()
+    relays.await_none()
     with socket.create_server((LOOPBACK, relay.port)):
         pass
 
@@ -131,20 +145,20 @@ def test_where_nobody_listens_the_connection_ends() -> None:
     relay.close()
 
 
-def test_a_relay_of_one_connection_ends_with_it(echo: Echo) -> None:
+def test_a_relay_of_one_connection_ends_with_it(echo: Echo, relays: Relays) -> None:
     relay = StoreRelay(listener(), echo.address, only_s=10.0).start()
     with connected(relay) as connection:
         assert said_back(connection, b"here") == b"here"
-        assert relay_threads()
+        assert relays.running()
         with pytest.raises(ConnectionRefusedError):
             connected(relay)
-    await_no_relay()
+    relays.await_none()
 
 
-def test_a_relay_of_one_connection_does_not_wait_for_ever(echo: Echo) -> None:
+def test_a_relay_of_one_connection_does_not_wait_for_ever(echo: Echo, relays: Relays) -> None:
     began = time.monotonic()
     StoreRelay(listener(), echo.address, only_s=0.1).start()
-    await_no_relay()
+    relays.await_none()
     assert time.monotonic() - began < 5.0
 
 
@@ -156,7 +170,7 @@ def test_a_forked_child_leaves_it_to_its_parent(echo: Echo) -> None:
     relay.close()
 
 
-def test_torch_sees_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_sees_loopback_alone(monkeypatch: pytest.MonkeyPatch, relays: Relays) -> None:
     """What it would ask the name service for, and wait."""
     hosts = []
 
@@ -174,10 +188,10 @@ def test_torch_sees_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ends.clear()
     assert set(hosts) == {LOOPBACK}
     assert len(hosts) >= 3
-    await_no_relay()
+    relays.await_none()
 
 
-def test_members_of_a_store_that_was_closed_are_told() -> None:
+def test_members_of_a_store_that_was_closed_are_told(relays: Relays) -> None:
     store = RendezvousStore(ELSEWHERE).start()
     membership = store.membership("g", generation=0, rank=0, world_size=1)
     end = connect_store(membership, 5.0)
@@ -187,14 +201,14 @@ def test_members_of_a_store_that_was_closed_are_told() -> None:
     with pytest.raises(DeadlineExceededError, match=f"the store at {ELSEWHERE}:"):
         connect_store(membership, 0.3)
     del end
-    await_no_relay()
+    relays.await_none()
 
 
-def test_a_store_that_is_dropped_leaves_nobody_listening() -> None:
+def test_a_store_that_is_dropped_leaves_nobody_listening(relays: Relays) -> None:
     store = RendezvousStore(ELSEWHERE).start()
     port = store.port
     del store
-    await_no_relay()
+    relays.await_none()
     with socket.create_server((ELSEWHERE, port)):
         pass
 
