@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
+from raydist.pipelines.formats.arrow_input import as_arrow_file
 from raydist.pipelines.formats.arrow_sizes import ArrowSizes
 from raydist.pipelines.formats.files import data_loss, file_errors
-from raydist.pipelines.formats.opening import as_arrow_file, open_file
+from raydist.pipelines.formats.opening import open_file
 
 __all__ = ["ArrowFile", "arrow_errors"]
 
@@ -48,11 +49,14 @@ class ArrowFile:
         opened = open_file(path)
         self.size = opened.size
         self._file = opened.file
+        self._arrow: Any = None
+        self._reader: Any = None
         try:
             with file_errors(path):
                 self._require_magic(bytes(opened.file.read(len(_MAGIC)) or b""))
             with arrow_errors(path, opened.size):
-                self._reader: Any = pa.ipc.open_file(as_arrow_file(opened.file))
+                self._arrow = as_arrow_file(opened.file)
+                self._reader = pa.ipc.open_file(self._arrow)
                 self.schema: pa.Schema = self._reader.schema
                 read_names(self.schema)
                 self.num_batches: int = self._reader.num_record_batches
@@ -78,7 +82,7 @@ class ArrowFile:
         """DataLossError where Arrow would take all memory. 40 us."""
         first = self._sizes is None
         if self._sizes is None:
-            size = as_arrow_file(self._file).size() if self.size is None else self.size
+            size = self._arrow.size() if self.size is None else self.size
             self._sizes = ArrowSizes(self._file, size)
         for part in (*(self._sizes.dictionaries() if first else ()), self._sizes.batch(number)):
             usual = max(_USUAL_BATCH_BYTES, _USUAL_RATIO * part.stored)
@@ -93,6 +97,9 @@ class ArrowFile:
 
     def close(self) -> None:
         """Close the file. May be called twice."""
+        if self._arrow is not None:
+            self._arrow.close()
+        self._arrow = self._reader = None
         self._file.close()
 
 

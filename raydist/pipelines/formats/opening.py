@@ -8,20 +8,13 @@ from __future__ import annotations
 import io
 import os
 import stat
-from typing import Any, BinaryIO, final
+from typing import BinaryIO, final
 
 from raydist.errors import FailedPreconditionError, InvalidArgumentError
-from raydist.pipelines.formats.files import OpenFile, ReadableFile, file_errors, local_path, not_plain
+from raydist.pipelines.formats.files import OpenFile, file_errors, local_path, not_plain
 from raydist.pipelines.formats.remote_file import RemoteFile, open_system, with_retries
 
-__all__ = ["as_arrow_file", "create_file", "open_file", "open_within"]
-
-
-def as_arrow_file(file: ReadableFile) -> Any:
-    """The file as pyarrow's readers take it."""
-    import pyarrow  # only its readers need it
-
-    return file if isinstance(file, pyarrow.NativeFile) else pyarrow.PythonFile(file, mode="r")
+__all__ = ["create_file", "open_file", "open_within"]
 
 
 def open_file(path: str) -> OpenFile:

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from raydist.errors import RaydistError
 from raydist.pipelines.elements.arrow_types import read_names
+from raydist.pipelines.formats.arrow_input import as_arrow_file
 from raydist.pipelines.formats.files import OpenFile, data_loss, file_errors
-from raydist.pipelines.formats.opening import as_arrow_file, open_file
+from raydist.pipelines.formats.opening import open_file
 from raydist.pipelines.formats.parquet_footer import ParquetFooter, parse_footer
 
 __all__ = ["ParquetFile", "parquet_errors", "read_footer"]
@@ -47,14 +48,17 @@ class ParquetFile:
         self.path = path
         opened = open_file(path)
         self._file = opened.file
+        self._arrow: Any = None
+        self._fragment: Any = None
         options = arrow_dataset.ParquetFragmentScanOptions(
             page_checksum_verification=True, use_buffered_stream=True, buffer_size=_BUFFER_BYTES, pre_buffer=False
         )
         try:
             with parquet_errors(path, opened.size):
+                self._arrow = as_arrow_file(opened.file)
                 self._footer = read_footer(opened)
                 kind = arrow_dataset.ParquetFileFormat(default_fragment_scan_options=options)
-                self._fragment = kind.make_fragment(as_arrow_file(opened.file))
+                self._fragment = kind.make_fragment(self._arrow)
                 self.schema: pa.Schema = self._fragment.physical_schema
                 read_names(self.schema)
                 self.num_rows = sum(group.num_rows for group in self._footer.row_groups)
@@ -104,6 +108,9 @@ class ParquetFile:
 
     def close(self) -> None:
         """Close the file. May be called twice."""
+        if self._arrow is not None:
+            self._arrow.close()
+        self._arrow = self._fragment = None
         self._file.close()
 
 
