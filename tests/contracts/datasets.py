@@ -50,6 +50,10 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "map on threads": lambda: Dataset.range(20).map(noisy, num_parallel_calls=3),
     "map in order": lambda: Dataset.range(9).map(noisy, num_parallel_calls=1).map(noisy),
     "map with errors": lambda: INVERSE,
+    "map with large results": lambda: INVERSE.repeat(3).map(lambda x: np.full(1 << 13, x)),
+    "map with large results on threads": lambda: INVERSE.repeat(2).map(
+        lambda x: (np.full(1 << 14, x), x), num_parallel_calls=2
+    ),
     "filter": lambda: Dataset.range(20).filter(lambda x: x % 3 == 0),
     "filter of errors": lambda: INVERSE.filter(lambda x: x < 0.9).map(lambda x: x + 1),
     "filter of all": lambda: Dataset.range(20).filter(lambda x: False),

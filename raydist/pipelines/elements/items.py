@@ -17,6 +17,7 @@ __all__ = [
     "Item",
     "StageResult",
     "IteratorState",
+    "count_bytes",
     "count_items",
     "drop_items",
     "join_items",
@@ -95,6 +96,11 @@ def size_of(item: Item) -> int:
 def count_items(items: Iterable[Item]) -> int:
     """Elements and errors in `items`."""
     return sum(map(size_of, items))
+
+
+def count_bytes(items: Iterable[Item]) -> int:
+    """Bytes of the blocks in `items`; see :attr:`Block.num_bytes`."""
+    return sum([item.num_bytes for item in items if isinstance(item, Block)])
 
 
 def drop_items(items: Sequence[Item], count: int) -> list[Item]:

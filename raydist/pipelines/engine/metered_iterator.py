@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import final
+from collections.abc import Callable
+from typing import TypeVar, final
 
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import IteratorState
@@ -12,6 +13,8 @@ from raydist.pipelines.metering.iteration_meters import IterationMeters
 from raydist.pipelines.metering.meter import Meter
 
 __all__ = ["MeteredIterator"]
+
+_Made = TypeVar("_Made")
 
 
 @final
@@ -28,15 +31,21 @@ class MeteredIterator(ClosesInput, OpIterator):
         self._clock = meters.clock
 
     def next_block(self, limit: int) -> Block:
+        return self._metered(self._source.next_block, self._meter.handed_out, limit)
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return self._metered(self._source.next_blocks, self._meter.handed_out_together, limit)
+
+    def _metered(self, read: Callable[[int], _Made], count: Callable[[_Made], None], limit: int) -> _Made:
         meter, clock = self._meter, self._clock
         outer_s = clock.inner_s
         clock.inner_s = 0.0
         before = meter.elements
         begin = time.perf_counter()
         try:
-            block = self._source.next_block(limit)
-            meter.handed_out(block)
-            return block
+            made = read(limit)
+            count(made)
+            return made
         except (StopIteration, *MACHINERY_ERRORS):
             raise
         except Exception:

@@ -32,6 +32,13 @@ class OpIterator(ABC):
             Exception: The error of the element at this place. The iterator stays usable and goes on after it.
         """
 
+    def next_blocks(self, limit: int) -> list[Block]:
+        """The next 1 .. `limit` elements, in blocks that lie ready together. Errors as those of `next_block`.
+
+        Large elements are blocks of their own, and a call of each iterator for every one would be the larger cost.
+        """
+        return [self.next_block(limit)]
+
     def has_ready(self) -> bool:
         """Whether `next_block` would not wait for a thread. One that was not asked yet begins to work."""
         return True

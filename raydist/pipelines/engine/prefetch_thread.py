@@ -6,13 +6,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
-from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import ElementError, Item, IteratorState
+from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_bytes, count_items
 from raydist.pipelines.engine.abandoned_threads import join_threads
 from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.buffer_size import BufferSize
@@ -35,7 +34,7 @@ class _Buffer:
         self._stopped = False
         self._paused = False
         self._ended = False
-        self._ready: deque[tuple[Item, IteratorState]] = deque()
+        self._ready: deque[tuple[Sequence[Item], IteratorState]] = deque()
         self._failure: BaseException | None = None
         self._elements = 0
         self._bytes = 0
@@ -68,15 +67,15 @@ class _Buffer:
         self._ram.give(self._reserved)
         self._reserved = 0
 
-    def put(self, item: Item, after: IteratorState) -> None:
-        rows, num_bytes = _rows(item), _bytes(item)
+    def put(self, items: Sequence[Item], after: IteratorState) -> None:
+        rows, num_bytes = count_items(items), count_bytes(items)
         with self._changed:
             self._release()
             if self._stopped:
                 return
             self._ram.charge(num_bytes)
             self._row_bytes = max(self._row_bytes, num_bytes // rows)
-            self._ready.append((item, after))
+            self._ready.append((items, after))
             self._count(rows, num_bytes)
             if self._elements >= self._size.size:
                 self._size.filled()
@@ -99,8 +98,8 @@ class _Buffer:
         """Whether `get` would answer at once."""
         return bool(self._ready) or self._ended
 
-    def get(self, limit_s: float) -> tuple[Item, IteratorState] | None:
-        """The next item; None at the end, and where it was paused."""
+    def get(self, limit_s: float) -> tuple[Sequence[Item], IteratorState] | None:
+        """The next items; None at the end, and where it was paused."""
         with self._changed:
             self._meter.ask()
             self._size.asked(self._elements)
@@ -113,11 +112,12 @@ class _Buffer:
                 if self._failure is not None:
                     raise self._failure
                 return None
-            item, after = self._ready.popleft()
-            self._ram.give(_bytes(item))
-            self._count(-_rows(item), -_bytes(item))
+            items, after = self._ready.popleft()
+            rows, num_bytes = count_items(items), count_bytes(items)
+            self._ram.give(num_bytes)
+            self._count(-rows, -num_bytes)
             self._changed.notify_all()
-            return item, after
+            return items, after
 
     def _count(self, rows: int, num_bytes: int) -> None:
         self._elements += rows
@@ -145,14 +145,6 @@ class _Buffer:
             self._changed.notify_all()
 
 
-def _rows(item: Item) -> int:
-    return item.num_rows if isinstance(item, Block) else 1
-
-
-def _bytes(item: Item) -> int:
-    return item.num_bytes if isinstance(item, Block) else 0
-
-
 def _produce(buffer: _Buffer, first: int, watch: Callable[[float], None], on_end: Callable[[], None]) -> None:
     """The background thread. It knows the buffer only, so that an abandoned iterator is collected and stops it."""
     request = RequestSize(first=first)
@@ -161,15 +153,15 @@ def _produce(buffer: _Buffer, first: int, watch: Callable[[float], None], on_end
         while room := buffer.room():
             begin = time.perf_counter()
             try:
-                item: Item = request.read(buffer.source, room)
+                items: Sequence[Item] = request.read_together(buffer.source, room)
             except StopIteration:
                 break
             except MACHINERY_ERRORS:
                 raise
             except Exception as error:  # of one element: handed out at its place
-                item = ElementError(error)
+                items = (ElementError(error),)
             watch(time.perf_counter() - begin)
-            buffer.put(item, buffer.source.state_dict())
+            buffer.put(items, buffer.source.state_dict())
     except BaseException as error:  # SystemExit too: a thread that died silently would look like the end of the data
         failure = error
     finally:
@@ -221,8 +213,8 @@ class PrefetchThread:
         """Begin."""
         self._thread.start()
 
-    def get(self) -> tuple[Item, IteratorState] | None:
-        """The next item and the source's state behind it; None at the end, or where it was paused.
+    def get(self) -> tuple[Sequence[Item], IteratorState] | None:
+        """The next items, made together, and the source's state behind them; None at the end, or where it was paused.
 
         Raises:
             DeadlineExceededError: It takes longer than `Timeouts.input_s`.

@@ -9,7 +9,7 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import IteratorState
+from raydist.pipelines.elements.items import IteratorState, count_bytes, count_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 from raydist.pipelines.engine.optional_prefetch import OptionalPrefetch
 from raydist.pipelines.engine.prefetch_thread import PrefetchThread
@@ -30,14 +30,20 @@ class ReadAhead(OpIterator):
         self._started = False
 
     def next_block(self, limit: int) -> Block:
+        return self._filled().take(limit)
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return self._filled().take_together(limit)
+
+    def _filled(self) -> Outbox:
         outbox = self._open_outbox()
         self._start()
         while not outbox:
             ready = self._ahead.get()
             if ready is None:
                 raise StopIteration
-            outbox.put([ready[0]], ready[1])
-        return outbox.take(limit)
+            outbox.put(*ready)
+        return outbox
 
     def _start(self) -> None:
         if not self._started:
@@ -82,30 +88,37 @@ class OptionalReadAhead(OpIterator):
         self._rows = 1
 
     def next_block(self, limit: int) -> Block:
+        (block,) = self._next(limit, together=False)
+        return block
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return self._next(limit, together=True)
+
+    def _next(self, limit: int, *, together: bool) -> list[Block]:
         part = self._part
         if part is None:
-            return self._read(limit)
+            return self._read(limit, together)
         part.look()
         if self._ahead is None and part.is_on:
             self._start(part, limit)
         if self._ahead is not None:
             if not part.is_on:
                 self._ahead.pause()
-            block = self._take(self._ahead, limit)
+            blocks = self._take(self._ahead, limit, together)
         else:
             begin = time.perf_counter()
-            block = self._read(limit)
+            blocks = self._read(limit, together)
             part.made(time.perf_counter() - begin)
-        part.handed_out(block.num_rows, block.num_bytes)
-        return block
+        part.handed_out(count_items(blocks), count_bytes(blocks))
+        return blocks
 
     def _start(self, part: OptionalPrefetch, limit: int) -> None:
         self._open_outbox()
         self._ahead = part.read_ahead(self._source, 2 * max(1, min(limit, self._rows)))
         self._ahead.start()
 
-    def _take(self, ahead: PrefetchThread, limit: int) -> Block:
-        """The next block that the thread has made, or the next one after it has stopped."""
+    def _take(self, ahead: PrefetchThread, limit: int, together: bool) -> list[Block]:
+        """What the thread has made next, or what comes after it has stopped."""
         outbox = self._open_outbox()
         while not outbox:
             ready = ahead.get()
@@ -113,20 +126,23 @@ class OptionalReadAhead(OpIterator):
                 if not ahead.was_paused:
                     raise StopIteration
                 self._ahead = None
-                return self._read(limit)
-            outbox.put([ready[0]], ready[1])
-        return outbox.take(limit)
+                return self._read(limit, together)
+            outbox.put(*ready)
+        return _taken(outbox, limit, together)
 
-    def _read(self, limit: int) -> Block:
+    def _read(self, limit: int, together: bool) -> list[Block]:
         outbox = self._outbox
         while outbox is not None and not outbox:
             if outbox.is_clean:
                 self._outbox = outbox = None
                 break
             outbox.put([read_item(self._source, limit)], self._source.state_dict())
-        block = self._source.next_block(limit) if outbox is None else outbox.take(limit)
-        self._rows = block.num_rows
-        return block
+        if outbox is not None:
+            blocks = _taken(outbox, limit, together)
+        else:
+            blocks = self._source.next_blocks(limit) if together else [self._source.next_block(limit)]
+        self._rows = count_items(blocks)
+        return blocks
 
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:
@@ -152,3 +168,7 @@ class OptionalReadAhead(OpIterator):
             self._ahead.stop()
         if self._ahead is None or self._ahead.was_paused:
             self._source.close()
+
+
+def _taken(outbox: Outbox, limit: int, together: bool) -> list[Block]:
+    return outbox.take_together(limit) if together else [outbox.take(limit)]

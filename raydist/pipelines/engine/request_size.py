@@ -6,6 +6,7 @@ import time
 from typing import final
 
 from raydist.pipelines.elements.blocks import Block
+from raydist.pipelines.elements.items import count_bytes, count_items
 from raydist.pipelines.engine.op_iterator import OpIterator
 
 __all__ = ["RequestSize"]
@@ -32,11 +33,18 @@ class RequestSize:
         """The next block of `source`, of at most `limit` elements, watched."""
         begin = time.perf_counter()
         block = source.next_block(min(limit, self.rows))
-        self._learn(block, time.perf_counter() - begin)
+        self._learn(block.num_rows, block.num_bytes, time.perf_counter() - begin)
         return block
 
-    def _learn(self, block: Block, seconds: float) -> None:
-        num_bytes, num_rows = block.num_bytes, block.num_rows
+    def read_together(self, source: OpIterator, limit: int) -> list[Block]:
+        """As `read`, in several blocks where they lie ready."""
+        begin = time.perf_counter()
+        blocks = source.next_blocks(min(limit, self.rows))
+        seconds = time.perf_counter() - begin
+        self._learn(count_items(blocks), count_bytes(blocks), seconds)
+        return blocks
+
+    def _learn(self, num_rows: int, num_bytes: int, seconds: float) -> None:
         if seconds > _SLOW_S:
             self.rows = max(1, self.rows // 2)
         elif seconds < _QUICK_S and self.rows <= _FEWER * num_rows:

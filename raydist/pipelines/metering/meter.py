@@ -109,6 +109,11 @@ class Meter:
         self.elements += block.num_rows
         self.bytes += block.num_bytes
 
+    def handed_out_together(self, blocks: Sequence[Block]) -> None:
+        """Count several."""
+        for block in blocks:
+            self.handed_out(block)
+
     def read_ahead(self, seconds: float) -> None:
         """Note that a thread read so long ahead for a pipeline inside a function."""
         self.ahead_s += seconds

@@ -13,7 +13,7 @@ from raydist.errors import OutOfRangeError
 from raydist.options import Options
 from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import IteratorState
+from raydist.pipelines.elements.items import IteratorState, count_items
 from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.elements.saved_state import state_errors
 from raydist.pipelines.engine.executor import Executor
@@ -119,16 +119,18 @@ class DatasetIterator(Generic[_T]):
             self.meters.consumer_goes()
 
     def _fill(self) -> None:
-        block = self._engine.read(1 << 62)
+        blocks = self._engine.read()
         skipped = 0
         while self._to_skip:
-            skipped = min(self._to_skip, block.num_rows)
+            num_rows = count_items(blocks)
+            skipped = min(self._to_skip, num_rows)
             self._to_skip -= skipped
-            if skipped == block.num_rows:
+            if skipped == num_rows:
                 skipped = 0
-                block = self._engine.read(1 << 62)
+                blocks = self._engine.read()
         begin = time.perf_counter()
-        rows = self._convert(self._order.of(block))
+        converted = [self._convert(self._order.of(block)) for block in blocks]
+        rows = converted[0] if len(converted) == 1 else list(itertools.chain.from_iterable(converted))
         self.meters.convert_s += time.perf_counter() - begin
         self._hand_out(rows, skipped)
 

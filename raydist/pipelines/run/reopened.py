@@ -21,6 +21,8 @@ from raydist.pipelines.run.plan import make_nested_plan
 
 __all__ = ["ReopenedEngine"]
 
+_ALL = 1 << 62
+
 
 @final
 class ReopenedEngine:
@@ -38,7 +40,7 @@ class ReopenedEngine:
         seed: The root seed.
         epoch: Which epoch this is.
         resume_at: Where it goes on when it is opened again; None for the beginning, or where it is open.
-        border: Its state before the block that was read last.
+        border: Its state before the blocks that were read last.
         orders: In which order blocks came, where that may be any.
         ended: Its end was seen.
         closed: Nothing may be read any more.
@@ -69,8 +71,8 @@ class ReopenedEngine:
         self._source: OpIterator | None = None
         self._request = RequestSize()
 
-    def read(self, limit: int) -> Block:
-        """The next block, of at most so many rows; `border` is the state before that.
+    def read(self) -> list[Block]:
+        """The next blocks; `border` is the state before these.
 
         Raises:
             StopIteration: There is none.
@@ -82,7 +84,7 @@ class ReopenedEngine:
         source = self._open()
         self.border = source.state_dict()
         try:
-            return self._request.read(source, limit)
+            return self._request.read_together(source, _ALL)
         except StopIteration:
             self.ended = True
             self.suspend(source.state_dict())

@@ -72,6 +72,15 @@ def test_own_time_is_without_that_of_the_inputs(clock: Clock) -> None:
     assert meters.clock.inner_s == 6.0
 
 
+def test_blocks_that_come_together_are_counted_one_by_one(clock: Clock) -> None:
+    meters = IterationMeters()
+    meter = meters.meter("map-1")
+    assert len(MeteredIterator(Worker(clock), meter, meters).next_blocks(3)) == 1
+    assert (meter.own_s, meter.blocks, meter.elements, meter.bytes) == (1.0, 1, 3, 24)
+    meter.handed_out_together([Worker(clock).next_block(3)] * 2)
+    assert (meter.blocks, meter.elements, meter.bytes) == (3, 9, 72)
+
+
 def test_an_error_costs_time_and_is_counted(clock: Clock) -> None:
     meters = IterationMeters()
     meter = meters.meter("map-1")

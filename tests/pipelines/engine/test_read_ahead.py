@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import final
 
+import numpy as np
 import pytest
 
 from raydist.dataset import Dataset
@@ -92,6 +93,48 @@ def test_each_goes_on_from_the_others_states(saves: str, loads: str) -> None:
         got += read(first, 1, blocks=1)
     first.close()
     assert got == list(range(SIZE))
+
+
+def large_results(rows: int = SIZE) -> OpIterator:
+    """Each is a block of its own; those of one request lie ready together."""
+    op = Dataset.range(rows).map(lambda x: np.full(1 << 13, x))._op
+    return open_iterator(op, seed=0, epoch=0, options=Options(), executor=InlineExecutor())
+
+
+LARGE_MAKERS: dict[str, Callable[[], OpIterator]] = {
+    "thread": lambda: ReadAhead(source := large_results(), thread(source)),
+    "none": lambda: OptionalReadAhead(large_results(), None),
+    "off at first": lambda: OptionalReadAhead(large_results(), Switch(2, begins_on=False)),
+    "on at first": lambda: OptionalReadAhead(large_results(), Switch(3, begins_on=True)),
+}
+
+
+def read_together(iterator: OpIterator, limit: int) -> list[int]:
+    return [int(row[0]) for block in iterator.next_blocks(limit) for row in block.columns[0]]
+
+
+@pytest.mark.parametrize("limits", [(4,), (1, 4, 2, 7)])
+@pytest.mark.parametrize("name", LARGE_MAKERS)
+def test_blocks_that_lie_ready_come_together_with_the_state_behind_them(name: str, limits: tuple[int, ...]) -> None:
+    first = LARGE_MAKERS[name]()
+    got: list[int] = []
+    while len(got) < SIZE:
+        second = LARGE_MAKERS["none"]()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert read_together(second, 1) == [len(got)]
+        second.close()
+        limit = limits[len(got) % len(limits)]
+        more = read_together(first, limit)
+        assert 1 <= len(more) <= limit
+        got += more
+    first.close()
+    assert got == list(range(SIZE))
+
+
+def test_large_results_of_one_request_are_handed_on_by_one_call() -> None:
+    source = large_results(9)
+    assert [len(source.next_blocks(4)) for _ in range(3)] == [4, 4, 1]
+    source.close()
 
 
 def test_one_that_was_not_asked_yet_begins_to_work() -> None:

@@ -55,6 +55,35 @@ def test_blocks_take_neither_long_nor_much_memory(monkeypatch: pytest.MonkeyPatc
     assert max(ask(monkeypatch, Source(200_000, 0.0))) <= 4
 
 
+@final
+class InSingles(OpIterator):
+    """Hands out as many as it is asked for, each as a block of its own."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self.row_bytes = row_bytes
+
+    def next_block(self, limit: int) -> Block:
+        return block_of_rows([np.zeros(self.row_bytes, np.uint8)])
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return [self.next_block(1) for _ in range(limit)]
+
+    def state_dict(self) -> IteratorState:
+        return {}
+
+    def load_state_dict(self, state: IteratorState) -> None:
+        """There is none."""
+
+
+@pytest.mark.parametrize(("row_bytes", "most"), [(8, 64), (1 << 16, 16), (1 << 20, 4), (3 << 20, 1)])
+def test_blocks_that_come_together_count_as_one(monkeypatch: pytest.MonkeyPatch, row_bytes: int, most: int) -> None:
+    monkeypatch.setattr("raydist.pipelines.engine.request_size.time.perf_counter", lambda: 0.0)
+    demand = RequestSize(64)
+    got = [len(demand.read_together(InSingles(row_bytes), 1 << 40)) for _ in range(9)]
+    assert max(got) == most
+    assert got[0] == 1
+
+
 def test_the_callers_limit_holds() -> None:
     source = Source(8, 0.0)
     demand = RequestSize()

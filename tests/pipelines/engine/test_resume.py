@@ -52,6 +52,21 @@ class TestOutbox:
         assert not outbox
         assert outbox.state_dict() == {"at": {"n": 2}, "skip": 0}
 
+    def test_blocks_come_together_as_far_as_they_fit_whole_and_up_to_an_error(self) -> None:
+        outbox = Outbox({"n": 0})
+        one, two = block_of_rows([1]), block_of_rows([2, 3])
+        outbox.put([one, one, two, ERROR], {"n": 1})
+        outbox.put([two], {"n": 2})
+        assert plain([*outbox.take_together(3)]) == [1, 1]
+        assert outbox.state_dict() == {"at": {"n": 0}, "skip": 2}
+        assert plain([*outbox.take_together(1)]) == [2], "more than fits is cut, as by take"
+        assert plain([*outbox.take_together(9)]) == [3]
+        with pytest.raises(ValueError, match="bad"):
+            outbox.take_together(9)
+        assert outbox.state_dict() == {"at": {"n": 1}, "skip": 0}
+        assert plain([*outbox.take_together(9)]) == [2, 3]
+        assert outbox.state_dict() == {"at": {"n": 2}, "skip": 0}
+
     def test_groups_without_items_move_the_border(self) -> None:
         outbox = Outbox({"n": 0})
         outbox.put([], {"n": 1})

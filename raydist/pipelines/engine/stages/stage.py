@@ -52,6 +52,12 @@ class StageIterator(OpIterator):
         self._outbox: Outbox | None = None
 
     def next_block(self, limit: int) -> Block:
+        return self._filled(limit).take(limit)
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return self._filled(limit).take_together(limit)
+
+    def _filled(self, limit: int) -> Outbox:
         outbox = self._open_outbox()
         while not outbox:
             self._submit(limit)
@@ -59,7 +65,7 @@ class StageIterator(OpIterator):
                 raise StopIteration
             self._receive(outbox, self._places[0])
             self._places.popleft()
-        return outbox.take(limit)
+        return outbox
 
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:

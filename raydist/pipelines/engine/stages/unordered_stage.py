@@ -69,13 +69,19 @@ class UnorderedStageIterator(OpIterator):
         self._outbox: Outbox | None = None
 
     def next_block(self, limit: int) -> Block:
+        return self._filled(limit).take(limit)
+
+    def next_blocks(self, limit: int) -> list[Block]:
+        return self._filled(limit).take_together(limit)
+
+    def _filled(self, limit: int) -> Outbox:
         outbox = self._open_outbox()
         while not outbox:
             self._submit(limit)
             if not self._places:
                 raise StopIteration
             self._give(outbox, self._choose())
-        return outbox.take(limit)
+        return outbox
 
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:
