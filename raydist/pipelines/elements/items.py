@@ -95,7 +95,8 @@ def size_of(item: Item) -> int:
 
 def count_items(items: Iterable[Item]) -> int:
     """Elements and errors in `items`."""
-    return sum(map(size_of, items))
+    # Asked several times for each large result: a call of `size_of` would take twice as long.
+    return sum([item.num_rows if isinstance(item, Block) else 1 for item in items])
 
 
 def count_bytes(items: Iterable[Item]) -> int:

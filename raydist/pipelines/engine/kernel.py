@@ -117,12 +117,21 @@ def reject_others(items: Sequence[Item], signature: str, label: str) -> Sequence
     if len(items) == 1 and isinstance(items[0], Block) and items[0].signature == signature:
         return items
     kept: list[Item] = []
+    last: Block | None = None  # that had it
     for item in items:
-        if isinstance(item, ElementError) or item.signature == signature:
+        if isinstance(item, ElementError):
             kept.append(item)
+        elif (last is not None and _are_alike(item, last)) or item.signature == signature:
+            kept.append(item)
+            last = item
         else:
             kept.extend(_rejected(item, signature, label))
     return kept
+
+
+def _are_alike(block: Block, other: Block) -> bool:
+    """Whether two blocks have one signature for sure. Quicker than to ask for both."""
+    return block.structure is other.structure and block.specs == other.specs
 
 
 def _rejected(block: Block, signature: str, label: str) -> list[Item]:
@@ -145,13 +154,10 @@ def _run_kernel(kernel: Kernel, number: int, items: Sequence[Item], start: int) 
             results.append(item)
             at += 1
             continue
-        results += [_numbered(made, number) for made in _run_block(kernel, item, at)]
+        made = _run_block(kernel, item, at)
+        results += [each if isinstance(each, Block) else replace(each, kernel=number) for each in made]
         at += item.num_rows
     return results, at - start
-
-
-def _numbered(item: Item, kernel: int) -> Item:
-    return replace(item, kernel=kernel) if isinstance(item, ElementError) else item
 
 
 def _run_block(kernel: Kernel, block: Block, start: int) -> Sequence[Item]:

@@ -14,7 +14,7 @@ __all__ = ["RequestSize"]
 _QUICK_S = 0.002  # a block that takes less may as well be larger
 _SLOW_S = 0.02  # one that takes more delays the first of its elements too much
 _MAX_BYTES = 1 << 20
-_FEW, _FEW_BYTES = 4, 4 << 20  # large elements come a few at a time: asking for one takes 20 to 60 us
+_FEW, _FEW_BYTES = 8, 4 << 20  # large elements come a few at a time: a request costs 50 to 100 us
 _FEWER = 16  # a filter may leave so few of the elements that it was asked for: one in so many
 
 

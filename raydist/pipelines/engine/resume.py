@@ -83,10 +83,12 @@ class Outbox:
     def take_together(self, limit: int) -> list[Block]:
         """As `take`, and the blocks behind that one which still fit whole, up to an error."""
         blocks = [self.take(limit)]
-        left = limit - blocks[0].num_rows
+        room = left = limit - blocks[0].num_rows
         while self._items and isinstance(item := self._items[0], Block) and item.num_rows <= left:
             left -= item.num_rows
-            blocks.append(self.take(item.num_rows))
+            blocks.append(item)
+            self._items.popleft()
+        self._count(room - left)
         return blocks
 
     def _count(self, handed_out: int) -> None:
