@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-__all__ = ["AheadJudge", "Lap"]
+__all__ = ["WORTH_S", "AheadJudge", "Lap"]
 
-_WORTH_S = 0.0002  # what each block must gain: handing one over costs 0.1 ms
+WORTH_S = 0.0002
+"""What each block must gain: handing one over costs 0.1 ms."""
+
 _SHARE = 0.15  # and its share of the time
-_WATCHED = 16  # blocks
+_WATCHED = 16  # laps
 _FIRST_TRIAL_S = 0.2  # before what only a trial tells: a trial that fails costs a tenth of that at most
 _TRIAL_BLOCKS = 4  # that a trial has at least, for each thread
 _TRIAL_S = (0.02, 0.045)  # seconds that it has at least; and after which so many blocks of one thread are enough
@@ -28,24 +30,26 @@ _REST_S = (0.25, 16.0)  # after a trial that failed, doubled with each
 @final
 @dataclass(slots=True)
 class Lap:
-    """From one block that was handed out to the next.
+    """From one block that was handed out to the next, or to one after it.
 
     Attributes:
-        rows: Elements of the block.
-        made_s: Seconds that somebody took to make it.
-        busy_s: Seconds in which its consumer did something else.
-        waited_s: Of these, the seconds that took no CPU time.
+        rows: Elements of the blocks.
+        made_s: Seconds that somebody took to make them.
+        busy_s: Seconds in which their consumer did something else.
+        waited_s: Of all, the seconds that took no CPU time.
+        blocks: How many; one where threads make them.
     """
 
     rows: int = 0
     made_s: float = 0.0
     busy_s: float = 0.0
     waited_s: float = 0.0
+    blocks: int = 1
 
 
 @final
 class AheadJudge:
-    """Is told of every block.
+    """Is told of all blocks.
 
     Args:
         threads: That make blocks, if any do: several gain even for a consumer that does nothing else.
@@ -84,14 +88,16 @@ class AheadJudge:
         if self.is_on:
             lap.made_s, self._made_ahead_s = self._made_ahead_s, 0.0
             self._watch(now)
-        elif lap.made_s > _WORTH_S:
+        elif lap.made_s > WORTH_S and now >= self._resting_until:
             self._look(now, now - self._began_at)
 
     def _look(self, now: float, elapsed_s: float) -> None:
         """Begin a trial if that is worth it, leaving out the slowest block: something else disturbed it, perhaps."""
+        if elapsed_s < _FIRST_TRIAL_S and sum([lap.waited_s for lap in self._recent]) <= WORTH_S:
+            return  # whatever follows: it takes longer to find out
         laps = sorted(self._recent, key=lambda lap: lap.made_s)[:-1]
         gain_s = self._possible_gain(laps)
-        if not _is_worth(laps, gain_s) or now < self._resting_until:
+        if not _is_worth(laps, gain_s):
             return
         self._sure = _is_worth(laps, min(gain_s, sum([lap.waited_s for lap in laps])))
         if self._sure or elapsed_s >= _FIRST_TRIAL_S:
@@ -125,7 +131,7 @@ class AheadJudge:
         """What paid once may not do so any more: for a consumer that does nothing else now, say."""
         if len(self._recent) < _WATCHED:
             return
-        if 2 * self._possible_gain(self._recent) < _WORTH_S * _WATCHED:
+        if 2 * self._possible_gain(self._recent) < WORTH_S * _WATCHED:
             self._give_up(now)
         self._recent.clear()
 
@@ -137,7 +143,7 @@ class AheadJudge:
 
 
 def _is_worth(laps: Sequence[Lap], gain_s: float) -> bool:
-    return gain_s > _WORTH_S * len(laps) and gain_s >= _SHARE * sum(map(_seconds, laps))
+    return gain_s > WORTH_S * sum([lap.blocks for lap in laps]) and gain_s >= _SHARE * sum(map(_seconds, laps))
 
 
 def _seconds(lap: Lap) -> float:

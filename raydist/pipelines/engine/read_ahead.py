@@ -109,7 +109,8 @@ class OptionalReadAhead(OpIterator):
             begin = time.perf_counter()
             blocks = self._read(limit, together)
             part.made(time.perf_counter() - begin)
-        part.handed_out(count_items(blocks), count_bytes(blocks))
+        self._rows = count_items(blocks)
+        part.handed_out(self._rows, count_bytes(blocks))
         return blocks
 
     def _start(self, part: OptionalPrefetch, limit: int) -> None:
@@ -138,11 +139,8 @@ class OptionalReadAhead(OpIterator):
                 break
             outbox.put([read_item(self._source, limit)], self._source.state_dict())
         if outbox is not None:
-            blocks = _taken(outbox, limit, together)
-        else:
-            blocks = self._source.next_blocks(limit) if together else [self._source.next_block(limit)]
-        self._rows = count_items(blocks)
-        return blocks
+            return _taken(outbox, limit, together)
+        return self._source.next_blocks(limit) if together else [self._source.next_block(limit)]
 
     def _open_outbox(self) -> Outbox:
         if self._outbox is None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any, final
 
+import pytest
+
 from raydist.dataset import Dataset
 from raydist.options import Options
 from raydist.pipelines.autotune.ahead_judge import AheadJudge
@@ -19,6 +21,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = self.used = 0.0
+        self.reads = 0
         self.watched: list[float] = []
         self.shown: list[bool] = []
         self.judge = AheadJudge()
@@ -31,9 +34,13 @@ class Clock:
             name="prefetch-1",
             watch=self.watched.append,
             show=self.shown.append,
-            clock=lambda: self.now,
+            clock=self.read,
             cpu_clock=lambda: self.used,
         )
+
+    def read(self) -> float:
+        self.reads += 1
+        return self.now
 
     def block(self, part: EagerPrefetch, *, made_s: float, busy_s: float, computes: float) -> None:
         """The consumer works, then asks for a block, which is made."""
@@ -60,7 +67,35 @@ def test_the_time_between_blocks_is_the_consumers() -> None:
     part = clock.part()
     for _ in range(5):
         clock.block(part, made_s=0.004, busy_s=0.0, computes=0.0)
-    assert not part.is_on
+    assert clock.shown == []
+
+
+def test_quick_blocks_are_told_of_together_and_cost_no_look_at_the_clock() -> None:
+    clock = Clock()
+    part = clock.part()
+    for _ in range(45):
+        clock.block(part, made_s=0.00005, busy_s=0.0, computes=1.0)
+    assert clock.reads <= 10
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.002])
+def test_blocks_that_take_less_than_a_thread_costs_get_none(slow_s: float) -> None:
+    """Whatever their consumer waits for, and although one of 16 takes longer than that."""
+    clock = Clock()
+    part = clock.part()
+    for number in range(2000):
+        clock.block(part, made_s=0.00005 + slow_s * (number % 16 == 0), busy_s=0.0005, computes=0.0)
+    assert clock.shown == []
+
+
+def test_quick_blocks_that_become_slow_get_a_thread_soon() -> None:
+    clock = Clock()
+    part = clock.part()
+    for _ in range(500):
+        clock.block(part, made_s=0.00005, busy_s=0.001, computes=0.0)
+    for _ in range(20):
+        clock.block(part, made_s=0.002, busy_s=0.002, computes=0.0)
+    assert True in clock.shown
 
 
 def test_a_thread_tells_how_long_blocks_took() -> None:
