@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
 import time
@@ -10,12 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from raydist.ending_threads import end_at_exit
+
 __all__ = ["first_answer"]
 
 _FIRST_PAUSE_S = 0.25
-# A thread that comes back from C++ while the interpreter ends aborts the process.
-_AT_EXIT_S = 15.0
-_running: set[threading.Thread] = set()
 
 _Answer = TypeVar("_Answer")
 
@@ -41,7 +39,9 @@ def first_answer(call: Callable[[float], _Answer], timeout_s: float, *, name: st
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
     while (left_s := deadline - time.monotonic()) > 0:
-        threading.Thread(target=_answer, args=(call, left_s, answers), name=name, daemon=True).start()
+        thread = threading.Thread(target=_answer, args=(call, left_s, answers), name=name, daemon=True)
+        end_at_exit(thread, _nothing)
+        thread.start()
         try:
             return answers.get(timeout=min(pause_s, left_s)).result()
         except queue.Empty:
@@ -51,17 +51,12 @@ def first_answer(call: Callable[[float], _Answer], timeout_s: float, *, name: st
 
 def _answer(call: Callable[[float], _Answer], left_s: float, answers: queue.SimpleQueue[Future[_Answer]]) -> None:
     answer: Future[_Answer] = Future()
-    _running.add(threading.current_thread())
     try:
         answer.set_result(call(left_s))
     except BaseException as error:
         answer.set_exception(error)
     answers.put(answer)
-    _running.discard(threading.current_thread())
 
 
-@atexit.register
-def _await_overtaken() -> None:
-    deadline = time.monotonic() + _AT_EXIT_S
-    for thread in tuple(_running):
-        thread.join(max(deadline - time.monotonic(), 0.0))
+def _nothing() -> None:
+    """A call that is stuck cannot be told to end."""

@@ -13,6 +13,7 @@ from tests.import_graph import Import, circles, home_of, imports_of, modules
 LAYERS = (
     {
         "class_memory",
+        "ending_threads",
         "errors",
         "failpoints",
         "first_answer",

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
+from raydist.ending_threads import end_at_exit
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.items import ElementError, Item, IteratorState, count_bytes, count_items
@@ -211,6 +212,7 @@ class PrefetchThread:
 
     def start(self) -> None:
         """Begin."""
+        end_at_exit(self._thread, self._finalizer)
         self._thread.start()
 
     def get(self) -> tuple[Sequence[Item], IteratorState] | None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from typing import final
 
+from raydist.ending_threads import end_at_exit
 from raydist.errors import CancelledError, DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.elements.blocks import Block
@@ -152,6 +153,7 @@ class ThreadExecutor(Executor):
         for _ in range(self._budget.take(self.num_workers - self._staying)):
             name = f"raydist-map-{next(self._numbers)}"
             thread = threading.Thread(target=_work, args=(self._tasks, self._budget), name=name, daemon=True)
+            end_at_exit(thread, self._finalizer)
             thread.start()
             self._threads.append(thread)
             self._staying += 1

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import final
 
+from raydist.ending_threads import end_at_exit
 from raydist.errors import DeadlineExceededError
 from raydist.options import Timeouts
 from raydist.pipelines.sources.file_format import RecordReader
@@ -89,6 +90,7 @@ class PiecesAhead:
         """Begin to read."""
         if self._thread is None:
             self._thread = threading.Thread(target=_read, args=(self._shelf,), name="raydist-read", daemon=True)
+            end_at_exit(self._thread, self._finalizer)
             self._thread.start()
 
     def read(self) -> Piece:
