@@ -126,7 +126,7 @@ class TunedExecutor(Executor):
         return InlineExecutor().submit(spec, block, starts)
 
     def close(self) -> None:
-        for part in self._parts.values():
+        for part in tuple(self._parts.values()):  # a thread that reads ahead may have begun with another one
             part.end()
         if not self._closed:
             self._closed = True

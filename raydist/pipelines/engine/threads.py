@@ -119,15 +119,16 @@ class ThreadExecutor(Executor):
         self._finalizer = weakref.finalize(self, _stop, self._tasks, self._threads)
 
     def submit(self, spec: StageSpec, block: Block, starts: tuple[int, ...]) -> Pending:
-        if not self._finalizer.alive:
-            raise CancelledError(f"{spec.name} needs an open executor, and this one is closed. Use a new iterator.")
-        with self._starting:  # a prefetching thread and its consumer may both come first
-            self._start()
         task = _Task(spec, block, starts, self._limit_s)
-        self._under_way.add(task)
-        if self._staying:
-            self._tasks.put(task)
-        else:
+        with self._starting:  # a prefetching thread and its consumer may both come first; or the one that closes
+            if not self._finalizer.alive:
+                raise CancelledError(f"{spec.name} needs an open executor, and this one is closed. Use a new iterator.")
+            self._start()
+            self._under_way.add(task)
+            is_sent = self._staying > 0
+            if is_sent:
+                self._tasks.put(task)
+        if not is_sent:
             task.run()
         return task
 
@@ -160,8 +161,9 @@ class ThreadExecutor(Executor):
 
     def close(self) -> None:
         """End the threads, and wake who waits for a result. A thread whose function does not return is left behind."""
-        self._finalizer()
-        threads, self._threads = self._threads, []
+        with self._starting:
+            self._finalizer()
+            threads, self._threads = self._threads, []
         join_threads(threads, self._work_of, self._close_s)
         for task in tuple(self._under_way):
             task.cancel()

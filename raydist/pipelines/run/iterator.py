@@ -6,14 +6,14 @@ import itertools
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar, final
 
 from raydist.errors import OutOfRangeError
 from raydist.options import Options
 from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
-from raydist.pipelines.elements.items import IteratorState, count_items
+from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.key_order import KeyOrder
 from raydist.pipelines.elements.saved_state import state_errors
 from raydist.pipelines.engine.executor import Executor
@@ -82,7 +82,8 @@ class DatasetIterator(Generic[_T]):
         self._to_skip = 0  # elements behind that which were handed out before
         # A list's iterator hands out each of its rows once, whoever asks: what threads share needs no lock.
         self._rows: Iterator[_T] = iter([])
-        self._num_rows = 0  # of the block of `_rows`
+        self._num_rows = 0  # of the blocks read last, up to the end of `_rows`
+        self._unconverted: Sequence[Item] = ()  # what comes behind these
         self._lock = threading.RLock()  # for all else; a user's function may ask its own iterator for something
         self._order = KeyOrder()
         self._process = OwningProcess("This iterator")
@@ -90,7 +91,7 @@ class DatasetIterator(Generic[_T]):
 
     def became_a_copy(self) -> None:
         """This is a forked child: what was made already is the parent's to hand out."""
-        self._rows = iter([])
+        self._rows, self._unconverted = iter([]), ()
 
     def __iter__(self) -> Self:
         return self
@@ -119,27 +120,49 @@ class DatasetIterator(Generic[_T]):
             self.meters.consumer_goes()
 
     def _fill(self) -> None:
-        blocks = self._engine.read()
-        skipped = 0
-        while self._to_skip:
+        if not self._unconverted:
+            self._unconverted = self._read()
+        begin, rest = time.perf_counter(), list[Item]()
+        try:
+            rows = self._converted(self._unconverted)
+        except Exception:  # of one element, whose neighbours are not to be lost
+            rows, rest = self._converted_singly(self._unconverted)
+        self.meters.convert_s += time.perf_counter() - begin
+        self._engine.require_open()  # close() does not wait for an element that takes long
+        self._unconverted = rest
+        self._num_rows += len(rows)
+        self._rows = iter(rows)
+
+    def _read(self) -> Sequence[Item]:
+        """The next blocks, behind what is to be skipped, which counts as handed out."""
+        while True:
+            blocks: Sequence[Item] = self._engine.read()
             num_rows = count_items(blocks)
             skipped = min(self._to_skip, num_rows)
             self._to_skip -= skipped
-            if skipped == num_rows:
-                skipped = 0
-                blocks = self._engine.read()
-        begin = time.perf_counter()
-        converted = [self._convert(self._order.of(block)) for block in blocks]
-        rows = converted[0] if len(converted) == 1 else list(itertools.chain.from_iterable(converted))
-        self.meters.convert_s += time.perf_counter() - begin
-        self._hand_out(rows, skipped)
+            if skipped < num_rows:
+                self._num_rows = skipped
+                return drop_items(blocks, skipped) if skipped else blocks
 
-    def _hand_out(self, rows: list[_T], skipped: int) -> None:
-        self._engine.require_open()  # close() does not wait for an element that takes long
-        fresh = iter(rows)
-        for _ in itertools.islice(fresh, skipped):
-            pass
-        self._num_rows, self._rows = len(rows), fresh
+    def _converted(self, blocks: Sequence[Item]) -> list[_T]:
+        converted = [self._convert(self._order.of(block)) for block in blocks if isinstance(block, Block)]
+        return converted[0] if len(converted) == 1 else list(itertools.chain.from_iterable(converted))
+
+    def _converted_singly(self, blocks: Sequence[Item]) -> tuple[list[_T], list[Item]]:
+        """The elements before the one that cannot be converted, and what is left; its error where it is the first."""
+        rows: list[_T] = []
+        left = list(blocks)
+        while left:
+            try:
+                rows += self._converted(keep_items(left, 1))
+            except Exception:
+                if rows:
+                    break
+                self._num_rows += 1
+                self._unconverted = drop_items(left, 1)
+                raise
+            left = drop_items(left, 1)
+        return rows, left
 
     def get_next(self) -> _T:
         """The next element. Blocks until it is there.
@@ -223,7 +246,7 @@ class DatasetIterator(Generic[_T]):
 
     def _position(self) -> tuple[IteratorState, int]:
         left = operator.length_hint(self._rows)  # asked once: other threads may take rows meanwhile
-        if left:
+        if left or self._unconverted:
             return self._engine.border, self._num_rows - left
         if self._engine.resume_at is not None:
             return self._engine.resume_at, self._to_skip
@@ -233,7 +256,7 @@ class DatasetIterator(Generic[_T]):
         """Where it is, without asking the engine; None where no element was handed out yet."""
         with self._lock:
             left = operator.length_hint(self._rows)
-            if not left and self._engine.resume_at is not None:
+            if not left and not self._unconverted and self._engine.resume_at is not None:
                 return self._engine.resume_at, self._to_skip
             return (self._engine.border, self._num_rows - left) if self._num_rows else None
 
@@ -279,7 +302,7 @@ class DatasetIterator(Generic[_T]):
         alone = self._lock.acquire(timeout=_CLOSE_S)
         try:
             self._engine.closed = True
-            self._rows = iter([])
+            self._rows, self._unconverted = iter([]), ()
             self._engine.suspend(None)
         finally:
             if alone:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 
 from raydist.errors import CancelledError, DeadlineExceededError
 from raydist.options import Timeouts
+from raydist.pipelines.engine.budget import Budget
 from raydist.pipelines.engine.threads import ThreadExecutor
 from tests.pipelines.engine.toy_stages import SOURCE, block_of, spec_of
 
@@ -58,3 +60,39 @@ def test_system_exit_in_a_function_reaches_the_caller() -> None:
     with pytest.raises(SystemExit):
         pending.result()
     executor.close()
+
+
+def test_closing_beside_who_starts_threads_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, entered, go_on = Budget(), threading.Event(), threading.Event()
+    take = budget.take
+
+    def held(wanted: int) -> int:
+        entered.set()
+        go_on.wait(10)
+        return take(wanted)
+
+    monkeypatch.setattr(budget, "take", held)
+    executor = ThreadExecutor(0, budget=budget)
+    starts = threading.Thread(target=executor.resize, args=(2,))
+    starts.start()
+    assert entered.wait(10)
+    closes = threading.Thread(target=executor.close)
+    closes.start()
+    closes.join(0.2)
+    go_on.set()
+    for thread in (starts, closes):
+        thread.join(10)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("raydist-map")]
+
+
+def test_what_comes_beside_closing_is_refused_or_cancelled() -> None:
+    spec, block = spec_of(SOURCE.map(lambda x: x)), BLOCK.slice(0, 1)
+    for _ in range(50):
+        executor = ThreadExecutor(1, Timeouts(element_s=5.0))
+        executor.submit(spec, block, (0,)).result()
+        closes = threading.Thread(target=executor.close)
+        closes.start()
+        with contextlib.suppress(CancelledError):
+            while True:
+                executor.submit(spec, block, (0,)).result()
+        closes.join(10)

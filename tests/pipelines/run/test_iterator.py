@@ -13,7 +13,7 @@ from raydist.dataset import Dataset
 from raydist.errors import FailedPreconditionError, OutOfRangeError
 from raydist.options import Options
 from raydist.pipelines.elements.spec import TensorSpec
-from tests.contracts.op import collect, iterate
+from tests.contracts.op import collect, is_error, iterate
 from tests.odd_errors import Departure, Mute
 from tests.pipelines.threads import in_threads, quick_switches
 
@@ -232,6 +232,55 @@ def test_any_error_of_an_element_is_raised_at_its_place_and_the_iterator_goes_on
     assert caught.value is error
     assert "element 2 of its input." in "".join(error.__notes__)
     assert [int(x) for x in iterator] == [3, 4]
+
+
+@pytest.mark.parametrize("width", [1, 9_000])
+def test_an_element_that_cannot_be_converted_is_an_error_at_its_place(width: int) -> None:
+    """Small ones are blocks of many, large ones blocks of their own."""
+
+    def pair(x: np.int64) -> Any:
+        return np.full((3, width), x), np.full(2 if x in (7, 8, 19) else 3, x)
+
+    def drawn(iterator: Any) -> list[Any]:
+        return [item if is_error(item) else int(item.column(1)[0].as_py()) for item in collect(iterator)]
+
+    dataset = Dataset.range(20).map(pair)
+    expected = [x for x in range(20) if x not in (7, 8, 19)]
+    iterator = dataset.arrow_batches()
+    items: list[Any] = []
+    states = [iterator.state_dict()]
+    for _ in range(20):
+        items += collect(iterator, 1)
+        states.append(iterator.state_dict())
+    iterator.close()
+    assert [x for x in map(str, items) if "Error" in x][0].startswith("('InvalidArgumentError', 'The leaves of a batch")
+    assert [place for place, item in enumerate(items) if is_error(item)] == [7, 8, 19]
+    for place in range(21):
+        resumed = dataset.arrow_batches()
+        resumed.load_state_dict(json.loads(json.dumps(states[place])))
+        rest = drawn(resumed)
+        assert len(rest) == 20 - place
+        assert [x for x in rest if not is_error(x)] == [x for x in expected if x >= place]
+
+
+def test_ctrl_c_while_elements_are_converted_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator = Dataset.range(50).as_numpy_iterator()
+    got = [int(next(iterator)) for _ in range(3)]
+    convert, hits = iterator._convert, iter([True])
+
+    def interrupted(block: Any) -> Any:
+        if next(hits, False):
+            raise KeyboardInterrupt
+        return convert(block)
+
+    monkeypatch.setattr(iterator, "_convert", interrupted)
+    while True:
+        try:
+            got += [int(x) for x in iterator]
+        except KeyboardInterrupt:
+            continue
+        break
+    assert got == list(range(50))
 
 
 def test_a_generator_that_leaves_with_any_error_has_ended() -> None:

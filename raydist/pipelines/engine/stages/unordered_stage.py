@@ -136,6 +136,7 @@ class UnorderedStageIterator(OpIterator):
         self._next_starts = tuple(start + count for start in starts)
         self._order.was_read(number, count)
         if number in self._ahead:  # it was given before the state was saved
+            self._pass_given()
             return
         sent = item if isinstance(item, ElementError) else self._results.send(item, starts, made_in_s)
         self._places[number] = _Place(sent, before, starts)
@@ -178,10 +179,14 @@ class UnorderedStageIterator(OpIterator):
         self._order.was_given(self._given, number)
         self._given += 1
         self._ahead.add(number)
-        while self._first in self._ahead:
+        self._pass_given()
+        outbox.put(items, self._border())
+
+    def _pass_given(self) -> None:
+        """The oldest block that was not given; or, of those given before a state was saved, the next to be read."""
+        while self._first in self._ahead and self._first < self._next:
             self._ahead.remove(self._first)
             self._first += 1
-        outbox.put(items, self._border())
 
     def state_dict(self) -> IteratorState:
         return self._open_outbox().state_dict()

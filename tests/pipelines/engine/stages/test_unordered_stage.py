@@ -65,6 +65,24 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_a_state_of_a_wide_window_goes_on_in_a_narrow_one(window: int) -> None:
+    """Blocks that were handed out before older ones are passed over, although they are read again one by one."""
+    dataset = Dataset.range(60).map(lambda x: x).with_options(ANY_ORDER)
+    for seed in range(8):
+        iterator = iterate(dataset, lambda options, seed=seed: LuckyPool(seed, 6))  # type: ignore[misc]  # a default
+        got = collect(iterator, 20)
+        state = iterator.state_dict()
+        iterator.close()
+        narrow = iterate(dataset, lambda options: LuckyPool(1, window))
+        narrow.load_state_dict(state)
+        got += collect(narrow, 5)
+        again = iterate(dataset, lambda options: LuckyPool(2, 3))
+        again.load_state_dict(narrow.state_dict())
+        narrow.close()
+        assert sorted(int(x) for x in got + collect(again)) == list(range(60))
+
+
 def flat(items: list[Any]) -> list[Any]:
     """Every element and error, whatever batches they came in, sorted; of large ones the beginning."""
     parts = [item[:9] if isinstance(item, np.ndarray) else [item] for item in items]
