@@ -84,6 +84,7 @@ ROOMS = {
     "actors": (
         {
             "bundle_options",
+            "class_tracking",
             "portable_errors",
             "supervision",
             "reservation_guard",

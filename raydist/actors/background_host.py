@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import cloudpickle
 import ray
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.supervision import RemoteFailure, kill_actors, translate_ray_error
 from raydist.cluster import connect

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-import cloudpickle
-
+from raydist.actors.class_tracking import cloudpickle
 from raydist.errors import Preempted, RaydistError
 from raydist.foreign_errors import LEAVING, annotate, as_exception, message_of, shown, what_was_raised
 

@@ -19,6 +19,7 @@ from raydist.actors.portable_errors import pack_error
 from raydist.actors.server_metrics import ServerMetrics
 from raydist.actors.software import Software, installed_software
 from raydist.actors.supervision import RemoteFailure
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.deferred_compiler import defer_compiler
 from raydist.parameter_servers.desk import Outcome, RequestHandler, ServerDesk
 from raydist.parameter_servers.lanes.hall import Hall
@@ -52,7 +53,7 @@ class PackedTensor:
     @staticmethod
     def of(tensor: torch.Tensor) -> PackedTensor:
         """A copy of the present values."""
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = flat_bytes(tensor.detach())
         return PackedTensor(flat.numpy().copy(), tensor.dtype, tuple(tensor.shape))
 
     def tensor(self) -> torch.Tensor:

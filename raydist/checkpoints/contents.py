@@ -63,7 +63,7 @@ class CheckpointContents:
         named = {**named, **_rows_of(named), **self._step_beside(named)}
         if self._gradients:
             again = other_names(named)
-            homes = [name for name, obj in named.items() if isinstance(obj, nn.Module) and name not in again]
+            homes = [name for name, obj in named.items() if _may_have_gradients(obj) and name not in again]
             named |= named_objects({_GRADIENTS: {name: PendingGradients(named[name]) for name in homes}})
         return named
 
@@ -95,7 +95,10 @@ class CheckpointContents:
         strategy = self._find_strategy()
         if strategy is None:
             warnings.warn(_NO_STRATEGY, RuntimeWarning, stacklevel=5)
-        return {**named, _STEP: StepCounter() if strategy is None else strategy._make_counter()}
+        counter = StepCounter() if strategy is None else strategy._make_counter()
+        old = f"{_GRADIENTS}.{_STEP}"  # it has no gradient, but older checkpoints name it
+        beside = {old: PendingGradients(counter)} if old in checkpoint.manifest.objects else {}
+        return {**named, _STEP: counter, **beside}
 
     @contextlib.contextmanager
     def holding(self, objects: Mapping[str, Any]) -> Iterator[None]:
@@ -170,6 +173,10 @@ def _rows_of(named: dict[str, Any]) -> dict[str, Any]:
     again = other_names(named)
     tables = {name: SavedRows(obj) for name, obj in named.items() if isinstance(obj, nn.Module) and name not in again}
     return {f"{name}.{_ROWS}": rows for name, rows in tables.items() if rows}
+
+
+def _may_have_gradients(obj: Any) -> bool:
+    return isinstance(obj, nn.Module) and not isinstance(obj, StepCounter)
 
 
 def _modules(named: dict[str, Any]) -> dict[str, nn.Module]:

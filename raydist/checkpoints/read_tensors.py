@@ -11,6 +11,7 @@ import torch
 
 from raydist.checkpoints.dtypes import stored_dtype
 from raydist.checkpoints.tensor_file import FilePlace, TensorFile
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import DataLossError, NotFoundError
 from raydist.pipelines.formats.files import OpenFile, file_errors
 from raydist.pipelines.stored.directory_files import DirectoryFiles
@@ -202,7 +203,7 @@ class _FileReader:
 
     def _read_into(self, target: torch.Tensor, what: str, crc: int) -> int:
         """Read what comes next; the checksum goes on from `crc`."""
-        flat: Any = target.reshape(-1).view(torch.uint8).numpy()
+        flat: Any = flat_bytes(target).numpy()
         done = 0
         while done < len(flat):
             piece = self._some(min(len(flat) - done, _PIECE_BYTES), what)

@@ -16,6 +16,7 @@ import torch
 
 from raydist.checkpoints.dtypes import dtype_name
 from raydist.checkpoints.new_files import NewFiles
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.failpoints import failpoint
 
 __all__ = [
@@ -245,10 +246,7 @@ def _name_in_file(key: str, rows: tuple[int, int] | None) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    plain = tensor.detach().cpu().contiguous()
-    if not plain.numel():  # numpy's arrays without elements become tensors that cannot be seen as bytes
-        return memoryview(b"")
-    flat: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    flat: Any = flat_bytes(tensor.detach().cpu()).numpy()
     return memoryview(flat)
 
 

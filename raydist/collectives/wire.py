@@ -11,6 +11,7 @@ from typing import final
 
 import torch
 
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
@@ -81,9 +82,7 @@ def stage_bytes(tensor: torch.Tensor) -> Staged:
     """Prepare `tensor` to be moved: as plain bytes, whatever its dtype."""
     target = tensor.detach()
     values = _plain(target).contiguous()
-    # A tensor without elements may have strides that torch cannot view as bytes.
-    carrier = values.view(-1).view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
-    return Staged(target, values, carrier)
+    return Staged(target, values, flat_bytes(values))
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
-import cloudpickle
-
+from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.passes.job import InputJob
 from raydist.coordinator.per_worker import (
     DealtIteratorMaker,

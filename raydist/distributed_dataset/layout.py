@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
-import cloudpickle
-
+from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.passes.job import InputJob, MergedJob
 from raydist.errors import InvalidArgumentError
 from raydist.options import AutoShardPolicy

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from raydist.collectives.parameter_hooks import ParameterHooks, detach_hooks
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.pickling.attribute_table import AttributePath
 from raydist.values import PerReplica
 
@@ -120,8 +121,7 @@ class TensorImage:
             if held.layout is not torch.strided:
                 parts = tuple(TensorImage.of(part) for part in _parts(held))
                 return TensorImage(np.empty(0, np.uint8), tensor.dtype, tensor.shape, tensor.layout, parts)
-            flat = held.contiguous().reshape(-1)
-            return TensorImage(flat.view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
+            return TensorImage(flat_bytes(held).numpy(), tensor.dtype, tensor.shape)
 
     def tensor(self) -> torch.Tensor:
         """The values in memory of their own."""

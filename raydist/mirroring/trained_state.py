@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from raydist.collectives.wires.flat_bytes import flat_bytes
+
 __all__ = ["digest_of", "names_of", "row_tables", "trained_state"]
 
 
@@ -87,7 +89,7 @@ def digest_of(value: Any) -> int:
     dense = value.detach()
     if dense.is_sparse:
         dense = dense.to_dense()
-    flat = dense.contiguous().view(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    flat = flat_bytes(dense)
     about = zlib.crc32(f"{dense.dtype} {tuple(dense.shape)}".encode())
     if dense.device.type == "cpu":
         return zlib.crc32(flat.numpy().data, about)

@@ -20,9 +20,9 @@ import types
 from collections.abc import Callable
 from typing import Any, final
 
-import cloudpickle
 import torch
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.pickling.by_value import Reach
 from raydist.pickling.compiled import reduce_compiled
 from raydist.pickling.parametrized import reduce_parametrized

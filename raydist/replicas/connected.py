@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
-import cloudpickle
 import numpy as np
 import torch
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.collectives.base import Communicator
 from raydist.collectives.buckets.forms import StepWeight
 from raydist.collectives.delegating import LimitedCommunicator
@@ -23,10 +23,11 @@ from raydist.nest import map_structure
 from raydist.options import CommunicationOptions
 from raydist.replicas.batch_rows import BatchRows
 from raydist.replicas.in_sync import SyncCheck
+from raydist.replicas.merged_values import MergedValue, value_on
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.variables_view import VariablesView
 from raydist.replicas.written_buffers import WrittenBuffers
-from raydist.values import PerReplica, ReduceOp
+from raydist.values import ReduceOp
 
 __all__ = ["Connected"]
 
@@ -254,10 +255,10 @@ class Connected(Peers):
 
     def merge_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gathered = self._gather_objects((args, kwargs))
-        all_args, all_kwargs = map_structure(lambda *values: PerReplica(values), *gathered)
+        ranks = [rank for rank, present in enumerate(self._batch.present) if present]
+        all_args, all_kwargs = map_structure(lambda *values: MergedValue(values, ranks), *gathered)
         merged = fn(*all_args, **all_kwargs)
-        mine = self.rank
-        return map_structure(lambda leaf: leaf.values[mine] if isinstance(leaf, PerReplica) else leaf, merged)
+        return map_structure(lambda leaf: value_on(leaf, self.rank, ranks), merged)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._reducer.no_sync()

@@ -7,10 +7,10 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
-import cloudpickle
 import numpy as np
 import torch
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.context.cross_replica import require_one_structure
 from raydist.errors import SpecError
 from raydist.nest import Structure, flatten, unflatten

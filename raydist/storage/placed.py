@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.storage.shard import VariableShard
 
 __all__ = ["PlacedTensor", "TensorPlace", "can_be_placed", "distance_of", "places_of", "storage_bytes"]
@@ -93,7 +94,7 @@ def distance_of(value: torch.Tensor, other: torch.Tensor) -> float:
     mine, theirs = value.detach().to("cpu"), other.detach().to("cpu")
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
         return torch.inf
-    if torch.equal(mine.contiguous().view(-1).view(torch.uint8), theirs.contiguous().view(-1).view(torch.uint8)):
+    if torch.equal(flat_bytes(mine), flat_bytes(theirs)):
         return 0.0
     if not mine.is_floating_point():
         return torch.inf

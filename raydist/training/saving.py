@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from raydist.checkpoints.tensor_file import write_safetensors
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import DataLossError, InvalidArgumentError, NotFoundError, RaydistError
 from raydist.pipelines.formats.files import local_path, path_text, shown_uri
 from raydist.pipelines.stored.directory_files import DirectoryFiles, directory_files
@@ -80,7 +81,7 @@ def _digest(text: str, data: memoryview | bytes = b"") -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    flat: Any = flat_bytes(tensor).numpy()
     return memoryview(flat)
 
 

@@ -52,6 +52,22 @@ def test_a_program_that_does_not_count_saves_none(tmp_path: Path) -> None:
     assert step_of(strategy) == 2, "there is none to go back to"
 
 
+@pytest.mark.parametrize("counts_first", [False, True])
+@pytest.mark.parametrize("saved", [0, 2])
+def test_with_gradients_it_is_restored_by_whoever_counts_first_or_later(
+    tmp_path: Path, saved: int, counts_first: bool
+) -> None:
+    def program(count: int) -> tuple[rd.OneDeviceStrategy, rd.Checkpoint]:
+        strategy, _ = at_step(count)
+        with strategy.scope():
+            return strategy, rd.Checkpoint(model=torch.nn.Linear(1, 1), gradients=True)
+
+    path = program(saved)[1].save(tmp_path / "saved")
+    strategy, checkpoint = program(int(counts_first))
+    checkpoint.restore(path)
+    assert step_of(strategy) == (saved or int(counts_first))
+
+
 def test_of_chosen_objects_alone_it_is_not_part(tmp_path: Path) -> None:
     path = at_step(3)[1].save(tmp_path / "saved")
     strategy, checkpoint = at_step(1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 import raydist as rd
@@ -36,6 +39,48 @@ def test_nests_come_back_as_nests_and_none_as_none(two: rd.MirroredStrategy) -> 
     assert result["a"][1] is None
     assert two.local_results(result["b"]) == ("text", "text")
     assert two.run(lambda: None) is None
+
+
+def test_classes_of_the_program_come_back_as_they_are(two: rd.MirroredStrategy) -> None:
+    pair_type = namedtuple("Pair", "first second")  # no other process can import it: it travels by value
+
+    @dataclass
+    class Both:
+        first: Any
+        second: Any
+
+    for kind in (pair_type, Both):
+
+        def of_that_kind(batch: Any, kind: type = kind) -> tuple[bool, Any, Any]:
+            return isinstance(batch, kind), batch, kind(batch.first + 1, batch.second)
+
+        numbers = torch.arange(8.0)
+        dataset = rd.Dataset.from_tensor_slices(kind(numbers, numbers + 1)).batch(4)
+        (batch, *_) = two.distribute_dataset(dataset)
+        assert isinstance(batch, kind)
+        known, same, made = two.run(of_that_kind, args=(batch,))
+        assert two.local_results(known) == (True, True)
+        assert (type(same), type(made)) == (kind, kind)
+        assert two.gather(same.second, 0).tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert two.gather(made.first, 0).tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_columns_of_a_batch_of_one_row_are_values_like_others(two: rd.MirroredStrategy) -> None:
+    """To torch they are contiguous, with a stride of 2."""
+    with two.scope():
+        module, seen = nn.Module(), torchmetrics.CatMetric()
+        module.register_buffer("column", torch.arange(10.0).reshape(5, 2)[:1, 1])
+
+    def step(batch: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        column = batch[:, 1]
+        seen.update(column)
+        return rd.get_replica_context().all_gather(column, axis=0), module.column + column
+
+    dataset = rd.Dataset.from_tensor_slices(torch.arange(10.0).reshape(5, 2)).batch(2)
+    gathered = [two.run(step, args=(batch,)) for batch in two.distribute_dataset(dataset)]
+    assert [two.local_results(each)[0].tolist() for each, _ in gathered] == [[1.0, 3.0], [5.0, 7.0], [9.0]]
+    assert two.gather(gathered[1][1], 0).tolist() == [6.0, 8.0]
+    assert seen.compute().tolist() == [1.0, 3.0, 5.0, 7.0, 9.0]
 
 
 def test_results_of_one_step_feed_the_next_without_the_driver(two: rd.MirroredStrategy) -> None:

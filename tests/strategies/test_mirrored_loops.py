@@ -125,14 +125,15 @@ def test_a_replica_that_stands_in_adds_nothing_to_collectives(mirrored: Callable
             "min": ctx.all_reduce("MIN", x.min()).item(),
             "max": ctx.all_reduce("MAX", x.max()).item(),
             "all": ctx.all_gather(x, 0),
-            "merged": ctx.merge_call(lambda s, r: len(r.values), args=(0,)),
+            "merged": ctx.merge_call(lambda s, r: s.reduce("SUM", r, axis=0), args=(x,)).item(),
+            "own": ctx.merge_call(lambda s, r: rd.PerReplica([len(each) for each in r.values]), args=(x,)),
         }
 
     data = rd.Dataset.from_tensor_slices(np.array([8.0, 4.0])).batch(2)
     (batch,) = strategy.distribute_dataset(data)
     result = strategy.run(step, args=(batch,), options=rd.RunOptions(gradient_reduce_op="SUM"))  # type: ignore[arg-type]
     found = {name: strategy.local_results(leaf)[0] for name, leaf in result.items() if name != "all"}
-    assert found == {"grad": 6.0, "count": 2, "mean": 6.0, "min": 4.0, "max": 8.0, "merged": 3}
+    assert found == {"grad": 6.0, "count": 2, "mean": 6.0, "min": 4.0, "max": 8.0, "merged": 12.0, "own": 1}
     assert result["all"].values[0].tolist() == [8.0, 4.0]
 
 

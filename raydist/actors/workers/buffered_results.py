@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-import cloudpickle
 import numpy as np
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.workers.shared_buffers import HEADER_BYTES, BufferAddress
 from raydist.pipelines.elements.blocks import Block, Column
 from raydist.pipelines.elements.items import Item, StageResult

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import final
 
-import cloudpickle
-
+from raydist.actors.class_tracking import cloudpickle
 from raydist.errors import InvalidArgumentError
 from raydist.pipelines.engine.kernel import StageSpec
 

@@ -7,6 +7,8 @@ from typing import final
 
 import torch
 
+from raydist.collectives.wires.flat_bytes import flat_bytes
+
 __all__ = ["WINDOW_BYTES", "ByteExchange"]
 
 WINDOW_BYTES = 16 << 20  # of one broadcast: large enough that its start costs nothing, small on a device
@@ -47,7 +49,7 @@ class ByteExchange:
         if len(parts) == 1:
             return
         for root, tensors in enumerate(parts):
-            for window in _windows([tensor.reshape(-1).view(torch.uint8) for tensor in tensors], self._window_bytes):
+            for window in _windows([flat_bytes(tensor) for tensor in tensors], self._window_bytes):
                 self._share(window, root)
 
     def _share(self, window: Sequence[torch.Tensor], root: int) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from raydist.collectives.base import Communicator
 from raydist.collectives.buckets.layout import ParameterSpec
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.values import ReduceOp
 
 __all__ = ["SparseLane"]
@@ -155,7 +156,7 @@ class SparseLane:
         if own is None or not own._nnz():
             return []
         parts = own.indices()[0], own.values().to(self._wire(spec))
-        return [part.to(self._communicator.device).contiguous().view(-1).view(torch.uint8) for part in parts]
+        return [flat_bytes(part.to(self._communicator.device)) for part in parts]
 
     def _unpacked(self, spec: ParameterSpec, piece: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         # Clones lie where views as other dtypes may begin.

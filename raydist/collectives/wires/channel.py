@@ -17,6 +17,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from raydist.collectives.wires.flat_bytes import flat_bytes
+
 __all__ = ["Attendance", "Channel", "Passage", "bytes_of"]
 
 # How much one call of the kernel is asked for: while one runs, nobody else uses the channel.
@@ -34,8 +36,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
     if not tensor.numel():
         return memoryview(b"")
-    flat = tensor.view(-1).view(torch.uint8)
-    data: np.ndarray[Any, Any] = flat.numpy()
+    data: np.ndarray[Any, Any] = flat_bytes(tensor).numpy()
     return data.data
 
 

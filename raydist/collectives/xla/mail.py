@@ -10,6 +10,7 @@ from typing import final
 import torch
 
 from raydist.collectives.rendezvous.signed_store import SignedStore
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import CollectiveMismatchError
 
 __all__ = ["Arrival", "Parcel"]
@@ -57,8 +58,8 @@ class Parcel(_Errand):
 
     def __init__(self, store: SignedStore, source: int, destination: int, number: int, tensor: torch.Tensor) -> None:
         super().__init__(store, source, destination, number)
-        values = tensor.detach().cpu().contiguous()
-        raw = values.view(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b""
+        values = tensor.detach().cpu()
+        raw = flat_bytes(values).numpy().tobytes()
         self._data = json.dumps([number, *_kind_of(tensor)]).encode() + b"\n" + raw
         self.wait_slice(0.0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, final
 
-import cloudpickle
 import torch
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.errors import FailedPreconditionError
 from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup, OptimizerState, SetOptimizerState
 from raydist.parameter_servers.slices import ServedSlice

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
-import cloudpickle
 import torch
 
+from raydist.actors.class_tracking import cloudpickle
 from raydist.actors.portable_errors import PortableError, pack_error
 from raydist.actors.readers.replica_iterator import ReplicaIterator
 from raydist.collectives.base import Communicator, Membership

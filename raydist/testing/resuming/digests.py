@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import SpecError
 
 __all__ = ["state_digest"]
@@ -35,9 +36,9 @@ def state_digest(state: Any) -> str:
 def _parts(state: Any) -> Iterator[bytes]:
     """Kind, size and content of everything."""
     if isinstance(state, torch.Tensor):
-        tensor = state.detach().cpu().contiguous()
+        tensor = state.detach().cpu()
         yield f"tensor {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        yield flat_bytes(tensor).numpy().tobytes()
     elif isinstance(state, np.ndarray | np.generic):
         array = np.asarray(state)
         yield f"array {array.dtype.str} {array.shape}".encode()
