@@ -123,11 +123,19 @@ def is_just_seeded(generator: torch.Generator) -> bool:
     return torch.equal(fresh.get_state(), generator.get_state())
 
 
+def _number_in(tensor: torch.Tensor) -> str | None:
+    """Some of torch's kernels write numbers without counting it: a GradScaler's growth tracker."""
+    if tensor.dim() or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    return repr(tensor.item())  # which is the same for one NaN and another
+
+
 def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
     """Marks for the leaves of control states.
 
-    Mirrored objects are marked by handle, tensors by identity and version, functions and classes by identity, and
-    whatever else can change inside by a digest of its pickle (by identity if it has none).
+    Mirrored objects are marked by handle, tensors by identity and version (single numbers on the CPU by what they are,
+    too), functions and classes by identity, and whatever else can change inside by a digest of its pickle (by identity
+    if it has none).
     """
 
     def digest(value: Any) -> Hashable:
@@ -136,7 +144,7 @@ def content_digest(handle_of: Callable[[Any], int | None]) -> Digest:
             return "handle", handle
         if isinstance(value, torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
-                return Identity(value), num_writes(value)
+                return Identity(value), num_writes(value), _number_in(value)
         if kind_of(value) is not None or isinstance(value, type) or callable(value):
             return Identity(value)
         if type(value) is set and all(isinstance(item, str | int) for item in value):

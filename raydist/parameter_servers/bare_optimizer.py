@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["bare_optimizer", "may_fuse", "server_options", "step_bare"]
+__all__ = ["bare_optimizer", "fits_one_pass", "may_fuse", "server_options", "step_bare"]
 
 _TORCHS = "torch.optim."
 _NOT_OPTIONS = ("params", "param_names")
@@ -53,6 +53,31 @@ def may_fuse(kind: type[torch.optim.Optimizer], options: Mapping[str, Any], dtyp
     asked = options.get("fused") is False or options.get("foreach")
     known = "fused" in options and kind.__module__.startswith(_TORCHS) and not asked
     return known and all(dtype in (torch.float32, torch.float64) for dtype in dtypes)
+
+
+def fits_one_pass(value: torch.Tensor, gradient: torch.Tensor, state: Mapping[str, Any]) -> bool:
+    """Whether torch's pass over memory, which goes by addresses alone, does here what its plain update does.
+
+    >>> value = torch.zeros(2, 3)
+    >>> fits_one_pass(value, torch.ones(2, 3), {"exp_avg": torch.ones(3, 2).t()})
+    False
+    """
+    shape, dtype = value.shape, value.dtype  # read once: this is asked of every slice that is pushed
+    if not _lies_by_rows(gradient, shape, dtype):
+        return False
+    for name, each in state.items():
+        if each is None:
+            continue
+        if not isinstance(each, torch.Tensor):
+            return False
+        if not (_lies_by_rows(each, shape, dtype) if name != "step" else each.dim() == 0):
+            return False
+    return True
+
+
+def _lies_by_rows(tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> bool:
+    """Whether it lies as values of that kind do."""
+    return tensor.dtype is dtype and tensor.shape == shape and tensor.layout is torch.strided and tensor.is_contiguous()
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,18 @@ def test_generator_state() -> None:
     assert torch.rand(1, generator=target).item() == torch.rand(1, generator=source).item()
 
 
+def test_numbers_that_torch_writes_without_counting() -> None:
+    def update(scaler: Any) -> None:
+        torch._amp_update_scale_(scaler._scale, scaler._growth_tracker, torch.zeros(()), 2.0, 0.5, 100)
+
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    assert names_of_changes(scaler, lambda _: None) == []
+    assert "_growth_tracker" in names_of_changes(scaler, update)
+    scaler._scale.fill_(torch.nan)
+    assert names_of_changes(scaler, lambda _: None) == []
+
+
 def test_just_seeded() -> None:
     generator = torch.Generator().manual_seed(3)
     assert is_just_seeded(generator)

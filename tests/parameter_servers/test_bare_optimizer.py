@@ -2,10 +2,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 import torch
 
-from raydist.parameter_servers.bare_optimizer import bare_optimizer, may_fuse, server_options, step_bare
+from raydist.parameter_servers.bare_optimizer import (
+    bare_optimizer,
+    fits_one_pass,
+    may_fuse,
+    server_options,
+    step_bare,
+)
 
 
 def test_it_steps_as_one_that_was_constructed() -> None:
@@ -56,3 +64,34 @@ print([name for name in sys.modules if name == "torch._dynamo"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["None", "[]"]
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_sparse()
+
+
+@pytest.mark.parametrize(
+    ("gradient", "state", "expected"),
+    [
+        (torch.ones(2, 3), {}, True),
+        (torch.ones(2, 3), {"step": torch.tensor(1.0), "exp_avg": torch.ones(2, 3)}, True),
+        (torch.ones(2, 3), {"momentum_buffer": None}, True),
+        (torch.ones(3, 2).t(), {}, False),
+        (rows_of(torch.ones(2, 3)), {}, False),
+        (torch.ones(2, 3), {"exp_avg": torch.ones(3, 2).t()}, False),
+        (torch.ones(2, 3), {"exp_avg": torch.ones(2, 3).double()}, False),
+        (torch.ones(2, 3), {"exp_avg": torch.ones(3)}, False),
+        (torch.ones(2, 3), {"exp_avg": torch.tensor(1.0)}, False),
+        (torch.ones(2, 3), {"exp_avg": rows_of(torch.ones(2, 3))}, False),
+        (torch.ones(2, 3), {"step": 3}, False),
+    ],
+)
+def test_one_pass_is_for_what_lies_as_the_value_does(
+    gradient: torch.Tensor, state: dict[str, Any], expected: bool
+) -> None:
+    assert fits_one_pass(torch.zeros(2, 3), gradient, state) is expected
+
+
+def test_a_single_number_and_its_steps_are_one_pass() -> None:
+    state = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(()).double()}
+    assert fits_one_pass(torch.zeros(()).double(), torch.zeros(()).double(), state)

@@ -168,10 +168,18 @@ class _Lane:
         desk.take(request, tensors, lambda outcome: self._tell(number, outcome, reads=reads))
 
     def _tell(self, number: int, outcome: Outcome, *, reads: bool = False) -> None:
+        try:
+            message = self._packed(number, outcome, reads=reads)
+        except Exception as error:  # it is this asker's alone: the server must go on for all others
+            self._answers.forget()
+            message = self._packed(number, Outcome(ServerAnswer(), error=error), reads=reads)
+        self._out.put(message)
+        self._bell.ring()
+
+    def _packed(self, number: int, outcome: Outcome, *, reads: bool) -> bytes:
         error = None if outcome.error is None else portable(outcome.error)
         tensors = () if reads else outcome.tensors
-        self._out.put(pack_message((number, outcome.answer, error), tensors, self._answers, self._pickler.dumps))
-        self._bell.ring()
+        return pack_message((number, outcome.answer, error), tensors, self._answers, self._pickler.dumps)
 
     def lives(self) -> bool:
         """Whether the process at the other end has it open, or still may open it."""

@@ -6,6 +6,7 @@ five in a push and its answer.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import operator
 import pickle
@@ -27,7 +28,7 @@ class QuickPickler:
     def __init__(self) -> None:
         named = [getattr(requests, name) for name in requests.__all__]
         kinds = [kind for kind in named if isinstance(kind, type) and is_dataclass(kind)]
-        self._reducers = {kind: _reducer_of(kind) for kind in [*kinds, AreaBlock, AreaAddress, ServedSlice]}
+        self._reducers = _Reducers({kind: _reducer_of(kind) for kind in [*kinds, AreaBlock, AreaAddress, ServedSlice]})
 
     def dumps(self, value: Any) -> bytes:
         """The pickle of a value."""
@@ -36,6 +37,16 @@ class QuickPickler:
         pickler.dispatch_table = self._reducers
         pickler.dump(value)
         return written.getvalue()
+
+
+class _Reducers(dict[type[Any], Callable[[Any], Any]]):
+    """Those of the standard library too, which a pickler with a table of its own does not look at.
+
+    Asked as they are now, not copied: other packages may add theirs at any time, and a copy costs each pickle 1 us.
+    """
+
+    def __missing__(self, kind: type[Any]) -> Callable[[Any], Any]:
+        return copyreg.dispatch_table[kind]  # where there is none, the pickler takes the KeyError for an answer
 
 
 def _reducer_of(kind: type[Any]) -> Callable[[Any], tuple[Any, tuple[Any, ...]]]:

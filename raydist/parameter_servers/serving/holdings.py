@@ -193,7 +193,7 @@ class Holdings:
     def _add_optimizer(self, request: AddOptimizer) -> None:
         known = self.optimizers.get(request.handle)
         kind = pickle.loads(request.kind)
-        self._require_room_to_remember(kind, request.groups, frozenset() if known is None else known.slices)
+        self._require_room_to_remember(kind, request.groups, frozenset() if known is None else known.known)
         if known is not None:
             known.change_groups(request.groups)
         else:

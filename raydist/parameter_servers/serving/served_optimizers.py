@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from raydist.errors import InvalidArgumentError
-from raydist.parameter_servers.bare_optimizer import bare_optimizer, may_fuse, server_options, step_bare
+from raydist.parameter_servers.bare_optimizer import bare_optimizer, fits_one_pass, may_fuse, server_options, step_bare
 from raydist.parameter_servers.elementwise import keeps_gradients
 from raydist.parameter_servers.optimizer_requests import OptimizerGroup
 from raydist.parameter_servers.serving.embedding_tables import ServedTable
@@ -32,6 +32,7 @@ class ServedOptimizer:
     Attributes:
         kind: Its class.
         slices: Numbers of those in its groups.
+        known: And of those that were in one before: what is remembered of them is kept, as torch does.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class ServedOptimizer:
         self._told: list[Mapping[str, Any]] = []
         self._dtypes: list[frozenset[torch.dtype]] = []
         self.slices: frozenset[int] = frozenset()
+        self.known: frozenset[int] = frozenset()
         self.change_groups(groups)
         self._keeps_gradients("dense")  # now: the first push need not wait for the trial
 
     def change_groups(self, groups: Sequence[OptimizerGroup]) -> None:
-        """Have these groups from now on; what is remembered of their slices is kept."""
+        """Have these groups from now on; what is remembered of slices is kept, in whatever groups they are."""
         for group in groups:
             for handle in group.tables:
                 self._tables[handle].require_optimizer(self.kind, server_options(group.options))
@@ -62,17 +64,15 @@ class ServedOptimizer:
         self._groups = tuple(groups)
         self._told = [group.options for group in groups]
         self._take_members()
-        kept = {tensor for group in self._optimizer.param_groups for tensor in group["params"]}
-        for tensor in [each for each in self._optimizer.state if each not in kept]:
-            del self._optimizer.state[tensor]
 
     def drop(self, slices: Collection[int], tables: Collection[int]) -> None:
         """Forget these, as long as their values are there; options stay as they are."""
-        gone = self.slices & frozenset(slices)
+        gone = self.known & frozenset(slices)
         if not gone and not any(handle in tables for group in self._groups for handle in group.tables):
             return
         for number in gone:
             self._optimizer.state.pop(self._values.value(number), None)
+        self.known -= gone
         self._groups = tuple(
             replace(
                 group,
@@ -90,6 +90,7 @@ class ServedOptimizer:
             group["params"] = mine
         self._dtypes = [frozenset(tensor.dtype for tensor in mine) for mine in tensors]
         self.slices = frozenset(number for group in self._groups for number in group.slices)
+        self.known |= self.slices
 
     def require_known(self, gradients: ServerGradients) -> None:
         """Check that the optimizer has all that these gradients are of.
@@ -149,9 +150,23 @@ class ServedOptimizer:
     def _choose_passes(self, gradients: ServerGradients) -> None:
         """Let torch pass over the memory once, where it can: not for some rows alone."""
         some = any(isinstance(gradient, PushedRows) for gradient in gradients.slices.values())
-        for group, told, dtypes in zip(self._optimizer.param_groups, self._told, self._dtypes, strict=True):
-            if may_fuse(self.kind, told, dtypes):
-                group["fused"] = not some
+        for place, (group, told) in enumerate(zip(self._optimizer.param_groups, self._told, strict=True)):
+            if may_fuse(self.kind, told, self._dtypes[place]):
+                group["fused"] = not some and self._fit_one_pass(self._groups[place].slices, gradients.slices)
+
+    def _fit_one_pass(self, mine: Sequence[int], gradients: Mapping[int, Any]) -> bool:
+        """Whether torch can take all of a group's slices that have a gradient at once."""
+        alike: set[tuple[str, ...]] = set()
+        for number in mine:
+            gradient = gradients.get(number)
+            if gradient is None:
+                continue
+            value = self._values.value(number)
+            state = self._optimizer.state.get(value, {})
+            alike.add(tuple(sorted([name for name, each in state.items() if each is not None])))
+            if not fits_one_pass(value, gradient, state):
+                return False
+        return len(alike) < 2  # momentum there is for all or for none
 
     def _as_taken(self, gradient: torch.Tensor | PushedRows, value: torch.Tensor) -> torch.Tensor:
         if isinstance(gradient, PushedRows):
@@ -187,21 +202,21 @@ class ServedOptimizer:
         """Remember this of each slice instead; nothing of those that are not in it.
 
         Raises:
-            InvalidArgumentError: A slice is in none of the groups.
+            InvalidArgumentError: A slice was never in any of the groups.
         """
         self.require_slices(states)
-        for number in self.slices:
+        for number in self.known:
             value = self._values.value(number)
             self._optimizer.state.pop(value, None)
             if states.get(number):
                 self._optimizer.state[value] = {name: _copied(each) for name, each in states[number].items()}
 
     def require_slices(self, numbers: Iterable[int]) -> None:
-        """An InvalidArgumentError unless all of these slices are in its groups."""
-        strange = [number for number in numbers if number not in self.slices]
+        """An InvalidArgumentError unless all of these slices are or were in its groups."""
+        strange = [number for number in numbers if number not in self.known]
         if strange:
             raise InvalidArgumentError(
-                f"States of a {self.kind.__name__} must be of the {len(self.slices)} slices that it has here, got "
+                f"States of a {self.kind.__name__} must be of the {len(self.known)} slices that it has here, got "
                 f"slices {strange}. Give each server its own."
             )
 
@@ -217,7 +232,13 @@ class ServedOptimizer:
     def num_bytes(self) -> int:
         """Of all tensors that are remembered."""
         states = self._optimizer.state.values()
-        return sum(each.nbytes for state in states for each in state.values() if isinstance(each, torch.Tensor))
+        return sum(_num_bytes(each) for state in states for each in state.values() if isinstance(each, torch.Tensor))
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:  # what momentum of rows begins with
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 def _copied(value: Any) -> Any:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copyreg
 import pickle
 from typing import Any
 
@@ -15,6 +16,14 @@ from raydist.parameter_servers.slices import ServedSlice
 ME = Sender(1, 2)
 
 
+class Late:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it is asked for elsewhere")
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -28,3 +37,15 @@ ME = Sender(1, 2)
 )
 def test_all_comes_as_it_went(value: Any) -> None:
     assert pickle.loads(QuickPickler().dumps(value)) == value
+
+
+def test_what_others_have_registered_comes_too() -> None:
+    rows = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.ones(2, 3), (4, 3), check_invariants=False)
+    pickler = QuickPickler()
+    copyreg.pickle(Late, lambda late: (Late, (7,)))
+    try:
+        answer, late = pickle.loads(pickler.dumps((ServerAnswer(value=rows), Late(7))))
+    finally:
+        del copyreg.dispatch_table[Late]
+    assert torch.equal(answer.value.to_dense(), rows.to_dense())
+    assert late.number == 7

@@ -57,6 +57,30 @@ def test_groups_may_get_slices_and_other_options_and_nothing_is_forgotten() -> N
         assert list(optimizer.state()) == [0]
 
 
+def test_what_is_remembered_stays_while_a_slice_is_in_no_group() -> None:
+    with served(*SLICES) as values:
+        optimizer, options = adam(values), options_of(torch.optim.Adam, lr=0.1)
+        both = OptimizerGroup(options, (0,)), OptimizerGroup(options, (1,))
+        without = OptimizerGroup(options, (0,)), OptimizerGroup(options)
+        step(optimizer, values, s0=[1.0, 1.0], s1=[1.0, 1.0, 1.0])
+        optimizer.change_groups(without)
+        assert optimizer.num_bytes == (2 + 3) * 16 + 2 * 4
+        optimizer.change_groups(both)
+        step(optimizer, values, s1=[1.0, 1.0, 1.0])
+        states = optimizer.state()
+        assert states[1]["step"] == 2
+        optimizer.change_groups(without)
+        optimizer.set_state({0: states[0]})  # all that there is: nothing of the other
+        optimizer.change_groups(both)
+        assert list(optimizer.state()) == [0]
+        optimizer.set_state(states)
+        optimizer.change_groups(without)
+        optimizer.drop([1, 7], ())
+        assert list(optimizer.state()) == [0]
+        assert optimizer.num_bytes == 2 * 16 + 4
+        assert optimizer.known == {0}
+
+
 def test_what_is_remembered_goes_and_comes() -> None:
     with served(*SLICES) as values, served(*SLICES) as others:
         one, other = adam(values), adam(others)
@@ -142,3 +166,45 @@ def test_what_is_remembered_of_some_slices_is_replaced() -> None:
         assert list(optimizer.state()) == [1]
         with pytest.raises(rd.InvalidArgumentError, match=r"2 slices that it has here, got slices \[2\]"):
             optimizer.require_slices([0, 2])
+
+
+def sgd(values: ServedSlices) -> ServedOptimizer:
+    options = options_of(torch.optim.SGD, lr=1.0, momentum=0.5)
+    return ServedOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0, 2))], values, {})
+
+
+def test_momentum_of_some_slices_only() -> None:
+    with served(*SLICES) as values:
+        optimizer = sgd(values)
+        step(optimizer, values, s0=[1.0, 1.0])
+        step(optimizer, values, s0=[1.0, 1.0], s2=[1.0, 1.0])
+        assert values.value(0).tolist() == [-2.5, -2.5]
+        assert values.value(2).tolist() == [-1, -1]
+
+
+def test_momentum_of_another_type() -> None:
+    with served(*SLICES) as values:
+        optimizer = sgd(values)
+        optimizer.set_state({0: {"momentum_buffer": torch.ones(2)}})
+        step(optimizer, values, s0=[1.0, 1.0])
+        assert values.value(0).tolist() == [-1.5, -1.5]
+
+
+def test_momentum_that_lies_otherwise() -> None:
+    with served(slice_of(0, 2, 3)) as values:
+        options = options_of(torch.optim.SGD, lr=1.0, momentum=1.0)
+        optimizer = ServedOptimizer(torch.optim.SGD, [OptimizerGroup(options, (0,))], values, {})
+        momentum = torch.arange(6.0, dtype=torch.float64).view(3, 2).t()
+        optimizer.set_state({0: {"momentum_buffer": momentum}})
+        step(optimizer, values, s0=[[0.0] * 3] * 2)
+        assert torch.equal(values.value(0), -momentum)
+
+
+def test_momentum_of_rows_is_counted() -> None:
+    with served(*SLICES) as values:
+        optimizer = sgd(values)
+        rows = PushedRows(torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64))
+        with values.changing():
+            optimizer.step(ServerGradients({0: rows}, {}))
+        assert optimizer.state()[0]["momentum_buffer"].is_sparse
+        assert optimizer.num_bytes in (16, 2 * 16)  # an index and a value; torch may have added them up
