@@ -42,14 +42,14 @@ def test_nests_come_back_as_nests_and_none_as_none(two: rd.MirroredStrategy) -> 
 
 
 def test_classes_of_the_program_come_back_as_they_are(two: rd.MirroredStrategy) -> None:
-    pair_type = namedtuple("Pair", "first second")  # no other process can import it: it travels by value
+    Pair = namedtuple("Pair", "first second")  # no other process can import it: it travels by value
 
     @dataclass
     class Both:
         first: Any
         second: Any
 
-    for kind in (pair_type, Both):
+    for kind in (Pair, Both):
 
         def of_that_kind(batch: Any, kind: type = kind) -> tuple[bool, Any, Any]:
             return isinstance(batch, kind), batch, kind(batch.first + 1, batch.second)
@@ -74,7 +74,7 @@ def test_columns_of_a_batch_of_one_row_are_values_like_others(two: rd.MirroredSt
     def step(batch: torch.Tensor) -> tuple[torch.Tensor, Any]:
         column = batch[:, 1]
         seen.update(column)
-        return rd.get_replica_context().all_gather(column, axis=0), module.column + column
+        return rd.get_replica_context().all_gather(column, axis=0), module.get_buffer("column") + column
 
     dataset = rd.Dataset.from_tensor_slices(torch.arange(10.0).reshape(5, 2)).batch(2)
     gathered = [two.run(step, args=(batch,)) for batch in two.distribute_dataset(dataset)]
