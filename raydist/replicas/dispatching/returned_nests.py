@@ -5,25 +5,23 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from types import CodeType
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, final
 
+import torch
+
 from raydist.nest import Structure, leaves_in
-from raydist.replicas.dispatching.nest_keys import nest_key
 
 __all__ = ["StructureMemory", "returns_nothing"]
-
-
-_MOST = 1024  # structures that are remembered: numbers among the arguments may be others in every call
 
 
 @final
 class StructureMemory:
     """Remembers what nest each step function returned, so that a later call need not wait to know it.
 
-    Only functions that can end in one place are remembered: with several `return`s each call may differ. And only where
-    all that may shape the nest is told apart: what a function encloses, its defaults and its arguments (`nest_key`).
+    Only functions that can end in one place are remembered: with several `return`s each call may differ.
     """
 
     def __init__(self) -> None:
@@ -36,19 +34,14 @@ class StructureMemory:
             fn: The function.
             given: Its arguments.
         """
-        key = nest_key(fn, given) if self._known else None
-        return None if key is None else self._known.get(key)
+        code = _code_of(fn)
+        return None if code is None else self._known.get((code, *_called_by(fn, given)))
 
     def learn(self, fn: Callable[..., Any], structure: Structure, nest: Any, given: Iterable[Any] = ()) -> None:
         """Remember that `fn` returned `nest`; a None in it may be a value next time."""
         code = _code_of(fn)
-        if code is None or not _ends_in_one_place(code) or any(leaf is None for leaf in leaves_in(nest)):
-            return
-        key = nest_key(fn, given)
-        if key is not None:
-            if len(self._known) >= _MOST:
-                del self._known[next(iter(self._known))]
-            self._known[key] = structure
+        if code is not None and _ends_in_one_place(code) and not any(leaf is None for leaf in leaves_in(nest)):
+            self._known[(code, *_called_by(fn, given))] = structure
 
 
 def returns_nothing(fn: Callable[..., Any]) -> bool:
@@ -80,12 +73,39 @@ def _code_of(fn: Callable[..., Any]) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
+def _called_by(fn: Callable[..., Any], given: Iterable[Any]) -> Iterator[Any]:
+    """What `fn` may call that is not in its code: calling another function or module it may return another nest.
+
+    Of its closure (a decorator's wrapper is one code for many functions), of partials, and of its arguments.
+    """
+    while isinstance(fn, functools.partial):
+        yield from _called(fn.args)
+        yield from _called(fn.keywords.values())
+        fn = fn.func
+    yield from _called(_enclosed(_plain_function(fn)))
+    yield from _called(given)
+
+
+def _called(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        # Only functions are looked into: reading an attribute of a mirrored object waits for all dispatched steps.
+        if type(value) is FunctionType:
+            yield value.__code__
+        elif issubclass(type(value), torch.nn.Module):
+            yield weakref.ref(value)
+
+
 def _plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function inside of partials and of a bound method."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     function: Callable[..., Any] = getattr(fn, "__func__", fn)
     return function
+
+
+def _enclosed(function: Callable[..., Any]) -> list[Any]:
+    """What the closure of a function holds."""
+    return [getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or ()]
 
 
 def _ends_in_one_place(code: CodeType) -> bool:
