@@ -157,7 +157,7 @@ class SynchronousStrategy(HostedStrategy):
         if loop is not None:
             self._loop = loop
             loop.start(header.step)
-        return self._result(fn, StepValues(outcome), (*args, *named.values()))
+        return self._result(fn, StepValues(outcome), (*args, *named.items()))
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""

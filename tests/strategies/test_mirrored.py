@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,17 +44,25 @@ def test_nests_come_back_as_nests_and_none_as_none(two: rd.MirroredStrategy) -> 
 def test_classes_of_the_program_come_back_as_they_are(two: rd.MirroredStrategy) -> None:
     Pair = namedtuple("Pair", "first second")  # no other process can import it: it travels by value
 
-    def step(batch: Any) -> tuple[bool, Any, Any]:
-        return isinstance(batch, Pair), batch, Pair(batch.first + 1, batch.second)
+    @dataclass
+    class Both:
+        first: Any
+        second: Any
 
-    numbers = torch.arange(8.0)
-    (batch, *_) = two.distribute_dataset(rd.Dataset.from_tensor_slices(Pair(numbers, numbers + 1)).batch(4))
-    assert isinstance(batch, Pair)
-    known, same, made = two.run(step, args=(batch,))
-    assert two.local_results(known) == (True, True)
-    assert (type(same), type(made)) == (Pair, Pair)
-    assert two.gather(same.second, 0).tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert two.gather(made.first, 0).tolist() == [1.0, 2.0, 3.0, 4.0]
+    for kind in (Pair, Both):
+
+        def of_that_kind(batch: Any, kind: type = kind) -> tuple[bool, Any, Any]:
+            return isinstance(batch, kind), batch, kind(batch.first + 1, batch.second)
+
+        numbers = torch.arange(8.0)
+        dataset = rd.Dataset.from_tensor_slices(kind(numbers, numbers + 1)).batch(4)
+        (batch, *_) = two.distribute_dataset(dataset)
+        assert isinstance(batch, kind)
+        known, same, made = two.run(of_that_kind, args=(batch,))
+        assert two.local_results(known) == (True, True)
+        assert (type(same), type(made)) == (kind, kind)
+        assert two.gather(same.second, 0).tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert two.gather(made.first, 0).tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_columns_of_a_batch_of_one_row_are_values_like_others(two: rd.MirroredStrategy) -> None:

@@ -81,24 +81,24 @@ def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
 
 
 def test_an_error_of_a_dispatched_step_comes_with_the_next_synchronising_call(two: rd.MirroredStrategy) -> None:
-    def step(fail: bool) -> int:
+    def step(fail: torch.Tensor) -> int:
         assert not fail, "asked to fail"
         return 1
 
-    two.run(step, args=(False,))
-    result = two.run(step, args=(True,))
+    two.run(step, args=(torch.tensor(False),))
+    result = two.run(step, args=(torch.tensor(True),))
     with pytest.raises(AssertionError, match="asked to fail"):
         two.local_results(result)
-    assert two.run(step, args=(False,)).values == (1, 1)
+    assert two.run(step, args=(torch.tensor(False),)).values == (1, 1)
 
 
 def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
-    def step(fail: bool) -> int:
+    def step(fail: torch.Tensor) -> int:
         assert not fail, "asked to fail"
         return 1
 
-    two.run(step, args=(False,))
-    failed = two.run(step, args=(True,))
+    two.run(step, args=(torch.tensor(False),))
+    failed = two.run(step, args=(torch.tensor(True),))
     for _ in range(2):
         with pytest.raises(AssertionError, match="asked to fail"):
             two.local_results(failed)
@@ -110,13 +110,13 @@ def test_an_old_error_read_late_harms_nothing(two: rd.MirroredStrategy) -> None:
 def test_another_nest_than_before_is_told_where_it_is_passed_on_unread(
     two: rd.MirroredStrategy, size: int, odd: str
 ) -> None:
-    def step(keys: str) -> Any:
+    def step(keys: torch.Tensor) -> Any:
         if rd.get_replica_context().replica_id_in_sync_group == 0 and odd == "one":
-            keys = "ab"
-        return {key: torch.full((size,), float(ord(key))) for key in keys}
+            keys = torch.tensor([97, 98])
+        return {chr(key): torch.full((size,), float(key)) for key in keys.tolist()}
 
-    assert two.local_results(two.run(step, args=("ab",))["b"])[1][0] == ord("b")
-    changed = two.run(step, args=("bc",))
+    assert two.local_results(two.run(step, args=(torch.tensor([97, 98]),))["b"])[1][0] == ord("b")
+    changed = two.run(step, args=(torch.tensor([98, 99]),))
     with pytest.raises(rd.SpecError, match=r"(?s)'a'.*'b'.*'c'.*Return the same keys"):
         two.local_results(two.run(torch.sum, args=(changed["a"],)))
 
@@ -227,13 +227,14 @@ def test_an_error_that_was_caught_is_not_raised_again(two: rd.MirroredStrategy, 
     with two.scope():
         model = nn.Linear(1, 1)
 
-    def step(fail: bool) -> Any:
-        if fail:
+    def step(number: int) -> Any:
+        if number == 0:
             raise KeyError("mine")
         return model(torch.ones(1, 1)).sum()
 
-    two.local_results(two.run(step, args=(False,)))
-    results = [two.run(step, args=(number == 0,)) for number in range(4)]
+    for number in (-1, -2):  # from then on no number is waited for
+        two.local_results(two.run(step, args=(number,)))
+    results = [two.run(step, args=(number,)) for number in range(4)]
     with pytest.raises((KeyError, rd.CancelledError)):
         meet(two, results, model)
     group = two._launched

@@ -32,7 +32,7 @@ def begin(scope: contextlib.AbstractContextManager[Any], seed: int) -> tuple[nn.
         model = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * seed, momentum=0.5)
 
-    def step(batch: torch.Tensor, fails: bool = False) -> torch.Tensor:
+    def step(batch: torch.Tensor, fails: torch.Tensor | bool = False) -> torch.Tensor:
         if fails and rd.get_replica_context().replica_id_in_sync_group == 1:
             raise KeyError("on purpose")
         optimizer.zero_grad()
@@ -86,7 +86,7 @@ def test_a_step_of_one_that_fails_is_nothing_to_the_other(
     for number, batches in enumerate(zip(*inputs, strict=True)):
         fails = [number in (1, 3) and each == failing for each in range(2)]
         results = [
-            strategy.run(step, args=(batch, fail))
+            strategy.run(step, args=(batch, torch.tensor(fail)))  # no nest depends on a tensor
             for strategy, (_, step), batch, fail in zip(strategies, begun, batches, fails, strict=True)
         ]
         if any(fails):

@@ -61,6 +61,7 @@ def both(result):
 
 READERS = r"""
 NUM_ROWS, FOLDER = int(sys.argv[1]), sys.argv[2]
+NO, YES = torch.tensor(False), torch.tensor(True)
 
 def tell_twice(what):
     for _ in range(2):
@@ -93,11 +94,11 @@ with strategy:
     batches = begin(numbered(NUM_ROWS, 1).batch(8))
     head = both(strategy.run(stop_after_one, args=(batches,)))
     tell_twice("both stop:")
-    rest = both(strategy.run(read_telling, args=(batches, False)))  # a function's first results are waited for
+    rest = both(strategy.run(read_telling, args=(batches, NO)))  # a function's first results are waited for
     print("after both:", *(a + b for a, b in zip(head, rest)))
 
     open(f"{FOLDER}/read-by-1", "w").close()
-    result = strategy.run(read_telling, args=(begin(numbered(NUM_ROWS, 1).batch(8)), True))
+    result = strategy.run(read_telling, args=(begin(numbered(NUM_ROWS, 1).batch(8)), YES))
     print("read alone:", await_standstill(f"{FOLDER}/read-by-1"))
     tell_twice("one stops:")
     open(f"{FOLDER}/go", "w").close()

@@ -5,27 +5,30 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any, final
 
-import torch
-
 from raydist.nest import Structure, leaves_in
+from raydist.replicas.dispatching.nest_keys import nest_key
 
 __all__ = ["StructureMemory", "returns_nothing"]
+
+
+_MOST = 1024
+"""Functions that are remembered, and nests of one function that returns others for other numbers."""
 
 
 @final
 class StructureMemory:
     """Remembers what nest each step function returned, so that a later call need not wait to know it.
 
-    Only functions that can end in one place are remembered: with several `return`s each call may differ.
+    Only functions that can end in one place are remembered: with several `return`s each call may differ. And only where
+    all that may shape the nest is told apart: what a function encloses, its defaults and its arguments (`nest_key`).
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Structure] = {}
+        self._known: dict[tuple[Any, ...], _NestsByNumbers] = {}
 
     def expected(self, fn: Callable[..., Any], given: Iterable[Any] = ()) -> Structure | None:
         """The structure that `fn` will return as far as is known; None where only the result itself can tell.
@@ -34,14 +37,49 @@ class StructureMemory:
             fn: The function.
             given: Its arguments.
         """
-        code = _code_of(fn)
-        return None if code is None else self._known.get((code, *_called_by(fn, given)))
+        key = nest_key(fn, given) if self._known else None
+        known = None if key is None else self._known.get(key.parts)
+        return None if key is None or known is None else known.expected(key.numbers)
 
     def learn(self, fn: Callable[..., Any], structure: Structure, nest: Any, given: Iterable[Any] = ()) -> None:
         """Remember that `fn` returned `nest`; a None in it may be a value next time."""
         code = _code_of(fn)
-        if code is not None and _ends_in_one_place(code) and not any(leaf is None for leaf in leaves_in(nest)):
-            self._known[(code, *_called_by(fn, given))] = structure
+        if code is None or not _ends_in_one_place(code) or any(leaf is None for leaf in leaves_in(nest)):
+            return
+        key = nest_key(fn, given)
+        if key is not None:
+            _make_room(self._known)
+            self._known.setdefault(key.parts, _NestsByNumbers()).learn(key.numbers, structure)
+
+
+@final
+class _NestsByNumbers:
+    """The nests of calls that differ in numbers alone: as long as all are alike, by what has been another number."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Structure] = {}
+        self._seen: list[set[Any]] = []  # the numbers in each place
+
+    def expected(self, numbers: tuple[Any, ...]) -> Structure | None:
+        """That of the same numbers; or that of all, where each number is in a place where it did not matter."""
+        exact = self._known.get(numbers)
+        if exact is not None or not self._seen:
+            return exact
+        known = all(len(seen) > 1 or number in seen for seen, number in zip(self._seen, numbers, strict=True))
+        return next(iter(self._known.values())) if known else None
+
+    def learn(self, numbers: tuple[Any, ...], structure: Structure) -> None:
+        _make_room(self._known)
+        self._known[numbers] = structure
+        if all(structure == other for other in self._known.values()):
+            self._seen = [set(seen) for seen in zip(*self._known, strict=True)]
+        else:
+            self._seen = []  # one of them shapes the nest
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    if len(known) >= _MOST:
+        del known[next(iter(known))]  # the eldest
 
 
 def returns_nothing(fn: Callable[..., Any]) -> bool:
@@ -73,39 +111,12 @@ def _code_of(fn: Callable[..., Any]) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def _called_by(fn: Callable[..., Any], given: Iterable[Any]) -> Iterator[Any]:
-    """What `fn` may call that is not in its code: calling another function or module it may return another nest.
-
-    Of its closure (a decorator's wrapper is one code for many functions), of partials, and of its arguments.
-    """
-    while isinstance(fn, functools.partial):
-        yield from _called(fn.args)
-        yield from _called(fn.keywords.values())
-        fn = fn.func
-    yield from _called(_enclosed(_plain_function(fn)))
-    yield from _called(given)
-
-
-def _called(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        # Only functions are looked into: reading an attribute of a mirrored object waits for all dispatched steps.
-        if type(value) is FunctionType:
-            yield value.__code__
-        elif issubclass(type(value), torch.nn.Module):
-            yield weakref.ref(value)
-
-
 def _plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function inside of partials and of a bound method."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     function: Callable[..., Any] = getattr(fn, "__func__", fn)
     return function
-
-
-def _enclosed(function: Callable[..., Any]) -> list[Any]:
-    """What the closure of a function holds."""
-    return [getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or ()]
 
 
 def _ends_in_one_place(code: CodeType) -> bool:

@@ -70,7 +70,8 @@ def test_one_decorator_on_two_functions_is_two_functions() -> None:
 def test_partials_and_methods_are_known_by_their_function() -> None:
     memory = StructureMemory()
     memory.learn(functools.partial(one_return, 1), flatten(1)[1], 1)
-    assert memory.expected(one_return) is not None
+    assert memory.expected(functools.partial(one_return, 1)) is not None
+    assert memory.expected(functools.partial(one_return, (1,))) is None
     assert memory.expected(np.add) is None
 
 
@@ -115,9 +116,43 @@ def test_one_code_that_calls_what_it_is_given_is_known_for_each_of_these() -> No
         return {"loss": batch}
 
     memory, (_, structure) = StructureMemory(), flatten(1)
-    memory.learn(step, structure, 1, (plain, 1))
-    assert memory.expected(step, (plain, 2)) == memory.expected(functools.partial(step, plain), (3,)) == structure
-    assert memory.expected(step, (named, 2)) is None
-    assert memory.expected(step, (torch.nn.Linear(1, 1), 2)) is None
-    memory.learn(functools.partial(step, called=named), flatten({"loss": 1})[1], {"loss": 1}, (1,))
-    assert str(memory.expected(functools.partial(step, called=named), (3,))) == "{'loss': '*'}"
+    one, other = torch.ones(1), torch.ones(2)
+    memory.learn(step, structure, 1, (plain, one))
+    assert memory.expected(step, (plain, other)) == structure
+    assert memory.expected(step, (named, one)) is None
+    assert memory.expected(step, (torch.nn.Linear(1, 1), one)) is None
+    memory.learn(functools.partial(step, called=named), flatten({"loss": 1})[1], {"loss": 1}, (one,))
+    assert str(memory.expected(functools.partial(step, called=named), (other,))) == "{'loss': '*'}"
+
+
+def test_no_more_is_remembered_than_has_a_place() -> None:
+    memory, (_, structure) = StructureMemory(), flatten(1)
+    for number in range(2000):
+        memory.learn(one_return, structure, 1, (str(number),))
+    assert memory.expected(one_return, ("0",)) is None
+    assert memory.expected(one_return, ("1999",)) == structure
+
+
+def test_a_number_matters_until_another_has_made_no_difference() -> None:
+    memory, (_, structure) = StructureMemory(), flatten(1)
+    memory.learn(one_return, structure, 1, (0, 0.5))
+    assert memory.expected(one_return, (0, 0.5)) == structure
+    assert memory.expected(one_return, (1, 0.5)) is None
+    memory.learn(one_return, structure, 1, (1, 0.5))
+    assert memory.expected(one_return, (2, 0.5)) == structure
+    assert memory.expected(one_return, (2, 0.25)) is None, "that one has always been the same"
+    memory.learn(one_return, structure, 1, (2, 0.25))
+    assert memory.expected(one_return, (3, 0.125)) == structure
+    assert memory.expected(one_return, (3,)) is None
+
+
+def test_numbers_that_shape_the_nest_are_known_one_by_one() -> None:
+    memory = StructureMemory()
+    for count in (1, 2, 3):
+        memory.learn(one_return, flatten((0,) * count)[1], (0,) * count, (count,))
+    for count in (1, 2, 3):
+        assert memory.expected(one_return, (count,)) == flatten((0,) * count)[1]
+    assert memory.expected(one_return, (4,)) is None
+    memory.learn(one_return, flatten(1)[1], 1, (1,))
+    memory.learn(one_return, flatten(1)[1], 1, (4,))
+    assert memory.expected(one_return, (5,)) is None
