@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import secrets
 import struct
@@ -24,6 +23,7 @@ from typing import final
 
 import torch
 
+from raydist.collectives.shared_memory.huge_pages import join_pages, map_aligned
 from raydist.pipelines.engine.machine import free_memory
 
 __all__ = ["DIRECTORY", "TOKEN_BYTES", "Segment", "remove_leftovers"]
@@ -51,12 +51,12 @@ class Segment:
         self.name = name
         self.size = size
         path = DIRECTORY / name  # which is the name itself where that is absolute
-        # The mapping keeps a duplicate of its descriptor. Locks have another one: they go when that is closed.
+        # What is mapped stays open in the kernel. Locks have another one: they go when that is closed.
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != size:
                 raise OSError(f"{path} has {os.fstat(descriptor).st_size} bytes and should have {size}")
-            self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._map = map_aligned(descriptor, size)
         finally:
             os.close(descriptor)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -79,7 +79,9 @@ class Segment:
             # A hole that cannot be filled later would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
-            return Segment(name, size)
+            segment = Segment(name, size)
+            join_pages(segment.address, size)
+            return segment
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -99,6 +101,7 @@ class Segment:
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
             segment = Segment(_path_of(descriptor), size)
+            join_pages(segment.address, size)
             segment.name = _path_of(segment._open_descriptor())
             return segment
         finally:
@@ -123,7 +126,7 @@ class Segment:
 
     def bytes(self) -> memoryview:
         """All of its bytes."""
-        return memoryview(self._map)
+        return memoryview(self._map).cast("B")
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor that lies in the segment, and keeps it mapped."""
@@ -178,7 +181,7 @@ class Segment:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        # Whoever drops one without closing it would keep a descriptor each time, which the mapping does not need.
+        # Whoever drops one without closing it would keep a descriptor each time.
         with contextlib.suppress(AttributeError, OSError, TypeError):  # never made, or the interpreter is half gone
             self.close()
 
