@@ -22,7 +22,7 @@ from raydist.collectives.flights import Flight, LandedFlight
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_rows, check_swapped, gather_padded
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
-from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
+from raydist.collectives.wire import Staged, check_reducible, stage_bytes, stage_extremes, stage_reduction
 from raydist.values import ReduceOp
 
 __all__ = ["ProcessGroupCommunicator"]
@@ -72,10 +72,12 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         self._generation.start()
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Work:
-        staged = stage_reduction(tensor, op, self.world_size)
+        staged, then = self._stage(tensor, op)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
-        return self._launch(ALL_REDUCE[op], [staged], lambda group: group.allreduce([staged.carrier], options))
+        return self._launch(
+            ALL_REDUCE[op], [staged], lambda group: group.allreduce([staged.carrier], options), then=then
+        )
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
         mine = stage_bytes(tensor)
@@ -112,30 +114,34 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         )
 
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
-        staged = stage_reduction(tensor, op, self.world_size)
+        staged, then = self._stage(tensor, op)
         options = ReduceOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
         options.rootRank = root
         return self._launch(
-            f"reduce({op.value}, root={root})", [staged], lambda group: group.reduce([staged.carrier], options)
+            f"reduce({op.value}, root={root})",
+            [staged],
+            lambda group: group.reduce([staged.carrier], options),
+            then=then,
         )
 
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
-        staged = stage_reduction(output, op, self.world_size)
-        carriers = [stage_reduction(value, op, self.world_size).carrier for value in inputs]
+        staged, then = self._stage(output, op)
+        carriers = [self._stage(value, op)[0].carrier for value in inputs]
         options = ReduceScatterOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
         return self._launch(
             f"reduce_scatter({op.value})",
             [staged],
             lambda group: group.reduce_scatter([staged.carrier], [carriers], options),
+            then=then,
         )
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
-        carrier = stage_bytes(tensor).carrier
-        return self._launch(
-            f"send(to={destination})", [], lambda group: group.send([carrier], destination, 0), point_to_point=True
-        )
+        carrier, operation = stage_bytes(tensor).carrier, f"send(to={destination})"
+        if not carrier.numel():  # as `recv` does: the next message would be mistaken for it
+            return ProcessGroupWork(self._generation, LandedFlight(), operation, lambda: None)
+        return self._launch(operation, [], lambda group: group.send([carrier], destination, 0), point_to_point=True)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
         staged = stage_bytes(tensor)
@@ -163,6 +169,13 @@ class ProcessGroupCommunicator(JoiningCommunicator):
 
     def close(self) -> None:
         self._generation.leave()
+
+    def _stage(self, tensor: torch.Tensor, op: ReduceOp) -> tuple[Staged, Callable[[], object] | None]:
+        """What travels of a reduction, and what is to be done with it before it is delivered."""
+        check_reducible(tensor.dtype, op)
+        if tensor.dtype.is_floating_point and op in (ReduceOp.MIN, ReduceOp.MAX):
+            return stage_extremes(tensor, op)
+        return stage_reduction(tensor, op, self.world_size), None
 
     def _launch(
         self,

@@ -6,6 +6,7 @@ backend lacks; then a stand-in travels and its result is copied back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -15,7 +16,7 @@ from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
-__all__ = ["Staged", "check_reducible", "stage_bytes", "stage_reduction"]
+__all__ = ["Staged", "check_reducible", "stage_bytes", "stage_extremes", "stage_reduction"]
 
 # gloo refuses these dtypes ("Invalid scalar type"); the wider one holds every value and every sum of a few of them.
 _CARRIERS = {
@@ -24,6 +25,13 @@ _CARRIERS = {
     torch.uint32: torch.int64,
     torch.bool: torch.uint8,
 }
+
+# The last one came with torch 2.7.
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+# torch moves these, and cannot add them up or compare them; found out in the midst of a collective it ends the group.
+_ONLY_MOVED = {torch.uint64, torch.complex32, *(getattr(torch, name) for name in _FLOAT8 if hasattr(torch, name))}
+_WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}  # integers as long
+_LOOKED_AT = _ONLY_MOVED | {torch.bool}  # where the op is the usual one
 
 
 @final
@@ -58,6 +66,11 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
     Traceback (most recent call last):
     raydist.errors.InvalidArgumentError: MEAN needs a floating-point tensor, got torch.int64. Convert it, or use SUM.
     """
+    if dtype in _ONLY_MOVED:
+        raise InvalidArgumentError(
+            f"torch cannot reduce values of {dtype}, got {op.value} of them. Convert to a wider type, such as "
+            "torch.float32 or torch.int64, or gather them."
+        )
     if op is ReduceOp.MEAN and not (dtype.is_floating_point or dtype.is_complex):
         raise InvalidArgumentError(f"MEAN needs a floating-point tensor, got {dtype}. Convert it, or use SUM.")
     if op is ReduceOp.SUM and dtype is torch.bool:
@@ -70,7 +83,7 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
 
 def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
     """Prepare `tensor` for a reduction in place (`op` MEAN travels as a sum)."""
-    if op is not ReduceOp.SUM or tensor.dtype is torch.bool:
+    if op is not ReduceOp.SUM or tensor.dtype in _LOOKED_AT:
         check_reducible(tensor.dtype, op)
     target = tensor.detach() if tensor.requires_grad else tensor
     carrier = _CARRIERS.get(target.dtype)
@@ -88,3 +101,39 @@ def stage_bytes(tensor: torch.Tensor) -> Staged:
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of a view that shows its memory conjugated or negated."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def stage_extremes(tensor: torch.Tensor, op: ReduceOp) -> tuple[Staged, Callable[[], object]]:
+    """Prepare a floating-point `tensor` for MIN or MAX; what is returned beside it is called when the carrier is there.
+
+    Its numbers travel as integers of their order. gloo compares as C++ does, where a NaN is neither less nor greater:
+    whether it came through depended on the rank that had it, and on where in the tensor it was. Here it always does,
+    as with `torch.minimum`.
+
+    >>> staged, conclude = stage_extremes(torch.tensor([1.5, -2.0]), ReduceOp.MAX)
+    >>> conclude().tolist()
+    [1.5, -2.0]
+    """
+    plain = stage_bytes(tensor)
+    values = plain.values
+    wide = values if values.dtype in _WHOLE else values.float()
+    staged = Staged(plain.target, values, _keys_of(wide, op))
+    return staged, lambda: values.copy_(_numbers_of(staged.carrier, wide.dtype))
+
+
+def _keys_of(numbers: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """Integers in the order of the numbers; NaN is beyond all of them."""
+    whole = _WHOLE[numbers.dtype]
+    limits = torch.iinfo(whole)
+    keys = _turned(numbers.contiguous().view(whole))
+    return keys.masked_fill_(numbers.isnan(), limits.max if op is ReduceOp.MAX else limits.min)
+
+
+def _numbers_of(keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What `_keys_of` was given: the keys of NaN are bits of one."""
+    return _turned(keys).view(dtype)
+
+
+def _turned(bits: torch.Tensor) -> torch.Tensor:
+    """Negative numbers are a sign and a size, which is less the larger it is; the other way round, too."""
+    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from raydist.parameter_servers.requests import ServerRequest
+from raydist.parameter_servers.requests import PushKey, Sender, ServerRequest
 
-__all__ = ["AddOptimizer", "OptimizerGroup", "OptimizerState", "SetOptimizerState"]
+__all__ = ["AddOptimizer", "OptimizerGroup", "OptimizerState", "SetOptimizerState", "WriteStates"]
 
 
 @final
@@ -63,3 +63,19 @@ class SetOptimizerState(ServerRequest):
 
     optimizer: int
     states: Mapping[int, Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WriteStates(ServerRequest):
+    """Write what a step has changed by hand of what optimizers remember.
+
+    Attributes:
+        sender: Who writes.
+        key: Which change it is.
+        states: By optimizer and slice number, all that is remembered of that slice from now on; of others it stays.
+    """
+
+    sender: Sender
+    key: PushKey
+    states: Mapping[int, Mapping[int, Mapping[str, Any]]]

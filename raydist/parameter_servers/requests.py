@@ -58,7 +58,7 @@ class PushKey:
 
     Attributes:
         closure: Number of the closure, unique in the strategy and rising.
-        index: How many changes that run of the closure has asked for before.
+        index: Which of the closure's changes.
         finished_below: Closures with a lower number have ended for good: their keys need not be remembered.
     """
 

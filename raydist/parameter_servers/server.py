@@ -10,6 +10,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.consistency import Consistency, require_consistency
+from raydist.parameter_servers.optimizer_requests import WriteStates
 from raydist.parameter_servers.requests import Assign, Pull, Push, ServerRequest, Statistics
 from raydist.parameter_servers.row_requests import PullRows
 from raydist.parameter_servers.rows.row_table import RowTable
@@ -101,6 +102,8 @@ class ParameterServer:
                 return self._pull_rows(request, tensors)
             case Assign():
                 return self._changes.assign(request, tensors)
+            case WriteStates():
+                return self._changes.write_states(request)
             case Statistics():
                 return replace(self._turns.answer(), value=self.stats), []
             case _ if isinstance(request, TurnRequest):

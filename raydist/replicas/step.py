@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, cast, final
 
 from raydist.checkpoints.loops.orders import LoopOrder
 from raydist.collectives.to_one import RootReduction
+from raydist.errors import InvalidArgumentError
 from raydist.mirroring.shipment import Shipment
 from raydist.pickling.by_fields import by_fields
 from raydist.replicas.rules import ReplicaRules
@@ -15,7 +16,7 @@ from raydist.summaries.order import SummaryOrder
 from raydist.torch_modes import TorchModes
 from raydist.values import Leaves, PerReplica, ReduceOp
 
-__all__ = ["PartSource", "ReplicaSetup", "StepHeader", "address_parts", "batch_rows", "resolve_parts"]
+__all__ = ["PartSource", "ReplicaSetup", "StepHeader", "address_parts", "batch_rows", "require_parts", "resolve_parts"]
 
 
 @final
@@ -150,6 +151,21 @@ def address_parts(
             index = refs.setdefault(part.ref, len(refs))
             sources.append(PartSource(index, part.leaf_index, None, part.place, part.on_host, part.nest))
     return tuple(sources)
+
+
+def require_parts(values: Sequence[PerReplica], num_replicas: int) -> None:
+    """Raise where one of `values` is not of this many replicas: parts that nobody asks for would be lost silently.
+
+    Raises:
+        InvalidArgumentError: It is of more, or fewer: another strategy's.
+    """
+    for value in values:
+        if value.num_parts != num_replicas:
+            raise InvalidArgumentError(
+                f"A PerReplica argument must have a value for each of the {num_replicas} replicas, got one with "
+                f"{value.num_parts}. Is it another strategy's? Distribute the dataset, or make the values, with the "
+                "strategy that runs the step."
+            )
 
 
 def batch_rows(values: Sequence[PerReplica]) -> tuple[int, ...] | None:

@@ -37,7 +37,7 @@ from raydist.replicas.replica_saver import SAVES, ReplicaSaver
 from raydist.replicas.results import StepOutcome, StepValues
 from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
-from raydist.replicas.step import StepHeader
+from raydist.replicas.step import StepHeader, require_parts
 from raydist.replicas.step_headers import StepHeaders
 from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
@@ -194,6 +194,7 @@ class SynchronousStrategy(HostedStrategy):
 
     def _next_header(self, shipment: Shipment, options: RunOptions) -> StepHeader:
         """The next step, the same for every replica but for where its parts are."""
+        require_parts(shipment.per_replica, self.num_replicas_in_sync)
         return self._headers.following(
             shipment,
             options,

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from raydist.collectives.wire import check_reducible, stage_bytes, stage_reduction
+from raydist.collectives.wire import check_reducible, stage_bytes, stage_extremes, stage_reduction
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
+
+NUMBERS = [float("-inf"), -3.5, -1.0, -0.0, 0.0, 2.0**-14, 1.0, 7.25, float("inf")]
 
 
 def test_a_plain_tensor_travels_itself() -> None:
@@ -72,3 +74,27 @@ def test_what_has_no_meaning(op: ReduceOp, dtype: torch.dtype) -> None:
 
 def test_bytes_of_nothing() -> None:
     assert stage_bytes(torch.from_numpy(np.zeros(0, np.float32))).carrier.shape == (0,)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_keys_are_in_the_order_of_numbers_and_become_them_again(dtype: torch.dtype, op: ReduceOp) -> None:
+    numbers = torch.tensor(NUMBERS, dtype=dtype)
+    staged, conclude = stage_extremes(numbers, op)
+    keys = staged.carrier.tolist()
+    assert keys == sorted(keys)
+    conclude()
+    staged.deliver()
+    assert numbers.tolist() == NUMBERS
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_every_nan_is_beyond_all_numbers_and_stays_one(dtype: torch.dtype, op: ReduceOp) -> None:
+    numbers = torch.tensor([*NUMBERS, float("nan"), -float("nan")], dtype=dtype)[:, None].expand(-1, 2).t()
+    staged, conclude = stage_extremes(numbers.clone(), op)
+    keys = staged.carrier[0]
+    assert (keys.max() if op is ReduceOp.MAX else keys.min()) in (keys[-1], keys[-2])
+    conclude()
+    staged.deliver()
+    assert staged.target.isnan().sum().item() == 4

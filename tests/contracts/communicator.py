@@ -228,6 +228,64 @@ def check_tensor_kinds(team: Team) -> None:
         assert result == [expected_strided, size - 1, (0, 3), rows, [float(total)] * 2, True]
 
 
+def messages_of_nothing(communicator: Communicator) -> list[float]:
+    """Messages without elements between others, from each rank to the next one."""
+    rank, size = communicator.rank, communicator.world_size
+    received = torch.zeros(2)
+    for sent, place in ((torch.zeros(0, 3), torch.zeros(0, 3)), (torch.full((2,), rank + 1.0), received)):
+        sending = communicator.send(sent, (rank + 1) % size)
+        communicator.recv(place, (rank - 1) % size).wait()
+        sending.wait()
+    return received.tolist()
+
+
+def check_messages_of_nothing(team: Team) -> None:
+    """A message without elements arrives, and the next one is not mistaken for it."""
+    size = team.world_size
+    assert team.run(messages_of_nothing) == [[(rank - 1) % size + 1.0] * 2 for rank in range(size)]
+
+
+def extremes_of_nan(communicator: Communicator) -> list[Any]:
+    """The least and the greatest of -1 - rank, where each rank in turn has a NaN, in each place in turn."""
+    results = []
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        for op in (ReduceOp.MIN, ReduceOp.MAX):
+            for place in range(2 * communicator.world_size):
+                tensor = torch.full((2 * communicator.world_size,), -1.0 - communicator.rank, dtype=dtype)
+                if place % communicator.world_size == communicator.rank:
+                    tensor[place] = float("nan")
+                communicator.all_reduce(tensor, op).wait()
+                results.append((op, place, tensor.isnan().nonzero().flatten().tolist(), tensor.nansum().item()))
+    return results
+
+
+def check_nan(team: Team) -> None:
+    """A NaN is the least and the greatest of numbers, wherever it comes from."""
+    others = 2 * team.world_size - 1
+    for results in team.run(extremes_of_nan):
+        for op, place, found, rest in results:
+            assert (found, rest) == ([place], -others * (1.0 if op is ReduceOp.MAX else team.world_size))
+
+
+def gather_from_another_place(communicator: Communicator) -> list[Any]:
+    """all_gather of a tensor that is the place of what rank 0 brings."""
+    results = []
+    for width in (3, 70_001):
+        rows = torch.zeros(communicator.world_size, width)
+        rows[0] = communicator.rank + 1
+        communicator.all_gather(list(rows), rows[0]).wait()
+        results.append([row.unique().tolist() for row in rows])
+    return results
+
+
+def check_gathered_in_place(team: Team) -> None:
+    """What a rank brings has been read before its memory is written, whatever else is to be there."""
+    assert (
+        team.run(gather_from_another_place)
+        == [[[[rank + 1.0] for rank in range(team.world_size)]] * 2] * team.world_size
+    )
+
+
 def several_at_once(communicator: Communicator) -> list[float]:
     tensors = [torch.full((1000,), float(communicator.rank + k)) for k in range(4)]
     works: list[Work] = [communicator.all_reduce(tensor, ReduceOp.SUM) for tensor in tensors]
@@ -270,10 +328,11 @@ def check_allocated(team: Team) -> None:
 
 def refused_reductions(communicator: Communicator) -> list[str]:
     cases = [(ReduceOp.MEAN, torch.int64), (ReduceOp.SUM, torch.bool), (ReduceOp.MIN, torch.complex64)]
+    cases += [(ReduceOp.SUM, torch.uint64), (ReduceOp.MAX, torch.float8_e4m3fn)]
     messages = []
     for op, dtype in cases:
         with pytest.raises(InvalidArgumentError) as caught:
-            communicator.all_reduce(torch.ones(2, dtype=dtype), op)
+            communicator.all_reduce(torch.ones(2).to(dtype), op)
         messages.append(str(caught.value))
     with pytest.raises(FailedPreconditionError, match="generation"):
         communicator.reconfigure(communicator.membership)
@@ -284,7 +343,8 @@ def refused_reductions(communicator: Communicator) -> list[str]:
 def check_refusals(team: Team) -> None:
     """What has no meaning is refused before anything is sent, and the group goes on."""
     for messages in team.run(refused_reductions):
-        assert ["torch.int64" in messages[0], "torch.bool" in messages[1], "complex64" in messages[2]] == [True] * 3
+        named = ["torch.int64", "torch.bool", "complex64", "torch.uint64", "float8_e4m3fn"]
+        assert [name in message for name, message in zip(named, messages, strict=True)] == [True] * 5
 
 
 def sum_of_ones(communicator: Communicator) -> float:
@@ -380,6 +440,9 @@ CHECKS: tuple[Callable[[Team], None], ...] = (
     check_moves,
     check_swaps,
     check_tensor_kinds,
+    check_messages_of_nothing,
+    check_nan,
+    check_gathered_in_place,
     check_asynchronous,
     check_allocated,
     check_refusals,

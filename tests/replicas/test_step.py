@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from raydist.errors import SpecError
+from raydist.errors import InvalidArgumentError, SpecError
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.results import pack_result
-from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, resolve_parts
+from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, require_parts, resolve_parts
 from raydist.replicas.step_message import GroupResult
 from raydist.values import Part, PerReplica, ReduceOp
 
@@ -134,3 +134,10 @@ def test_parts_are_moved_unless_they_are_to_stay_on_the_host() -> None:
     sources, _ = addressed(list(values), 0, stand_in=True)
     moved = resolve_parts(sources, [Batch("a")], lambda part: [*part, "moved"])
     assert moved == [["a", "moved"], ["a"], ["x", "moved"]]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_value_of_another_number_of_replicas_is_no_argument(num_replicas: int) -> None:
+    require_parts([PerReplica([5, 6])], 2)
+    with pytest.raises(InvalidArgumentError, match=f"each of the {num_replicas} replicas, got one with 2"):
+        require_parts([PerReplica([5] * num_replicas), PerReplica([5, 6])], num_replicas)

@@ -28,6 +28,13 @@ def test_mismatched_collectives_are_shown_on_all_replicas(two: rd.MirroredStrate
     assert two.gather(two.run(step, args=(rows(two, [[1.0], [2.0]]),)), 0).tolist() == [3.0, 3.0]
 
 
+def test_a_batch_of_more_replicas_loses_no_rows_in_silence(two: rd.MirroredStrategy) -> None:
+    of_three = rd.PerReplica([torch.ones(1)] * 3)
+    with pytest.raises(rd.InvalidArgumentError, match="each of the 2 replicas, got one with 3"):
+        two.run(torch.sum, args=(of_three,))
+    assert two.gather(two.run(lambda x: x, args=(rows(two, [[1.0], [2.0]]),)), 0).tolist() == [1.0, 2.0]
+
+
 def test_an_error_on_one_replica_surfaces_and_the_strategy_goes_on(two: rd.MirroredStrategy) -> None:
     with two.scope():
         model = nn.Linear(1, 1)

@@ -55,14 +55,15 @@ class LargeMoves:
     def all_gather(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> Steps:
         """Fill `outputs`, flat bytes by rank, with everybody's; they need not be equally long."""
         plan = self._plan
-        sent = [self._wires.send(plan.receiver(self._rank, host), mine) for host in self._other_hosts]
+        own = outputs[self._rank]
+        own.copy_(mine)  # before anything arrives: `mine` may be the place of another rank's
+        sent = [self._wires.send(plan.receiver(self._rank, host), own) for host in self._other_hosts]
         arriving = {
             rank: self._wires.receive(rank, outputs[rank])
             for host in self._other_hosts
             for rank in plan.hosts[host]
             if plan.receiver(rank, plan.host) == self._rank
         }
-        outputs[self._rank].copy_(mine)
         yield from self._share_group(outputs, plan.members)
         for host in self._other_hosts:
             members = plan.hosts[host]

@@ -10,6 +10,7 @@ from typing import final
 import torch
 
 from raydist.errors import InvalidArgumentError
+from raydist.parameter_servers.optimizer_requests import WriteStates
 from raydist.parameter_servers.requests import Assign, Push, ServerAnswer, Verdict
 from raydist.parameter_servers.server_stats import ServerMeter
 from raydist.parameter_servers.serving.collected_steps import CollectedSteps
@@ -73,15 +74,21 @@ class Changes:
 
     def assign(self, assign: Assign, tensors: Sequence[torch.Tensor]) -> Answered:
         """Write values."""
-        verdict = self._ledger.check(assign.sender, assign.key)
+        return self._write_once(assign, lambda: self._write(assign, tensors))
+
+    def write_states(self, written: WriteStates) -> Answered:
+        """Write what optimizers remember."""
+        return self._write_once(written, lambda: self._write_states(written))
+
+    def _write_once(self, change: Assign | WriteStates, write: Callable[[], None]) -> Answered:
+        verdict = self._ledger.check(change.sender, change.key)
         if verdict == "fenced":
             self._meter.fenced += 1
         elif verdict == "known":
-            self._repeated(assign)
+            self._repeated(change)
         else:
-            self._write(assign, tensors)
-            self._ledger.enter(assign.sender, assign.key)
-            self._note(tensors, None)
+            write()
+            self._ledger.enter(change.sender, change.key)
         return ServerAnswer(self._values.version, verdict, self.step), []
 
     def expect(self, step: int, completes: int) -> None:
@@ -121,16 +128,20 @@ class Changes:
 
     def _read(self, push: Push, tensors: Sequence[torch.Tensor]) -> ServerGradients:
         gradients = read_gradients(push, tensors, self._values)
-        optimizer = self._optimizers.get(push.optimizer)
-        if optimizer is None:
-            raise InvalidArgumentError(
-                f"Gradients must be pushed for an optimizer that the server has, got handle {push.optimizer} of "
-                f"{sorted(self._optimizers)}. Add it first."
-            )
+        optimizer = self._optimizer(push.optimizer)
         optimizer.require_known(gradients)
         if push.options is not None:
             optimizer.change_options(push.options)
         return gradients
+
+    def _optimizer(self, handle: int) -> ServedOptimizer:
+        optimizer = self._optimizers.get(handle)
+        if optimizer is None:
+            raise InvalidArgumentError(
+                f"Gradients and states must be of an optimizer that the server has, got handle {handle} of "
+                f"{sorted(self._optimizers)}. Add it first."
+            )
+        return optimizer
 
     def _apply(self, gradients: Mapping[int, ServerGradients], step: int | None = None) -> None:
         with self._timed():
@@ -153,6 +164,13 @@ class Changes:
                     value.add_(tensor)
                 else:
                     value.copy_(tensor)
+        self._note(tensors, None)
+
+    def _write_states(self, written: WriteStates) -> None:
+        for handle, states in written.states.items():
+            self._optimizer(handle).require_slices(states)
+        for handle, states in written.states.items():
+            self._optimizer(handle).replace_state(states)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -168,7 +186,7 @@ class Changes:
         if behind is not None:
             self._meter.note_staleness(behind)
 
-    def _repeated(self, change: Push | Assign) -> None:
+    def _repeated(self, change: Push | Assign | WriteStates) -> None:
         self._meter.repeated += 1
         self._ledger.enter(change.sender, change.key)  # for what it says of closures that have ended
 

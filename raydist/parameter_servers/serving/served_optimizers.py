@@ -32,7 +32,8 @@ class ServedOptimizer:
     Attributes:
         kind: Its class.
         slices: Numbers of those in its groups.
-        known: And of those that were in one before: what is remembered of them is kept, as torch does.
+        known: And of those that were in one before, or of which something was given to be remembered: that is kept, as
+            torch does.
     """
 
     def __init__(
@@ -187,8 +188,8 @@ class ServedOptimizer:
             return True  # it takes no such gradients at all: the step says so
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Copies of what is remembered of each slice, by number."""
-        known = {number: self._optimizer.state.get(self._values.value(number)) for number in sorted(self.slices)}
+        """Copies of what is remembered of each slice, by number: of those too that are in no group any more."""
+        known = {number: self._optimizer.state.get(self._values.value(number)) for number in sorted(self.known)}
         return {
             number: {name: _copied(each) for name, each in state.items()} for number, state in known.items() if state
         }
@@ -202,9 +203,10 @@ class ServedOptimizer:
         """Remember this of each slice instead; nothing of those that are not in it.
 
         Raises:
-            InvalidArgumentError: A slice was never in any of the groups.
+            InvalidArgumentError: The server has no such slice.
         """
         self.require_slices(states)
+        self.known |= states.keys()
         for number in self.known:
             value = self._values.value(number)
             self._optimizer.state.pop(value, None)
@@ -212,16 +214,13 @@ class ServedOptimizer:
                 self._optimizer.state[value] = {name: _copied(each) for name, each in states[number].items()}
 
     def require_slices(self, numbers: Iterable[int]) -> None:
-        """An InvalidArgumentError unless all of these slices are or were in its groups."""
-        strange = [number for number in numbers if number not in self.known]
-        if strange:
-            raise InvalidArgumentError(
-                f"States of a {self.kind.__name__} must be of the {len(self.known)} slices that it has here, got "
-                f"slices {strange}. Give each server its own."
-            )
+        """An InvalidArgumentError unless the server has all of these slices, whether they are in groups or not."""
+        for number in numbers:
+            self._values.slice(number)
 
     def replace_state(self, states: Mapping[int, Mapping[str, Any]]) -> None:
         """Remember this of these slices instead, and of others what it was. Tensors are not copied."""
+        self.known |= states.keys()
         for number, state in states.items():
             value = self._values.value(number)
             self._optimizer.state.pop(value, None)

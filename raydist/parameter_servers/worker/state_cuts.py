@@ -18,7 +18,7 @@ def cut_state(
     """By slice number, what is remembered of it: its rows of all that has the variable's shape, and all else whole."""
     return {
         part.number: {
-            name: part.within(value).detach().cpu().clone() if _is_like(value, shape) else _copied(value)
+            name: _copied(_within(part, value)) if _is_like(value, shape) else _copied(value)
             for name, value in state.items()
         }
         for part in slices
@@ -47,6 +47,13 @@ def joined_state(
         whole = fits and len(values) == len(slices) and bool(shape)
         joined[name] = torch.cat(values) if whole else _copied(values[0])
     return joined
+
+
+def _within(part: ServedSlice, value: torch.Tensor) -> torch.Tensor:
+    """Of momentum of rows, which is sparse, torch has no views."""
+    if value.layout is torch.strided:
+        return part.within(value)
+    return value if part.shape == tuple(value.shape) else value.narrow_copy(0, part.begin, part.shape[0])
 
 
 def _is_like(value: Any, shape: Sequence[int]) -> bool:

@@ -18,6 +18,7 @@ from raydist.parameter_servers.worker.served_rows import ServedRows
 from raydist.replicas.served.known_objects import KnownObjects
 from raydist.replicas.served.servable import names_of_variables, require_servable
 from raydist.replicas.served.served_optimizers import ServedOptimizers
+from raydist.replicas.served.states_in_steps import StatesInSteps
 from raydist.replicas.served.worker_slices import WorkerSlices
 from raydist.replicas.variables_view import VariablesView
 
@@ -46,6 +47,7 @@ class ServedModel:
     Attributes:
         slices: Of its variables, and the values that it has read.
         optimizers: Its optimizers.
+        states: What these remember, for closures.
         rows: Rows of its embedding tables.
         held: Where all that is, for whoever saves it there.
     """
@@ -55,6 +57,7 @@ class ServedModel:
         self._tables: set[int] = set()
         self.slices = WorkerSlices(client)
         self.optimizers = ServedOptimizers(client, self._known, self.slices, self._tables)
+        self.states = StatesInSteps(self.optimizers)
         self.rows = ServedRows(client, self._known.handle_of)
         self.held = HeldSlices(
             client, self.slices.table, self._known.get, self._known.handle_of, self.optimizers.read_states

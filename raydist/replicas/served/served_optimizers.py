@@ -9,7 +9,14 @@ import torch
 
 from raydist.actors.class_tracking import cloudpickle
 from raydist.errors import FailedPreconditionError
-from raydist.parameter_servers.optimizer_requests import AddOptimizer, OptimizerGroup, OptimizerState, SetOptimizerState
+from raydist.parameter_servers.optimizer_requests import (
+    AddOptimizer,
+    OptimizerGroup,
+    OptimizerState,
+    SetOptimizerState,
+    WriteStates,
+)
+from raydist.parameter_servers.requests import PushKey
 from raydist.parameter_servers.slices import ServedSlice
 from raydist.parameter_servers.worker.client import Ask, ServerClient
 from raydist.parameter_servers.worker.device_staging import HostGradients
@@ -96,26 +103,53 @@ class ServedOptimizers:
 
     def write_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the servers remember what this worker's optimizer does."""
-        states: list[dict[int, dict[str, Any]]] = [{} for _ in range(self._client.num_servers)]
-        for parameter, state in optimizer.state.items():
-            for part in self._slices_of(parameter):
-                states[part.server] |= cut_state(state, tuple(parameter.shape), [part])
+        states = self._by_server(optimizer.state)
         handle = self._handle_of(optimizer)
         self._client.exchange({server: Ask(SetOptimizerState(handle, state)) for server, state in enumerate(states)})
 
+    def write_states(
+        self, changed: Mapping[torch.optim.Optimizer, Mapping[torch.Tensor, Mapping[str, Any]]], key: PushKey
+    ) -> None:
+        """Let the servers remember this of some optimizers and parameters; of others what they do."""
+        states: list[dict[int, Mapping[int, Any]]] = [{} for _ in range(self._client.num_servers)]
+        for optimizer, mine in changed.items():
+            self.tell(optimizer)
+            for server, found in enumerate(self._by_server(mine)):
+                states[server][self._handle_of(optimizer)] = found
+        writes = [WriteStates(self._client.sender, key, each) for each in states]
+        self._client.exchange({server: Ask(write) for server, write in enumerate(writes)})
+
+    def _by_server(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> list[dict[int, dict[str, Any]]]:
+        found: list[dict[int, dict[str, Any]]] = [{} for _ in range(self._client.num_servers)]
+        for parameter, state in states.items():
+            for part in self._slices_of(parameter):
+                found[part.server] |= cut_state(state, tuple(parameter.shape), [part])
+        return found
+
     def read_states(self, optimizers: Iterable[torch.optim.Optimizer] | None = None) -> None:
         """Let this worker's optimizers remember what the servers' do: these, or all."""
-        everyone = [each for handle in self._told if (each := self._known.get(handle)) is not None]
-        for optimizer in everyone if optimizers is None else filter(self.is_told, optimizers):
-            handle = self._handle_of(optimizer)
-            states: dict[int, Mapping[str, Any]] = {}
-            for answer in self._client.ask_all(OptimizerState(handle)):
-                states |= answer.value
+        for optimizer in self.everyone() if optimizers is None else filter(self.is_told, optimizers):
+            found = self.states_of(optimizer)
             optimizer.state.clear()
-            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-                state = joined_state(states, tuple(parameter.shape), self._slices_of(parameter))
-                if state:
-                    optimizer.state[parameter] = state
+            optimizer.state.update(found)
+
+    def everyone(self) -> list[torch.optim.Optimizer]:
+        """All that the servers have, and the program has still."""
+        return [each for handle in self._told if (each := self._known.get(handle)) is not None]
+
+    def states_of(self, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, Any]]:
+        """What the servers remember of each parameter; of those too that are in no group any more."""
+        states: dict[int, Mapping[str, Any]] = {}
+        for answer in self._client.ask_all(OptimizerState(self._handle_of(optimizer))):
+            states |= answer.value
+        members = [each for group in optimizer.param_groups for each in group["params"]]
+        others = [each for _, each in self._known.tensors()]
+        found = {}
+        for parameter in dict.fromkeys([*members, *others]):
+            state = joined_state(states, tuple(parameter.shape), self._slices_of(parameter))
+            if state:
+                found[parameter] = state
+        return found
 
     def _slices_of(self, parameter: torch.Tensor) -> tuple[ServedSlice, ...]:
         handle = self._known.handle_of(parameter) or 0

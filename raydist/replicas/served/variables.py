@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch._compile import _disable_dynamo
@@ -32,6 +32,8 @@ from raydist.replicas.variables_view import VariablesView
 __all__ = ["ServedVariables"]
 
 _NO_CLOSURE = ClosureLabel(-1)
+_Change = Literal["values", "states", "push"]
+_CHANGES: tuple[_Change, ...] = get_args(_Change)
 
 
 @final
@@ -66,7 +68,7 @@ class ServedVariables(WorkerRules):
         self._in_steps = isinstance(consistency, SyncWithBackups)
         self._prefetch = prefetch_pulls and consistency == "async"
         self._closure = _NO_CLOSURE
-        self._num_changes = 0
+        self._num_steps = 0
         self._step = 0
         self._counts = False
         self._run = contextlib.ExitStack()
@@ -82,7 +84,7 @@ class ServedVariables(WorkerRules):
     def before_run(self, variables: VariablesView, closure: ClosureLabel) -> None:
         self._run.close()
         self._run.enter_context(reading_rows(self._model.rows))
-        self._closure, self._num_changes = closure, 0
+        self._closure, self._num_steps = closure, 0
         self._model.look(variables)
         first_step = 0
         if self._bounded or self._in_steps:
@@ -94,18 +96,25 @@ class ServedVariables(WorkerRules):
             self._step = self._model.slices.read_step(first_step)
         else:
             self._model.slices.read_older(closure.seen if self._prefetch else None)
+        self._model.states.begin()
 
     def after_run(self, variables: Any) -> None:
-        self._assign_written(parameters_only=False)
+        self._tell_written(parameters_only=False)
 
     def after_failure(self, variables: VariablesView) -> None:
+        if self._closure is not _NO_CLOSURE:  # else nobody's program has run
+            # What it wrote counts, as what it pushed does. The program is to hear of its own error, not of this.
+            with contextlib.suppress(Exception):
+                self._tell_written(parameters_only=False)
         self._model.slices.discard()
 
     def end_closure(self, variables: VariablesView, *, last: bool) -> None:
         self._run.close()
+        self._model.states.end()
         if last and self._counts:
             self._counts = False
             self._client.ask(0, EndClosure(self._sender, self._closure.number))
+        self._closure = _NO_CLOSURE
 
     def told(self) -> tuple[int, ...]:
         return self._model.slices.versions()
@@ -133,11 +142,15 @@ class ServedVariables(WorkerRules):
         return self._push_of(optimizer) if is_unobserved(optimizer) else self._hooked_push(optimizer)
 
     def _push_of(self, optimizer: torch.optim.Optimizer) -> None:
-        self._assign_written(parameters_only=True)
-        push = self._model.optimizers.push_of(optimizer)
+        self._tell_written(parameters_only=True)
+        self._push(optimizer)
+        self._model.states.stepped(optimizer)
+
+    def _push(self, optimizer: torch.optim.Optimizer) -> None:
+        push, key = self._model.optimizers.push_of(optimizer), self._key("push")
+        self._num_steps += 1
         if push is None:
             return
-        key = self._next_key()
         if not self._in_steps:
             push.send_and_read(key)
             return
@@ -150,15 +163,16 @@ class ServedVariables(WorkerRules):
             push.send(key, step=step, completes=answer.completes)
         self._step = self._model.slices.read_step(step + 1)
 
-    def _assign_written(self, *, parameters_only: bool) -> None:
+    def _tell_written(self, *, parameters_only: bool) -> None:
+        self._model.states.write(self._key("states"))
         written = self._model.slices.written(parameters_only=parameters_only)
         if written:
-            self._model.slices.assign(written, self._next_key(), parameters_only=parameters_only)
+            self._model.slices.assign(written, self._key("values"), parameters_only=parameters_only)
 
-    def _next_key(self) -> PushKey:
-        key = PushKey(self._closure.number, self._num_changes, self._closure.finished_below)
-        self._num_changes += 1
-        return key
+    def _key(self, change: _Change) -> PushKey:
+        """Counted by steps alone: where the closure runs again, it may find that there is nothing to write by hand."""
+        index = self._num_steps * len(_CHANGES) + _CHANGES.index(change)
+        return PushKey(self._closure.number, index, self._closure.finished_below)
 
     # --- what the driver does -----------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class WorkerRules(ReplicaRules):
 
     @abstractmethod
     def after_failure(self, variables: VariablesView) -> None:
-        """The closure raised an error."""
+        """The closure, or what looked at variables between closures, raised an error."""
 
     @abstractmethod
     def end_closure(self, variables: VariablesView, *, last: bool) -> None:

@@ -3,12 +3,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import raydist as rd
-from tests.parameter_servers.served import servers
+from raydist.parameter_servers.closure_requests import FenceWorker
+from raydist.parameter_servers.optimizer_requests import OptimizerState, WriteStates
+from raydist.parameter_servers.requests import PushKey, Sender
+from tests.parameter_servers.served import OPTIMIZER, BareWorker, answer, servers
 from tests.parameter_servers.unreliable_workers import CLOSURES, Network
 
 WORKERS = 3
@@ -66,3 +71,26 @@ class UnreliableWorkers(RuleBasedStateMachine):
 
 UnreliableWorkers.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
 TestUnreliableWorkers: Any = UnreliableWorkers.TestCase
+
+
+def test_what_optimizers_remember_is_written_once() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2)]
+    with servers() as [server]:
+        worker = BareWorker([server], parameters, torch.optim.SGD(parameters, lr=1.0, momentum=0.5))
+        for parameter in parameters:
+            parameter.grad = torch.ones(2, dtype=torch.float64)
+        worker.step()
+
+        def write(sender: Sender, value: float) -> str:
+            states = {OPTIMIZER: {0: {"momentum_buffer": torch.full((2,), value).double()}}}
+            return answer(server, WriteStates(sender, PushKey(70, 1), states)).verdict
+
+        assert write(Sender(0, 0), 4.0) == "applied"
+        assert write(Sender(1, 0), 5.0) == "known"
+        answer(server, FenceWorker(Sender(2, 0)))
+        assert write(Sender(2, 0), 6.0) == "fenced"
+        known = answer(server, OptimizerState(OPTIMIZER)).value
+        assert [known[number]["momentum_buffer"].tolist() for number in (0, 1)] == [[4, 4], [1, 1]]
+        for states, error in (({7: {}}, "Gradients and states must be of"), ({OPTIMIZER: {9: {}}}, "and not number 9")):
+            with pytest.raises(rd.InvalidArgumentError, match=error):
+                server.handle(WriteStates(Sender(0, 0), PushKey(71, 1), states))

@@ -54,7 +54,7 @@ def test_groups_may_get_slices_and_other_options_and_nothing_is_forgotten() -> N
         step(optimizer, values, s0=[1.0, 1.0])
         assert torch.equal(values.value(0), before)
         optimizer.change_groups([OptimizerGroup(options, (0,)), OptimizerGroup(options)])
-        assert list(optimizer.state()) == [0]
+        assert list(optimizer.state()) == [0, 1, 2]  # as torch, which tells what it keeps of the others
 
 
 def test_what_is_remembered_stays_while_a_slice_is_in_no_group() -> None:
@@ -94,8 +94,23 @@ def test_what_is_remembered_goes_and_comes() -> None:
         assert other.num_bytes == 2 * 16 + 4
         other.set_state({})
         assert other.state() == {}
-        with pytest.raises(rd.InvalidArgumentError, match=r"of the 2 slices that it has here, got slices \[2\]"):
-            other.set_state({2: {}})
+        with pytest.raises(rd.InvalidArgumentError, match=r"has 3 of them and not number 7"):
+            other.set_state({7: {}})
+
+
+def test_what_is_given_of_a_slice_in_no_group_is_remembered() -> None:
+    with served(*SLICES) as values:
+        one, options = adam(values), options_of(torch.optim.Adam, lr=0.1)
+        step(one, values, s0=[1.0, 2.0])
+        states = {2: one.state()[0]}
+        for give in (one.set_state, one.replace_state):
+            give(states)
+            assert one.state()[2]["step"] == 1
+            one.set_state({})
+        one.set_state(states)
+        one.change_groups([OptimizerGroup(options, (2,)), OptimizerGroup(options)])
+        step(one, values, s2=[1.0, 1.0])
+        assert one.state()[2]["step"] == 2
 
 
 def test_gradients_that_an_optimizer_keeps_are_copied() -> None:
@@ -164,8 +179,8 @@ def test_what_is_remembered_of_some_slices_is_replaced() -> None:
         torch.testing.assert_close(optimizer.state()[1], known[1])
         optimizer.replace_state({0: {}})
         assert list(optimizer.state()) == [1]
-        with pytest.raises(rd.InvalidArgumentError, match=r"2 slices that it has here, got slices \[2\]"):
-            optimizer.require_slices([0, 2])
+        with pytest.raises(rd.InvalidArgumentError, match=r"has 3 of them and not number 7"):
+            optimizer.require_slices([0, 7])
 
 
 def sgd(values: ServedSlices) -> ServedOptimizer:

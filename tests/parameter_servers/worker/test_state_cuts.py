@@ -27,3 +27,15 @@ def test_scalars_and_nothing() -> None:
     assert joined_state(cut_state(state, (), only), (), only) == state
     assert joined_state({}, (), only) == {}
     assert joined_state({1: {}}, (), only) == {}
+
+
+def test_momentum_of_rows_is_cut_too() -> None:
+    dense = torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0], [3.0, 4.0]])
+    slices = part(4, 0, 3, 2), part(5, 3, 1, 2)
+    for mine in (slices, (part(6, 0, 4, 2),)):
+        momentum = dense.to_sparse(1)
+        joined = joined_state(cut_state({"momentum": momentum}, (4, 2), mine), (4, 2), mine)["momentum"]
+        assert joined.layout is torch.sparse_coo
+        assert torch.equal(joined.to_dense(), dense)
+        momentum._values().zero_()
+        assert torch.equal(joined.to_dense(), dense)

@@ -207,6 +207,32 @@ def test_a_closure_that_runs_again_is_applied_once() -> None:
         assert close(values(two.objects[0]), values(bare[0]))
 
 
+def test_a_closure_that_runs_again_may_find_other_things_to_write() -> None:
+    def rise_and_halve(model: Any, optimizer: Any) -> None:
+        if model[2].bias.max() > 50:
+            model[2].bias.data.mul_(0.5)
+        model[2].bias.grad = torch.full_like(model[2].bias, -1000.0)
+        optimizer.step()
+
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        one.run(rise_and_halve, closure=7)
+        two.run(rise_and_halve, closure=7, seen=one.rules.told())
+        assert two.objects[0][2].bias.max() < 60  # the step, once, and halved
+
+
+def test_what_is_remembered_of_a_parameter_that_left_its_group_is_told() -> None:
+    with servers(2) as made:
+        one, two = made.worker(lambda: make("momentum")), made.worker(lambda: make("momentum"))
+        one.run(lambda *objects: train(*objects, number=0))
+        for each in (one, two):
+            left = each.objects[1].param_groups[0]["params"].pop()
+        one.run(lambda *objects: train(*objects, number=1))
+        two.rules.before_read(two.held, states=True)
+        assert len(two.objects[1].state) == 4
+        assert two.objects[1].state[left]["momentum_buffer"].abs().sum() > 0
+
+
 def test_hooks_around_steps_run_and_may_hide_gradients() -> None:
     called: list[str] = []
     with servers() as made:
@@ -252,20 +278,46 @@ def test_what_cannot_be_served_is_told() -> None:
         made.worker(whole_vector)
 
 
-def test_a_failed_closure_leaves_nothing_behind() -> None:
+def test_what_a_failed_closure_did_before_counts() -> None:
     def fail(model: Any, optimizer: Any) -> None:
-        model[0].weight.data.fill_(9)
+        train(model, optimizer, number=0)
+        model[0].weight.data.mul_(2)
+        raise KeyError("bad")
+
+    bare = make()
+    with pytest.raises(KeyError):
+        fail(*bare)
+    with servers(2) as made:
+        one, two = made.worker(make), made.worker(make)
+        with pytest.raises(KeyError):
+            one.run(fail)
+        two.run(lambda *objects: None, seen=one.rules.told())
+        assert close(values(two.objects[0]), values(bare[0]))
+        one.run(lambda *objects: train(*objects, number=1))
+        train(*bare, number=1)
+        assert close(values(one.objects[0]), values(bare[0]))
+
+
+def test_a_look_that_fails_leaves_nothing_behind() -> None:
+    with servers() as made:
+        worker = made.worker(make)
+        worker.run(lambda *objects: None)
+        worker.rules.before_read(worker.held, states=False)
+        worker.objects[0][0].weight.data.fill_(9)
+        worker.rules.after_failure(worker.held)
+        worker.run(lambda *objects: None)
+        assert close(values(worker.objects[0]), values(make()[0]))
+
+
+def test_an_error_is_the_closures_own_where_what_it_wrote_cannot_be_told() -> None:
+    def fail(model: Any, optimizer: Any) -> None:
+        model[0].weight.data = torch.zeros(2, dtype=torch.float64)
         raise KeyError("bad")
 
     with servers() as made:
         worker = made.worker(make)
         with pytest.raises(KeyError):
             worker.run(fail)
-        assert close(values(worker.objects[0]), values(make()[0]))
-        worker.run(lambda *objects: train(*objects, number=0))
-        bare = make()
-        train(*bare, number=0)
-        assert close(values(worker.objects[0]), values(bare[0]))
 
 
 def test_what_the_driver_writes_goes_to_the_servers() -> None:
