@@ -49,12 +49,12 @@ def seconds(groups: dict[str, Communicator], way: str, num_bytes: int, count: in
     communicator = groups[backend]
     numel = num_bytes // 4
     tensor = communicator.allocate([(numel, torch.float32)])[0] if allocated else torch.empty(numel)
-    tensor.fill_(1.0)
-    communicator.all_reduce(tensor, ReduceOp.MAX).wait()
+    tensor.zero_()  # what is added up again and again stays what it is
+    communicator.all_reduce(tensor, ReduceOp.SUM).wait()
     communicator.barrier()
     start = time.perf_counter()
     for _ in range(count):
-        communicator.all_reduce(tensor, ReduceOp.MAX).wait()
+        communicator.all_reduce(tensor, ReduceOp.SUM).wait()
     return (time.perf_counter() - start) / count
 
 
