@@ -43,7 +43,8 @@ class Strategy(StrategyInput, StrategyValues):
     """Decides where replicas run, where variables live and how gradients meet.
 
     What a strategy runs it starts when that is first needed, not when it is made. It is a context manager: leaving
-    `with` closes it; after an error nothing is waited for that could hide that error. One thread uses a strategy.
+    `with` closes it; after an error nothing is waited for that could hide that error. One thread uses a strategy;
+    where replicas are in lock step, several may call `run` and read results: they take turns.
 
     Methods that need its replicas (`scope`, `run`, `distribute_dataset`, ...) raise FailedPreconditionError once it is
     closed.

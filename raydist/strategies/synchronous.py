@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -71,6 +72,7 @@ class SynchronousStrategy(HostedStrategy):
         self._restorer = ReplicaRestorer(self._mirror, self._saver.are_alike, self._ask_readers)
         self._loop_replicas = LoopReplicas(self._mirror, self._saver, self._launch, self._timeouts.step_s)
         self._nonfinite_counts = (0, 0)
+        self._turn = threading.RLock()  # threads that call `run`, or need the replicas first, take turns
 
     @abstractmethod
     def _make_plan(self) -> LaunchPlan:
@@ -101,24 +103,26 @@ class SynchronousStrategy(HostedStrategy):
     @final
     def _launch(self) -> ReplicaGroup:
         """The replicas' processes, perhaps still starting: meanwhile the driver builds its model."""
-        if self._launched is None:
-            defer_compiler()  # the driver makes optimizers, too
-            self._launched = launch(self._plan(), self._timeouts)
-            self._launched.on_results(self._summaries.take_results, counting(self._metrics))
-            self._when_dropped.add(functools.partial(self._launched.close, gently=False))
-        return self._launched
+        with self._turn:
+            if self._launched is None:
+                defer_compiler()  # the driver makes optimizers, too
+                self._launched = launch(self._plan(), self._timeouts)
+                self._launched.on_results(self._summaries.take_results, counting(self._metrics))
+                self._when_dropped.add(functools.partial(self._launched.close, gently=False))
+            return self._launched
 
     @final
     def _replicas(self) -> ReplicaGroup:
         """The replicas, ready for a step."""
-        group = self._launch()
-        if not self._started:
-            group.start()
-            self._started = True
-        if group.failed:
-            group.rebuild()
-            self._mirror.reset()
-        return group
+        with self._turn:
+            group = self._launch()
+            if not self._started:
+                group.start()
+                self._started = True
+            if group.failed:
+                group.rebuild()
+                self._mirror.reset()
+            return group
 
     @final
     @contextlib.contextmanager
@@ -141,15 +145,18 @@ class SynchronousStrategy(HostedStrategy):
     ) -> Any:
         self._begin_run()
         require_call(fn, args, kwargs, options)
-        group = self._replicas()
-        named, externals = dict(kwargs or {}), {"strategy": self}
+        with self._turn:
+            return self._run(fn, tuple(args), dict(kwargs or {}), options or RunOptions())
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: RunOptions) -> Any:
+        group, externals = self._replicas(), {"strategy": self}
         loop = begin_loop((args, named), self._loop_replicas)
         with self._summaries.noting(), contextlib.nullcontext() if loop is None else lending_managers():
-            ship = functools.partial(self._mirror.prepare, fn, tuple(args), named, externals=externals)
+            ship = functools.partial(self._mirror.prepare, fn, args, named, externals=externals)
             shipment = ship(carried=self._carried())
             if loop is not None and (unreached := loop.unreached()):
                 shipment = ship(carried=(*self._carried(), *unreached))
-        header = self._next_header(shipment, options or RunOptions())
+        header = self._next_header(shipment, options)
         if loop is not None:
             header = replace(header, loop=loop.order())
         outcome = group.dispatch(PlannedStep(header, shipment.per_replica))
@@ -181,11 +188,12 @@ class SynchronousStrategy(HostedStrategy):
     ) -> tuple[int, StepOutcome]:
         """Dispatch what is no step of the program; its number, and what will come of it."""
         group = self._replicas()
-        shipment = self._mirror.prepare(function, args, externals={"strategy": self, **externals})
-        header = replace(self._next_header(shipment, RunOptions()), looks_only=True, summaries=None)
-        self._num_looks += 1
-        outcome = group.dispatch(PlannedStep(header, shipment.per_replica))
-        self._mirror.dispatched()
+        with self._turn:
+            shipment = self._mirror.prepare(function, args, externals={"strategy": self, **externals})
+            header = replace(self._next_header(shipment, RunOptions()), looks_only=True, summaries=None)
+            self._num_looks += 1
+            outcome = group.dispatch(PlannedStep(header, shipment.per_replica))
+            self._mirror.dispatched()
         return header.step, outcome
 
     def _hosts(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ __all__ = ["DispatchedSteps"]
 
 @final
 class DispatchedSteps:
-    """A window of steps, sent in order. Used by one thread.
+    """A window of steps, sent in order. Threads take turns: one waits for what another one is waiting for.
 
     Args:
         actors: The replicas' processes.
@@ -47,6 +48,7 @@ class DispatchedSteps:
         self._calls = calls
         self._step_s = step_s
         self._process = process
+        self._turn = threading.RLock()
         self._sent = tuple(SentObjects() for _ in range(num_replicas))
         self._pace = Pace(num_replicas)
         self._dispatcher = Dispatcher(self._send, lambda ref, within_s: actors.are_ready([ref], within_s), self._pace)
@@ -70,11 +72,12 @@ class DispatchedSteps:
         Blocks only while too many are under way; then the error of the oldest ones may come out.
         """
         self._calls.require_alive()
-        while self._dispatcher.num_steps >= self._dispatcher.window_with(step):
-            self._finish_oldest()
-            self.tell()
-        step.carries_values  # noqa: B018  # results among its arguments may have to be waited for: not in the dispatcher
-        return _Outcome(self, self._dispatcher.add(step))
+        with self._turn:
+            while self._dispatcher.num_steps >= self._dispatcher.window_with(step):
+                self._finish_oldest()
+                self.tell()
+            step.carries_values  # noqa: B018  # results among its arguments may be waited for: not in the dispatcher
+            return _Outcome(self, self._dispatcher.add(step))
 
     def _send(self, steps: Sequence[PlannedStep]) -> list[Any]:
         try:
@@ -85,9 +88,10 @@ class DispatchedSteps:
 
     def wait(self) -> None:
         """Return once every dispatched step is done; raises the error of the first that failed."""
-        self.tell()
-        while self._finish_oldest():
+        with self._turn:
             self.tell()
+            while self._finish_oldest():
+                self.tell()
 
     def give_up(self) -> None:
         """Forget steps that nobody will wait for: they follow one that failed, and were refused."""
@@ -144,6 +148,10 @@ class DispatchedSteps:
     def results_of(self, step: DispatchedStep) -> list[StepResult]:
         """The results of one step in rank order; raises its error, as often as it is asked for."""
         self._process.require("used")
+        with self._turn:
+            return self._results_of(step)
+
+    def _results_of(self, step: DispatchedStep) -> list[StepResult]:
         group = self._group_of(step)
         while not group.finished and self._dispatcher.is_under_way(group):
             self._finish_oldest()

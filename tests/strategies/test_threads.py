@@ -1,0 +1,71 @@
+"""Several threads of the driver that use one strategy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import raydist as rd
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+THREADS = 3
+
+
+def in_threads(work: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert errors == []
+
+
+def test_threads_share_an_iterator_from_the_first_step_on() -> None:
+    with rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}) as strategy:
+        batches = iter(strategy.distribute_dataset(rd.Dataset.range(40).batch(4)))
+        sums: list[float] = []
+
+        def read() -> None:
+            for batch in batches:
+                sums.append(float(strategy.reduce("SUM", strategy.run(torch.sum, args=(batch,)), None)))
+
+        in_threads(read)
+        assert len(sums) == 10
+        assert sum(sums) == sum(range(40))
+
+
+def test_threads_train_one_model(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.weight.item()
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 1)).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def train() -> None:
+        for number in range(20):
+            result = two.run(step)
+            if number % 5 == 4:
+                two.local_results(result)
+
+    in_threads(train)
+    assert model.weight.item() == pytest.approx(before - 20 * THREADS)
