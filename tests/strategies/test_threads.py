@@ -56,7 +56,7 @@ def test_threads_train_one_model(two: rd.MirroredStrategy) -> None:
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = model(torch.ones(1, 1)).sum()
+        loss: torch.Tensor = model(torch.ones(1, 1)).sum()
         loss.backward()
         optimizer.step()
         return loss.detach()
