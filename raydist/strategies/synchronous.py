@@ -102,20 +102,28 @@ class SynchronousStrategy(HostedStrategy):
 
     @final
     def _launch(self) -> ReplicaGroup:
-        """The replicas' processes, perhaps still starting: meanwhile the driver builds its model."""
+        """The replicas' processes, perhaps still starting: meanwhile the driver builds its model.
+
+        Without a turn where they are there: who serves a loop in the replicas needs them while others wait for it.
+        """
+        if self._launched is not None:
+            return self._launched
         with self._turn:
             if self._launched is None:
                 defer_compiler()  # the driver makes optimizers, too
-                self._launched = launch(self._plan(), self._timeouts)
-                self._launched.on_results(self._summaries.take_results, counting(self._metrics))
-                self._when_dropped.add(functools.partial(self._launched.close, gently=False))
+                launched = launch(self._plan(), self._timeouts)
+                launched.on_results(self._summaries.take_results, counting(self._metrics))
+                self._when_dropped.add(functools.partial(launched.close, gently=False))
+                self._launched = launched
             return self._launched
 
     @final
     def _replicas(self) -> ReplicaGroup:
         """The replicas, ready for a step."""
+        group = self._launch()
+        if self._started and not group.failed:
+            return group
         with self._turn:
-            group = self._launch()
             if not self._started:
                 group.start()
                 self._started = True
@@ -145,10 +153,14 @@ class SynchronousStrategy(HostedStrategy):
     ) -> Any:
         self._begin_run()
         require_call(fn, args, kwargs, options)
+        given, named = tuple(args), dict(kwargs or {})
         with self._turn:
-            return self._run(fn, tuple(args), dict(kwargs or {}), options or RunOptions())
+            values = self._dispatch(fn, given, named, options or RunOptions())
+        return self._result(fn, values, (*given, *named.items()))
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: RunOptions) -> Any:
+    def _dispatch(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: RunOptions
+    ) -> StepValues:
         group, externals = self._replicas(), {"strategy": self}
         loop = begin_loop((args, named), self._loop_replicas)
         with self._summaries.noting(), contextlib.nullcontext() if loop is None else lending_managers():
@@ -164,7 +176,7 @@ class SynchronousStrategy(HostedStrategy):
         if loop is not None:
             self._loop = loop
             loop.start(header.step)
-        return self._result(fn, StepValues(outcome), (*args, *named.items()))
+        return StepValues(outcome)
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have the replicas copy what they hold once they have done all that was dispatched, and write it."""

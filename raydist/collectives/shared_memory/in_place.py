@@ -36,6 +36,7 @@ _LINE = 64
 _PAGE = 4096
 # Of one rank's part: parts of all ranks stay in a core's cache while they are added up and handed out.
 _BLOCK_BYTES = 128 << 10
+_LARGE_BYTES = 8 << 20  # of a segment whose pages are joined: less is in a core's reach through small ones, too
 
 
 @final
@@ -130,6 +131,8 @@ def offer_segment(size: int, offer: torch.Tensor) -> Segment | None:
     """A new segment, and in `offer` how others open it; None where there is no room, and then nothing is offered."""
     try:
         segment = Segment.create(size)
+        if size >= _LARGE_BYTES:
+            segment.join_pages()
     except OSError as error:
         _log.warning("Tensors of %d bytes cannot be shared by ranks: %s. Reducing them takes longer.", size, error)
         return None

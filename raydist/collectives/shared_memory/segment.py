@@ -79,9 +79,7 @@ class Segment:
             # A hole that cannot be filled later would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
-            segment = Segment(name, size)
-            join_pages(segment.address, size)
-            return segment
+            return Segment(name, size)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -101,7 +99,6 @@ class Segment:
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, secrets.token_bytes(TOKEN_BYTES), 0)
             segment = Segment(_path_of(descriptor), size)
-            join_pages(segment.address, size)
             segment.name = _path_of(segment._open_descriptor())
             return segment
         finally:
@@ -138,6 +135,10 @@ class Segment:
         """Tensors that lie `stride` bytes apart, as the rows of one."""
         whole = self.view(offset, (rows - 1) * stride // dtype.itemsize + numel, dtype)
         return whole.as_strided((rows, numel), (stride // dtype.itemsize, 1))
+
+    def join_pages(self) -> None:
+        """Have as much of it as can be in pages of 2 MB, for large tensors; once, by one rank, see `huge_pages.py`."""
+        join_pages(self.address, self.size)
 
     def hold(self, rank: int) -> None:
         """Show that `rank` lives, until the segment is closed or the process ends."""

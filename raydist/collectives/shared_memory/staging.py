@@ -48,6 +48,7 @@ class Staging:
         self._segment = segment
         self._board = board
         self._num_windows = 0
+        self._has_small_pages = board.rank == 0  # one joins those of all
 
     def sliced(self, numel: int, itemsize: int) -> list[Window]:
         """Windows of which each rank reduces a slice."""
@@ -72,6 +73,9 @@ class Staging:
 
     def claim(self, count: int) -> int:
         """The number of the first of so many windows that pass next, in the same order on every rank."""
+        if self._has_small_pages and count >= NUM_BUFFERS:  # a tensor that goes through all of the memory
+            self._has_small_pages = False
+            self._segment.join_pages()
         first = self._num_windows
         self._num_windows += count
         return first

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from raydist.collectives.shared_memory.board import Board
-from raydist.collectives.shared_memory.in_place import SharedTensors, allocation_bytes, reduce_in_place
+from raydist.collectives.shared_memory.in_place import (
+    SharedTensors,
+    allocation_bytes,
+    offer_segment,
+    open_offered,
+    reduce_in_place,
+)
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.values import ReduceOp
@@ -102,3 +108,22 @@ def test_what_a_rank_reduces_is_worked_out_once(monkeypatch: pytest.MonkeyPatch)
             next(reduce_in_place(Board(segment, layout, rank), number, found, ReduceOp.SUM))
         assert [of_rank[2].unique().tolist() for of_rank in tensors] == [[3.0 * (number + 1)]] * 3
     segment.close()
+
+
+@pytest.mark.parametrize("size", [4096, (8 << 20) + 4096])
+def test_what_is_offered_can_be_opened_and_large_tensors_lie_in_large_pages(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    joined: list[Segment] = []
+    monkeypatch.setattr(Segment, "join_pages", lambda segment: joined.append(segment))
+    offer = torch.zeros(256, dtype=torch.uint8)
+    offered = offer_segment(size, offer)
+    assert offered is not None
+    opened = open_offered(size, offer)
+    assert opened is not None
+    offered.unlink()
+    assert joined == ([offered] if size > 8 << 20 else [])
+    offered.view(size - 8, 1, torch.int64).fill_(7)
+    assert opened.view(size - 8, 1, torch.int64).item() == 7
+    offered.close()
+    opened.close()

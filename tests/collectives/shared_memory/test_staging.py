@@ -107,3 +107,18 @@ def test_scattered_slices_and_gathered_tensors(seed: int) -> None:
         assert outputs[rank].unique().tolist() == [sum(range(size)) + 10.0 * rank * size]
         assert [part.view(torch.float32).unique().tolist() for part in gathered[rank]] == [[0.0], [1.0], [2.0]]
         assert told[rank].view(torch.float32).unique().tolist() == [1.0]
+
+
+def test_pages_are_joined_once_by_one_rank_for_the_first_large_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[Segment] = []
+    monkeypatch.setattr(Segment, "join_pages", lambda segment: joined.append(segment))
+    layout = Layout.of(2)
+    segment = Segment.create(layout.size)
+    segment.unlink()
+    first, second = (Staging(segment, Board(segment, layout, rank)) for rank in range(2))
+    for staging in (second, first):
+        assert [staging.claim(3), staging.claim(2)] == [0, 3]
+    assert joined == []
+    assert [second.claim(4), first.claim(4), first.claim(40)] == [5, 5, 9]
+    assert joined == [segment]
+    segment.close()
