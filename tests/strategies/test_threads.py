@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
 
 import raydist as rd
+from tests.pipelines.threads import in_threads
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 THREADS = 3
-
-
-def in_threads(work: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert errors == []
 
 
 def test_threads_share_an_iterator_from_the_first_step_on() -> None:
@@ -43,7 +23,7 @@ def test_threads_share_an_iterator_from_the_first_step_on() -> None:
             for batch in batches:
                 sums.append(float(strategy.reduce("SUM", strategy.run(torch.sum, args=(batch,)), None)))
 
-        in_threads(read)
+        in_threads(THREADS, read)
         assert len(sums) == 10
         assert sum(sums) == sum(range(40))
 
@@ -67,5 +47,5 @@ def test_threads_train_one_model(two: rd.MirroredStrategy) -> None:
             if number % 5 == 4:
                 two.local_results(result)
 
-    in_threads(train)
+    in_threads(THREADS, train)
     assert model.weight.item() == pytest.approx(before - 20 * THREADS)
