@@ -19,12 +19,12 @@ COMBINERS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
 }
 """How two tensors become one; MEAN is divided afterwards."""
 
-_ROWS: dict[ReduceOp, Callable[[torch.Tensor], torch.Tensor]] = {
-    ReduceOp.SUM: lambda rows: torch.sum(rows, 0, dtype=rows.dtype),
-    ReduceOp.MEAN: lambda rows: torch.sum(rows, 0, dtype=rows.dtype).div_(len(rows)),
-    ReduceOp.MIN: lambda rows: torch.amin(rows, 0),
-    ReduceOp.MAX: lambda rows: torch.amax(rows, 0),
-    ReduceOp.PRODUCT: lambda rows: torch.prod(rows, 0, dtype=rows.dtype),
+_ROWS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]] = {
+    ReduceOp.SUM: lambda rows, out: torch.sum(rows, 0, dtype=rows.dtype, out=out),
+    ReduceOp.MEAN: lambda rows, out: torch.sum(rows, 0, dtype=rows.dtype, out=out).div_(len(rows)),
+    ReduceOp.MIN: lambda rows, out: torch.amin(rows, 0, out=out),
+    ReduceOp.MAX: lambda rows, out: torch.amax(rows, 0, out=out),
+    ReduceOp.PRODUCT: lambda rows, out: torch.prod(rows, 0, dtype=rows.dtype, out=out),
 }
 
 # From here on torch would use its threads, of which ranks that share cores have none to spare.
@@ -56,15 +56,20 @@ def reduce_parts(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp)
         _reduce_block(parts, out, op)
 
 
-def reduce_rows(rows: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+def reduce_rows(rows: torch.Tensor, op: ReduceOp, out: torch.Tensor | None = None) -> torch.Tensor:
     """The reduction of the rows of one tensor: one call, where many ranks would take as many.
 
     The same numbers give the same bits, others than `reduce_parts` gives.
 
+    Args:
+        rows: Of equal length.
+        op: MEAN divides by the number of rows.
+        out: Where the result goes; no part of `rows`. A new tensor, unless given.
+
     >>> reduce_rows(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), ReduceOp.MEAN).tolist()
     [2.0, 4.0]
     """
-    return _ROWS[op](rows)
+    return _ROWS[op](rows, out)
 
 
 def _reduce_block(parts: Sequence[torch.Tensor], out: torch.Tensor, op: ReduceOp) -> None:

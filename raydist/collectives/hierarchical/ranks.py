@@ -8,12 +8,13 @@ from typing import final
 import torch
 
 from raydist.collectives.base import Membership
-from raydist.collectives.hierarchical.conference import Conference, Parts
+from raydist.collectives.hierarchical.conference import Conference
 from raydist.collectives.hierarchical.in_place import InPlaceReductions
 from raydist.collectives.hierarchical.joining import Joined
 from raydist.collectives.hierarchical.lane import BlockExchanges, HostReduction
 from raydist.collectives.hierarchical.moves import LargeMoves
 from raydist.collectives.hierarchical.plan import HostPlan
+from raydist.collectives.hierarchical.small_loads import SmallBroadcast, SmallGather, SmallReduction
 from raydist.collectives.hierarchical.staged import StagedReductions
 from raydist.collectives.hierarchical.windows import BlockWindows
 from raydist.collectives.shared_memory.in_place import SharedTensor
@@ -53,7 +54,6 @@ class HostedRank:
         self.messages = joined.others.messages
         self.moves = LargeMoves(plan, membership.rank, joined.generation, wires)
         self._plan = plan
-        self._world_size = membership.world_size
         self._conference = Conference(plan, joined.generation, wires)
         self.take_note = self._conference.take_note
         windows = BlockWindows(plan)
@@ -78,42 +78,24 @@ class HostedRank:
     ) -> Steps:
         """Reduce what the ranks have brought, into their slots or into bays, to `flat`."""
         place = None if bay is None else self.generation.board.bays[0][bay.number % NUM_BAYS]
-
-        def bring() -> torch.Tensor:
-            partial = torch.empty_like(flat)
-            reduction.at_home(self._brought(number, flat, bay), partial)
-            return partial
-
-        def conclude(parts: Parts) -> torch.Tensor:
-            result = torch.empty_like(flat)
-            reduction.between(parts, result)
-            return result
-
-        yield from self._conference.confer(number, bring, conclude, place=place)
+        load = SmallReduction(flat, reduction, lambda: self._brought(number, flat, bay), place)
+        yield from self._conference.confer(number, load)
         if everywhere:
-            flat.copy_(self._conference.announced(number, flat, place))
+            flat.copy_(self._conference.announced(number, load))
 
     def broadcast_small(self, number: int, data: torch.Tensor, root: int) -> Steps:
         """Fill `data` with what the root has brought."""
         plan = self._plan
-
-        def bring() -> torch.Tensor:
-            if root not in plan.members:
-                return data[:0]
-            return self._brought(number, data)[plan.members.index(root)]
-
-        yield from self._conference.confer(number, bring, lambda parts: parts[plan.host_of(root)])
-        data.copy_(self._conference.announced(number, data))
+        load = SmallBroadcast(plan, data.numel(), root, lambda: self._brought(number, data)[plan.members.index(root)])
+        yield from self._conference.confer(number, load)
+        data.copy_(self._conference.announced(number, load))
 
     def gather_small(self, number: int, outputs: Sequence[torch.Tensor]) -> Steps:
         """Fill `outputs` with what the ranks have brought, each as much."""
         plan, size = self._plan, outputs[0].numel()
-
-        def bring() -> torch.Tensor:
-            return torch.cat(self._brought(number, outputs[0]))
-
-        yield from self._conference.confer(number, bring, torch.cat)
-        whole = self._conference.announced(number, torch.empty(size * self._world_size, dtype=torch.uint8))
+        load = SmallGather(plan, size, lambda: self._brought(number, outputs[0]))
+        yield from self._conference.confer(number, load)
+        whole = self._conference.announced(number, load)
         order = [rank for members in plan.hosts for rank in members]
         for place, rank in enumerate(order):
             outputs[rank].copy_(whole[place * size : (place + 1) * size])
@@ -138,10 +120,11 @@ class HostedRank:
         else:
             yield from self._staged.reduce(flat, reduction, everywhere=everywhere)
 
-    def _brought(self, number: int, like: torch.Tensor, bay: BayUse | None = None) -> list[torch.Tensor]:
-        layout, members = self.generation.board.layout, range(len(self._plan.members))
+    def _brought(self, number: int, like: torch.Tensor, bay: BayUse | None = None) -> torch.Tensor:
+        """What the ranks of this host have written, as the rows of one tensor."""
+        layout = self.generation.board.layout
         if bay is None:
-            places = [layout.slot(member, number) for member in members]
+            first, stride = layout.slot(0, number), layout.slot(1, 0) - layout.slot(0, 0)
         else:
-            places = [layout.bay(member, bay.number) for member in members]
-        return [self.generation.view(place, like.numel(), like.dtype) for place in places]
+            first, stride = layout.bay(0, bay.number), layout.bay(1, 0) - layout.bay(0, 0)
+        return self.generation.stacked(first, stride, len(self._plan.members), like.numel(), like.dtype)

@@ -30,17 +30,17 @@ _MOST_TOLD = 1 << 20
 # The kernel tells of changes alone: whoever starts something looks for himself what is there already.
 _ALWAYS = select.EPOLLRDHUP | select.EPOLLET
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_NOTHING = memoryview(b"")
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
     if not tensor.numel():
-        return memoryview(b"")
+        return _NOTHING
     data: np.ndarray[Any, Any] = flat_bytes(tensor).numpy()
     return data.data
 
 
-@final
 class Passage:
     """Bytes on their way.
 
@@ -70,9 +70,13 @@ class Passage:
             return False
         if not count:
             raise ConnectionResetError(f"rank {self.peer} has ended the connection")
-        self._left = self._left[count:]
+        self._left = self._left[count:] or self._next()
         self.done = not self._left
         return True
+
+    def _next(self) -> memoryview:
+        """What follows, once all is there that was to come so far; nothing where that was it."""
+        return _NOTHING
 
     @property
     def num_left(self) -> int:
@@ -132,12 +136,16 @@ class Channel:
     def start(self, data: memoryview) -> Passage:
         """Send these bytes, or fill them, after whatever was started before."""
         transfer = Passage(self._peer, data)
+        self.carry(transfer)
+        return transfer
+
+    def carry(self, transfer: Passage) -> None:
+        """Do the same for a passage that was made elsewhere, with the peer of this channel."""
         with self._lock:
             if not transfer.done:
                 self._waiting.append(transfer)
                 if len(self._waiting) == 1:
                     self._advance()
-        return transfer
 
     def request(self) -> tuple[int, int]:
         """The descriptor of the connection, and what it is to be polled for; (-1, 0) where there is nothing."""
