@@ -43,6 +43,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "coordinator/worker_questions.py": "tests/coordinator/test_coordinator.py",
     "coordinator/workers_link.py": "tests/strategies/test_parameter_server.py",
     "coordinator/workforce.py": "tests/coordinator/test_coordinator.py",
+    "mirroring/aspects.py": "tests/mirroring/test_driver.py",
     "mirroring/on_replica/externals.py": "tests/mirroring/on_replica/test_replica.py",
     "mirroring/on_replica/sent_functions.py": "tests/mirroring/on_replica/test_replica.py",
     "parameter_servers/closure_requests.py": "tests/parameter_servers/serving/test_turn_requests.py",

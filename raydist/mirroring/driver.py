@@ -7,7 +7,6 @@ the next step. A program that only runs steps pays for pickling its function, an
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from raydist.checkpoints.sharing.started_save import ShareSaver
 from raydist.errors import FailedPreconditionError
 from raydist.mirroring.argument_forms import ArgumentForms
-from raydist.mirroring.attempt import attempt_all
+from raydist.mirroring.aspects import Aspects
 from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 from raydist.mirroring.discovery import Discovery
@@ -27,7 +26,6 @@ from raydist.mirroring.gradients import clearing
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates
 from raydist.mirroring.metric_states import metrics_in
-from raydist.mirroring.mirrored_rows import MirroredRows
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.origin import Origin
 from raydist.mirroring.parts import held_parameters, modules_of
@@ -35,7 +33,6 @@ from raydist.mirroring.scope import Scope
 from raydist.mirroring.shipment import Shipment, Writes
 from raydist.mirroring.step_functions import StepFunctions
 from raydist.mirroring.variables import Variables
-from raydist.parameter_servers.rows.access import attach_access
 from raydist.pickling.attribute_table import AttributeTable, attributes
 from raydist.pickling.pickler import PersistentId, loads
 from raydist.torch_modes import outside_inference_mode
@@ -68,10 +65,10 @@ class MirrorDriver:
         self._scope = Scope()
         self._table = DriverTable()
         self._origin = Origin(name, self._scope, devices, self.is_mirrored, self._mirrored, serves_rows=serves_rows)
-        self._classes = MirroredClasses(self)
         self._variables = Variables(link, self._table, self._scope, self._origin, self._refresh_modules)
         self._control = ControlState(link, self._table, loads=self._loads, set_flag=self._variables.set_flag)
         self._states = LazyStates(link, self._table, loads=self._loads)
+        self._aspects = Aspects(link, self._table, MirroredClasses(self), self._control, self._variables, self._states)
         self._functions = StepFunctions()
         self._forms = ArgumentForms()
         self._pending: Shipment | None = None
@@ -168,7 +165,7 @@ class MirrorDriver:
                     discovery.pickle(each, "what all steps have")
             released = self._table.released  # what goes from here on may be among the writes: it goes with the next one
             writes = Writes()
-            states = self._collect(writes)
+            states = self._aspects.collect(writes)
             discovery.adopt_buffers(writes)
             shipment = Shipment(
                 released=released,
@@ -184,12 +181,6 @@ class MirrorDriver:
             self._found = discovery.new, states
             return self._pending
 
-    def _collect(self, writes: Writes) -> dict[int, AttributeTable]:
-        states = self._control.collect(writes)
-        self._variables.collect(writes)
-        self._states.collect(writes)
-        return states
-
     def dispatched(self) -> None:
         """The last shipment is on its way: what is new is mirrored now, and what the driver holds is stale.
 
@@ -199,46 +190,21 @@ class MirrorDriver:
             if self._pending is not None:
                 self._mark_sent(self._pending)
                 self._pending = None
-            self._variables.expire()
-            self._control.expire()
-            self._states.expire()
+            self._aspects.expire()
 
     def _mark_sent(self, shipment: Shipment) -> None:
         new, states = self._found
         self._found = [], {}
-        self._adopt(new)
-        self._control.mark_sent(states, with_new=bool(new))
-        self._variables.mark_sent()
-        self._states.mark_sent()
+        self._aspects.adopt(new)
+        self._aspects.mark_sent(states, with_new=bool(new))
         self._functions.mark_sent(shipment)
         for handle in self._table.take_released(len(shipment.released)):
-            self._variables.forget(handle)
-            self._control.forget(handle)
-            self._states.forget(handle)
-
-    def _adopt(self, new: Sequence[tuple[int, Any]]) -> None:
-        for handle, obj in new:
-            self._table.add(obj, handle)
-        for handle, obj in new:
-            if isinstance(obj, torch.Tensor):
-                self._variables.add(obj, handle)
-                attach_access(obj, MirroredRows(self._link, handle))
-            else:
-                self._control.add(obj, handle)
-                self._states.add(obj, handle)
-                self._classes.mirror(obj)
+            self._aspects.forget(handle)
 
     def refresh(self) -> None:
         """Fetch everything that changed on the replicas, after the dispatched steps."""
         with self._lock:
-            attempt_all(
-                [
-                    lambda: self._control.refresh(modules=True),
-                    lambda: self._control.refresh(modules=False),
-                    self._variables.refresh,
-                    self._states.refresh,
-                ]
-            )
+            self._aspects.refresh()
 
     @outside_inference_mode
     def reset(self, source: int = 0) -> None:
@@ -250,18 +216,8 @@ class MirrorDriver:
             self._functions.forget()
             for handle, obj in list(self._table.objects()):
                 if handle not in held:  # its shipment was the one that failed: it will be found again
-                    self._abandon(handle, obj)
+                    self._aspects.abandon(handle, obj)
             self.dispatched()
-
-    def _abandon(self, handle: int, obj: Any) -> None:
-        self._table.remove(handle)
-        self._control.forget(handle)
-        self._states.forget(handle)
-        if isinstance(obj, torch.Tensor):
-            self._variables.abandon(handle)
-            attach_access(obj, None)
-        else:
-            self._classes.plain(obj)
 
     @property
     def is_behind(self) -> bool:
@@ -283,12 +239,7 @@ class MirrorDriver:
                     self.refresh()
             finally:
                 self._released = True
-                self._make_plain()
-
-    def _make_plain(self) -> None:
-        objects = [obj for _, obj in self._table.objects() if not isinstance(obj, torch.Tensor)]
-        to_plain = [functools.partial(self._classes.plain, obj) for obj in objects]
-        attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
+                self._aspects.make_plain()
 
     def before_read(self, obj: Any, name: str) -> None:
         """An attribute of a mirrored object is about to be read."""

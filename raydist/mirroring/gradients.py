@@ -39,7 +39,8 @@ class Gradients:
         self._touched: set[int] = set()  # set, or reached by a backward on the driver
         self._sent: dict[int, torch.Tensor] = {}
         self._hooks: dict[int, RemovableHandle] = {}
-        self._fresh = True
+        self._num_expired = 0
+        self._fetched_at = 0  # how often they had expired when the last fetch of them began
 
     def add(self, record: TensorRecord) -> None:
         """Look after one more parameter. The replicas hold the gradient that it has on the driver."""
@@ -83,25 +84,30 @@ class Gradients:
 
     def release(self) -> None:
         """Forget every parameter: its gradient on the driver is all there is."""
-        self._fresh = True
+        self._fetched_at = self._num_expired
         for handle in list(self._records):
             self.forget(handle)
 
     def expire(self) -> None:
         """A step was dispatched: the replicas have other gradients now."""
-        self._fresh = False
+        self._num_expired += 1  # a fetch that is under way in another thread is of older ones
         self._values.clear()
 
     def before_read(self, record: TensorRecord) -> None:
         """Fetch the gradients, after the dispatched steps. What the driver set or changed since then stays."""
-        if self._fresh or record.handle in self._cleared or record.handle not in self._records:
+        if (
+            self._fetched_at == self._num_expired
+            or record.handle in self._cleared
+            or record.handle not in self._records
+        ):
             return
         self._fetch()
 
     @outside_inference_mode
     def _fetch(self) -> None:
+        began = self._num_expired
         images = self._link.call(0, MirrorCalls.collect_gradients)
-        self._fresh = True
+        self._fetched_at = began
         with torch._C.DisableTorchFunctionSubclass():
             for handle, tensor in self._tensors(self._records.keys()):
                 if handle not in self._cleared and self._is_fetched(handle, tensor):

@@ -50,8 +50,10 @@ class Variables:
         self.hooks = DriverHooks()
         self._records: dict[int, TensorRecord] = {}
         self._touched: set[int] = set()
-        self._fresh = True
+        self._num_expired = 0
+        self._fetched_at = 0  # how often values had expired when the last fetch of them began
         self._lock = threading.RLock()
+        self._storing = threading.Lock()  # held while a fetched value is no write of the program; never across a wait
 
     def add(self, tensor: torch.Tensor, handle: int) -> None:
         """Make `tensor` mirrored; the replicas hold its present value."""
@@ -75,16 +77,16 @@ class Variables:
 
     def expire(self) -> None:
         """A step was dispatched: the replicas' values are the newer ones."""
-        self._fresh = False
+        self._num_expired += 1  # a fetch that is under way in another thread is of older values
         self.gradients.expire()
 
     @property
     def is_fresh(self) -> bool:
         """Whether the values here are those of the replicas."""
-        return self._fresh
+        return self._fetched_at == self._num_expired
 
     def before_values(self, record: TensorRecord) -> None:
-        if not self._fresh:
+        if not self.is_fresh:
             self.refresh()
 
     def before_flags(self, record: TensorRecord) -> None:
@@ -108,7 +110,8 @@ class Variables:
         tensor = record.tensor
         if tensor is not None and record.handle in self._records:
             self._touched.add(record.handle)
-            record.keep_if_shared(tensor)
+            with self._storing:
+                record.keep_if_shared(tensor)
             self.gradients.watch(record)
 
     def copied(self, copy: torch.Tensor) -> None:
@@ -119,14 +122,15 @@ class Variables:
     def refresh(self) -> None:
         """Fetch every value that changed, after the dispatched steps."""
         with self._lock:
-            if self._fresh:
+            if self.is_fresh:
                 return
+            began = self._num_expired
             images = self._link.call(0, MirrorCalls.collect_tensors)
             attempt_all([functools.partial(self._store, handle, image.tensor()) for handle, image in images.items()])
             self._aggregations.update(self._table.objects(), self._table.handle_of)
             if any(self._aggregations.of(handle, tensor).is_gathered for handle, tensor in self._tensors()):
                 self._refresh_gathered()
-            self._fresh = True
+            self._fetched_at = began
 
     def _tensors(self) -> list[tuple[int, torch.Tensor]]:
         found = [(handle, record.tensor) for handle, record in self._records.items()]
@@ -148,7 +152,7 @@ class Variables:
         tensor = None if record is None else record.tensor
         if record is None or tensor is None:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with self._storing, torch._C.DisableTorchFunctionSubclass():
             merged = record.merge(tensor, fresh)
             overwrite(tensor, merged)
             record.note_synced(tensor)
@@ -169,7 +173,9 @@ class Variables:
         self.gradients.collect(writes)
         self.hooks.collect(writes)
         for handle, (record, tensor) in self._live().items():
-            if record.is_written(tensor):
+            with self._storing:
+                is_written = record.is_written(tensor)
+            if is_written:
                 self._origin.require_device(tensor)
                 self.refresh()
                 with torch._C.DisableTorchFunctionSubclass():
@@ -201,7 +207,7 @@ class Variables:
 
     def release(self) -> None:
         """Make every tensor plain again, with the values it has now."""
-        self._fresh = True
+        self._fetched_at = self._num_expired
         self.gradients.release()
         for record in self._records.values():
             plain_tensor(record)

@@ -195,7 +195,7 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
     """As Python's garbage collector may have it, at any moment."""
     mirror = Mirror()
     held = [run_and_change(mirror, change)]
-    collect = mirror.driver._collect
+    collect = mirror.driver._aspects.collect
 
     def collect_and_drop(writes: Writes) -> Any:
         found = collect(writes)
@@ -203,7 +203,7 @@ def test_what_goes_while_changes_are_collected_goes_with_the_next_step(
         gc.collect()
         return found
 
-    monkeypatch.setattr(mirror.driver, "_collect", collect_and_drop)
+    monkeypatch.setattr(mirror.driver._aspects, "collect", collect_and_drop)
     assert mirror.run(lambda: 1) == [1, 1]
     assert mirror.run(lambda: 2) == [2, 2]
     assert mirror.replicas[0].items() == []

@@ -383,3 +383,21 @@ def test_steps_without_gradients_on_the_driver_send_none(trained: Trained) -> No
         mirror.run(lambda: layer(torch.ones(2)).sum().backward())
         assert mirror.bytes_of_last["writes"] == 0
     assert mirror.link.calls.count("collect_gradients") == 1
+
+
+def test_gradients_that_were_fetched_beside_a_dispatched_step_are_fetched_again(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, layer, _ = trained
+    call = mirror.link.call
+
+    def call_slowly(rank: int, called: Any, *args: Any) -> Any:
+        answered = call(rank, called, *args)
+        if called.__name__ == "collect_gradients":
+            monkeypatch.undo()
+            mirror.run(lambda: layer.weight.grad.mul_(3).sum())  # type: ignore[union-attr]
+        return answered
+
+    monkeypatch.setattr(mirror.link, "call", call_slowly)
+    seen = [layer.weight.grad.tolist() for _ in range(2)]  # type: ignore[union-attr]
+    assert seen == [[[1.0, 1.0]], [[3.0, 3.0]]]

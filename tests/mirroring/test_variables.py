@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from raydist.errors import FailedPreconditionError
+from raydist.mirroring import variables
 from raydist.mirroring.buffers.shares import average
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
@@ -381,3 +383,49 @@ def test_a_parameter_that_was_frozen_and_then_read_is_frozen_in_the_next_step(
     layer.weight.requires_grad = True
     read(layer.weight)
     assert mirror.run(lambda: layer.weight.requires_grad) == [True, True]
+
+
+def _dispatch_within(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, method: str, step: Callable[[], object]) -> None:
+    """Have another thread's step dispatched while the driver fetches: once, behind what the replicas answer."""
+    call = mirror.link.call
+
+    def call_slowly(rank: int, called: Any, *args: Any) -> Any:
+        answered = call(rank, called, *args)
+        if called.__name__ == method:
+            monkeypatch.undo()
+            step()
+        return answered
+
+    monkeypatch.setattr(mirror.link, "call", call_slowly)
+
+
+def test_values_that_were_fetched_beside_a_dispatched_step_are_fetched_again(
+    trained: tuple[Mirror, nn.Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, layer = trained
+    _dispatch_within(mirror, monkeypatch, "collect_tensors", lambda: mirror.run(sgd_step, layer))
+    assert layer.weight.tolist() == [[0.0, 1.0]]  # of before that step
+    assert layer.weight.tolist() == [[-1.0, 0.0]]
+
+
+def test_a_value_that_is_stored_in_one_thread_is_no_write_in_another(
+    trained: tuple[Mirror, nn.Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, layer = trained
+    held: Any = layer.weight.detach()  # who shares the memory could write unseen: values are compared
+    mirror.run(sgd_step, layer)
+    store, used = variables.overwrite, []
+
+    def overwrite_slowly(tensor: torch.Tensor, fresh: torch.Tensor) -> None:
+        other = threading.Thread(target=lambda: used.append(len(mirror.driver.prepare(lambda: None).writes)))
+        store(tensor, fresh)
+        monkeypatch.undo()
+        other.start()
+        other.join(0.2)
+        assert not used
+
+    monkeypatch.setattr(variables, "overwrite", overwrite_slowly)
+    assert layer.weight.tolist() == [[-1.0, 0.0]]
+    assert held.tolist() == [[-1.0, 0.0]]
+    wait_for(lambda: bool(used))
+    assert used == [0]
