@@ -19,11 +19,11 @@ from raydist.crowds import is_crowd
 
 __all__ = ["MainThreadRest"]
 
-# How long a call beside the steps may wait, such as one that gives them up. Half a second took 9 wake-ups a second: with
-# 64 replicas on two cores, 2 % of these.
+# How long a call beside the steps may wait, such as one that gives them up. With half a second the main thread woke 9
+# times a second: of 64 replicas on two cores that was 2 % of these.
 _REST_S = 1.5
-_PERIOD_S = _REST_S + 0.03  # a rest begins within 10 ms of its signal, and a signal that comes in one is lost
-_FIRST_S = 0.05  # after the beginning of what lasts longer than that
+_MARGIN_S = 0.03  # a rest begins within 10 ms of its signal, and a signal that comes in one is lost
+_AWAKE_S = 0.05  # before the first rest, and after the end of work: who has an answer may ask for more
 _SIGNAL = signal.SIGURG  # nobody sends it to processes like these, and one without a handler ignores it
 
 
@@ -37,7 +37,7 @@ class MainThreadRest:
 
     def __init__(self, num_neighbours: int) -> None:
         self._lock = threading.Lock()
-        self._busy = False
+        self._num_busy = 0
         self._sender: threading.Thread | None = None
         self._over = threading.Event()
         self._resting = False
@@ -47,7 +47,7 @@ class MainThreadRest:
 
     @contextmanager
     def while_busy(self) -> Iterator[None]:
-        """Around what another thread does. Its end ends a rest."""
+        """Around what another thread does; several may. Whichever ends first ends a rest."""
         if not self._rests:
             yield
             return
@@ -55,13 +55,13 @@ class MainThreadRest:
         try:
             yield
         finally:
-            self._busy = False
-            self._over.set()
+            with self._lock:
+                self._num_busy -= 1
+                self._over.set()
 
     def _begin(self) -> None:
         with self._lock:
-            self._busy = True
-            self._over.clear()
+            self._num_busy += 1
             if self._sender is None:
                 self._sender = threading.Thread(target=self._send_signals, name="raydist-rest", daemon=True)
                 self._sender.start()
@@ -69,14 +69,16 @@ class MainThreadRest:
     def _send_signals(self) -> None:
         """Not the handler itself: its own signal would begin another rest inside of the one that ends."""
         main = threading.main_thread().ident or 0
-        time.sleep(_FIRST_S)
         while True:
+            time.sleep(_AWAKE_S)
             with self._lock:
-                if not self._busy:
+                if not self._num_busy:
                     self._sender = None
                     return
-            signal.pthread_kill(main, _SIGNAL)
-            time.sleep(_PERIOD_S)
+                self._over.clear()
+            while not self._over.is_set():
+                signal.pthread_kill(main, _SIGNAL)
+                self._over.wait(_REST_S + _MARGIN_S)
 
     def _rest(self, *_: object) -> None:
         if self._resting:

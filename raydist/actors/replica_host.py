@@ -75,7 +75,7 @@ class ReplicaHost:
 
     def steps(self, group: Any, *objects: Any) -> Any:
         """Run some steps. `objects` were given as object refs: Ray has mapped them before this starts."""
-        with _errors_travel(), self._main_thread.while_busy():
+        with _errors_travel(), self._rest_while(relaying=False):
             result = self._runner.steps(group, objects)
         return _told(result)
 
@@ -85,7 +85,6 @@ class ReplicaHost:
             self._hub = ChannelHub.open(num_replicas)
         except OSError:
             return []
-        self._main_thread = MainThreadRest(1)  # Ray's calls to this process bring steps
         return [self._hub.ticket(end) for end in range(num_replicas)]
 
     def begin_relay(self) -> None:
@@ -97,7 +96,8 @@ class ReplicaHost:
     @ray.method(concurrency_group=RELAY)
     def carry(self, number: int, messages: Sequence[tuple[int, bytes]]) -> Relayed:
         """See `StepRelay.carry`."""
-        return self._get_relay().carry(number, messages)
+        with self._rest_while(relaying=True):
+            return self._get_relay().carry(number, messages)
 
     @ray.method(concurrency_group=RELAY)
     def collect(self) -> Relayed:
@@ -122,8 +122,17 @@ class ReplicaHost:
     def serve(self, turn: int) -> None:
         """Run the steps that come through the channel, until this turn is over."""
         if self._end is not None:
-            with self._main_thread.while_busy():
+            with self._rest_while(relaying=False):
                 serve_steps(self._end, turn, self._runner.packed_steps, self._kept.__setitem__)
+
+    def _rest_while(self, *, relaying: bool) -> contextlib.AbstractContextManager[None]:
+        """Ray's calls bring steps to a relay, and few others: it rests while those that it has are on their way.
+
+        What comes meanwhile is passed on once the first of these is answered: replicas that had run out of steps by
+        then wait 2 ms for it.
+        """
+        is_relay = self._hub is not None
+        return self._main_thread.while_busy() if relaying == is_relay else contextlib.nullcontext()
 
     def take_result(self, number: int) -> Any:
         """What came of a message of the channel, where that could not travel through it."""

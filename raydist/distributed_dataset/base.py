@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
 from raydist.distributed_dataset.epochs import Epochs
-from raydist.errors import InvalidArgumentError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import InputOptions
 from raydist.pipelines.metering.stats import PipelineStats
 from raydist.pipelines.run.optional import Optional
@@ -205,6 +205,13 @@ class DistributedDataset(ABC):
         """
         found: PipelineStats | None = self._epochs.stats()
         return PipelineStats() if found is None else found
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise FailedPreconditionError(
+            f"A distributed dataset must stay in the process that made it, but this {type(self).__name__} was to be "
+            "pickled or copied: its batches are for the replicas of one strategy. In a step, loop over an iterator: "
+            "strategy.run(step, args=(iter(dataset),)). Elsewhere, distribute the rd.Dataset again."
+        )
 
     def _is_read_by(self, iterator: Any) -> bool:
         """Whether its last epoch is read by this iterator."""

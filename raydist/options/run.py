@@ -20,7 +20,9 @@ class RunOptions:
         gradient_reduce_op: MEAN weighs each replica by its share of the global batch's rows; SUM adds, for losses
             with a global denominator. None takes the scope's choice (MEAN unless given).
         empty_batch: "stand_in" runs a replica without rows on two rows of the same global batch and drops everything
-            it produces; "zero_rows" hands it the zero rows and keeps its results, as TensorFlow does.
+            it produces; "zero_rows" hands it the zero rows and keeps its results, as TensorFlow does. Of several
+            batches among the arguments the first one decides: who has rows of it gets what it has of the others, which
+            may be zero rows. A global batch without any rows is run as on one device.
         on_nonfinite: What a NaN or an infinity in a gradient does, the same on all replicas: "pass" nothing; "raise"
             makes `backward()` a FailedPreconditionError that names replica and parameter; with "skip" every
             `optimizer.step()` changes nothing (parameters, moments, counters) as long as `.grad` holds one,

@@ -85,7 +85,8 @@ def remembered_share(kind: _Kind, options: Mapping[str, Any]) -> float:
     for form in forms:
         start, gradients = _example(form)
         with contextlib.suppress(Exception):
-            _, state = _stepped(kind, options, start, gradients[:1])
+            parameter, memory = _stepped(kind, options, start, gradients[:1])
+            state = memory.get(parameter, {})
             held = [each for each in state.values() if isinstance(each, torch.Tensor) and each.shape == start.shape]
             return sum(each.nbytes for each in held) / start.nbytes
     return 0.0
@@ -99,15 +100,17 @@ def _demands_closure(kind: _Kind) -> bool:
 
 def _differs(kind: _Kind, options: Mapping[str, Any], form: _Form) -> str | None:
     start, gradients = _example(form)
-    value, state = _stepped(kind, options, start, gradients)
+    value, memory = _stepped(kind, options, start, gradients)
+    if ownerless := [key for key in memory if key is not value]:
+        return f"remembers {ownerless[0]!r} of no parameter (state[parameter][name] is what servers keep)"
     parts = [
         _stepped(kind, options, start[rows], [_part(each, rows) for each in gradients])
         for rows in (slice(0, _CUT), slice(_CUT, _ROWS))
     ]
     if not _close(value, torch.cat([part for part, _ in parts])):
         return "steps the rows of a variable otherwise when they are apart"
-    for name, whole in state.items():
-        pieces = [part.get(name) for _, part in parts]
+    for name, whole in memory.get(value, {}).items():
+        pieces = [theirs.get(part, {}).get(name) for part, theirs in parts]
         if not _same_memory(whole, pieces):
             return f"remembers {name!r} otherwise when rows are apart"
     return None
@@ -119,8 +122,8 @@ def _stepped(
     start: torch.Tensor,
     gradients: Sequence[torch.Tensor],
     afterwards: Callable[[torch.Tensor], None] | None = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """A parameter after some steps, and what is remembered of it."""
+) -> tuple[torch.Tensor, dict[Any, dict[str, Any]]]:
+    """A parameter after some steps, and what the optimizer remembers."""
     parameter = start.clone()
     optimizer = bare_optimizer(kind, [(server_options(options), [parameter])])
     for gradient in gradients:
@@ -130,7 +133,7 @@ def _stepped(
         parameter.grad = None
         if afterwards is not None:
             afterwards(mine)
-    return parameter, dict(optimizer.state.get(parameter, {}))
+    return parameter, dict(optimizer.state)
 
 
 def _overwrite(gradient: torch.Tensor) -> None:

@@ -255,7 +255,7 @@ class ReplicaRunner:
         if self._accelerator.defers:
             self._accelerator.leave()
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
-        absent = header.stand_in and header.rows is not None and header.rows[peers.rank] == 0
+        absent = header.stands_in(peers.rank)
         return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=self._recorder.take_records())
 
     def _call(

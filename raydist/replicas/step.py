@@ -126,6 +126,13 @@ class StepHeader:
         """The same step for one replica, which finds its parts there."""
         return replace(self, sources=sources) if sources != self.sources else self
 
+    def stands_in(self, rank: int) -> bool:
+        """Whether a replica has no rows of the first batch, and works on others' rows: nothing it produces counts.
+
+        Where no replica has rows nobody works on others': the step is run as on one device.
+        """
+        return self.stand_in and self.rows is not None and self.rows[rank] == 0 and any(self.rows)
+
     def in_group(self, generation: int, sources: tuple[PartSource, ...]) -> StepHeader:
         """The same step for a replica of this generation, which finds its parts there."""
         return replace(self, generation=generation, sources=sources)

@@ -148,7 +148,9 @@ def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> 
     messages = []
     for rank, known in enumerate(sent):
         refs: dict[Any, int] = {}
-        sources = tuple(address_parts(step.parts, rank, stand_in=step.header.stand_in, refs=refs) for step in steps)
+        sources = tuple(
+            address_parts(step.parts, rank, stand_in=step.header.stands_in(rank), refs=refs) for step in steps
+        )
         numbers, travelling = known.send(refs)
         messages.append((StepMessage(headers, sources, numbers), travelling))
     return messages

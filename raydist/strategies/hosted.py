@@ -8,7 +8,8 @@ import uuid
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, final
 
 from raydist.actors.passes.input_host import InputHost
 from raydist.actors.training_metrics import TrainingMetrics
@@ -21,6 +22,11 @@ from raydist.options import InputOptions, RunOptions, Timeouts
 from raydist.replicas.step_summaries import StepSummaries
 from raydist.strategies.when_dropped import WhenDropped
 from raydist.values import InputContext, ReduceOp
+
+if TYPE_CHECKING:
+    from raydist.actors.passes.job import InputJob, MergedJob
+    from raydist.actors.passes.link import PipelineLink
+    from raydist.actors.readers.driver_pass import PassOpener
 
 __all__ = ["HostedStrategy"]
 
@@ -109,7 +115,7 @@ class HostedStrategy(Strategy):
     @final
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> DistributedDataset:
         require_dataset(dataset)
-        return distribute(dataset, self._input_side(), options or InputOptions())
+        return distribute(dataset, self._open_input_side(), options or InputOptions())
 
     @final
     def distribute_datasets_from_function(
@@ -118,7 +124,11 @@ class HostedStrategy(Strategy):
         def checked_fn(context: InputContext) -> Dataset:
             return require_dataset(dataset_fn(context))
 
-        return distribute_from_function(checked_fn, self._input_side(), options or InputOptions())
+        return distribute_from_function(checked_fn, self._open_input_side(), options or InputOptions())
+
+    def _open_input_side(self) -> InputSide:
+        side = self._input_side()
+        return replace(side, opener=_OpenHost(side.opener, self._require_open))
 
     @final
     def _note_save(self, save: DispatchedSave) -> DispatchedSave:
@@ -154,6 +164,20 @@ class HostedStrategy(Strategy):
             stack.callback(self._release_variables, fetch=fetch)
         self._when_dropped.forget()
         self._closed = True
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _OpenHost:
+    """Opens passes as long as the strategy is open: nobody would stop the actors that a later one starts."""
+
+    host: PassOpener
+    require_open: Callable[[str], None]
+
+    def open(self, job: InputJob | MergedJob) -> PipelineLink:
+        """Begin a pass."""
+        self.require_open("read a distributed dataset")
+        return self.host.open(job)
 
 
 def _call_living(method: weakref.WeakMethod[Callable[[], Sequence[str | None]]]) -> Sequence[str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
@@ -153,6 +154,7 @@ class ParameterServerStrategy(HostedStrategy):
             lambda versions: self._coordinator().note_seen(versions),
             self._timeouts.step_s,
         )
+        self._turn = threading.RLock()  # threads that schedule take turns: what one has prepared is sent next
         self._uncounted = 0  # closures that make global steps, and are not in the counter yet
         self._last_stats = StrategyStats()
         self.attached = {}
@@ -260,6 +262,12 @@ class ParameterServerStrategy(HostedStrategy):
                 "The arguments of a closure must be values, got a RemoteValue, which may not be computed yet. Fetch it "
                 "first: value.get(), or coordinator.fetch(value)."
             )
+        with self._turn:
+            return self._schedule_in_turn(fn, args, kwargs, options, leaves)
+
+    def _schedule_in_turn(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions, leaves: Sequence[Any]
+    ) -> RemoteValue:
         coordinator = self._coordinator()
         if any(isinstance(leaf, DistributedIterator) for leaf in leaves):
             coordinator.join()  # one worker reads it at a time
@@ -285,13 +293,14 @@ class ParameterServerStrategy(HostedStrategy):
         self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any]
     ) -> Closure:
         """Have a worker do what is no step of the program, while nothing else runs."""
-        shipment = self._mirror.prepare(
-            function, args, externals={"strategy": self, **externals, **self.per_worker.externals()}
-        )
-        make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
-        closure = self._coordinator().schedule(shipment, make_header, shipment.digest, alone=True)
-        self._mirror.dispatched()
-        return closure
+        with self._turn:
+            shipment = self._mirror.prepare(
+                function, args, externals={"strategy": self, **externals, **self.per_worker.externals()}
+            )
+            make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
+            closure = self._coordinator().schedule(shipment, make_header, shipment.digest, alone=True)
+            self._mirror.dispatched()
+            return closure
 
     def _find_restorer(self) -> ShareRestorer | None:
         return self._restorer

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -42,7 +43,6 @@ def test_few_processes_need_no_rest() -> None:
 
 
 def test_the_main_thread_rests_until_the_others_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main_thread_rest, "_PERIOD_S", 0.05)
     monkeypatch.setattr(main_thread_rest, "_REST_S", 60.0)
     thread = busy(MainThreadRest(CROWD), 1.0)
     began, num_looks = time.monotonic(), 0
@@ -54,7 +54,6 @@ def test_the_main_thread_rests_until_the_others_work_is_done(monkeypatch: pytest
 
 
 def test_a_rest_has_an_end_while_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main_thread_rest, "_PERIOD_S", 0.1)
     monkeypatch.setattr(main_thread_rest, "_REST_S", 0.05)
     thread = busy(MainThreadRest(CROWD), 1.0)
     num_looks = 0
@@ -64,8 +63,23 @@ def test_a_rest_has_an_end_while_work_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert num_looks > 3
 
 
+def test_of_two_pieces_of_work_the_end_of_one_ends_a_rest_and_the_other_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(main_thread_rest, "_REST_S", 60.0)
+    rest = MainThreadRest(CROWD)
+    threads = [busy(rest, seconds) for seconds in (1.0, 2.0)]
+    began, looks = time.monotonic(), [0.0]
+    while threads[1].is_alive():
+        time.sleep(0.01)
+        looks.append(time.monotonic() - began)
+    rests = [(before, after) for before, after in itertools.pairwise(looks) if after - before > 0.3]
+    assert [round(after) for _, after in rests] == [1, 2]
+    assert rests[1][0] - rests[0][1] > 0.02  # for who was answered, and asks for more
+
+
 def test_nobody_rests_between_two_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main_thread_rest, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(main_thread_rest, "_AWAKE_S", 0.005)
     monkeypatch.setattr(main_thread_rest, "_REST_S", 60.0)
     rest = MainThreadRest(CROWD)
     for _ in range(20):

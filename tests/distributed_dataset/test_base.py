@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from raydist.dataset import Dataset
 from raydist.distributed_dataset import distribute
 from raydist.distributed_dataset.base import require_shared
-from raydist.errors import InvalidArgumentError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.options import InputOptions, InputReplicationMode, Options
 from raydist.strategies.one_device import OneDeviceStrategy
 from tests.actors.readers.fakes import fake_side
@@ -47,3 +50,16 @@ def test_one_dataset_is_not_for_each_replica() -> None:
     each = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
     with pytest.raises(InvalidArgumentError, match="is for distribute_datasets_from_function"):
         OneDeviceStrategy("cpu").distribute_dataset(batches, each)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_stays_in_its_process(copied: Callable[[Any], Any]) -> None:
+    """Iterated or not; a dataset that is not distributed travels."""
+    with fake_side(2) as side:
+        dataset = Dataset.range(4).batch(2)
+        distributed = distribute(dataset, side, OPTIONS)
+        for _ in range(2):
+            with pytest.raises(FailedPreconditionError, match=r"this PerReplicaDataset was .*copied.*iter\(dataset\)"):
+                copied(distributed)
+            assert len(list(distributed)) == 2
+        pickle.loads(pickle.dumps(dataset))

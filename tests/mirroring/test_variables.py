@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from raydist.errors import FailedPreconditionError
-from raydist.mirroring import variables
 from raydist.mirroring.buffers.shares import average
+from raydist.mirroring.shipment import overwrite
 from raydist.values import PerReplica
 from tests.mirroring.in_process import Mirror, linear, rank_of
 
@@ -414,18 +414,18 @@ def test_a_value_that_is_stored_in_one_thread_is_no_write_in_another(
     mirror, layer = trained
     held: Any = layer.weight.detach()  # who shares the memory could write unseen: values are compared
     mirror.run(sgd_step, layer)
-    store, used = variables.overwrite, []
+    store, used = overwrite, list[int]()
+    other = threading.Thread(target=lambda: used.append(len(mirror.driver.prepare(lambda: None).writes)))
 
     def overwrite_slowly(tensor: torch.Tensor, fresh: torch.Tensor) -> None:
-        other = threading.Thread(target=lambda: used.append(len(mirror.driver.prepare(lambda: None).writes)))
         store(tensor, fresh)
         monkeypatch.undo()
         other.start()
         other.join(0.2)
         assert not used
 
-    monkeypatch.setattr(variables, "overwrite", overwrite_slowly)
+    monkeypatch.setattr("raydist.mirroring.variables.overwrite", overwrite_slowly)
     assert layer.weight.tolist() == [[-1.0, 0.0]]
     assert held.tolist() == [[-1.0, 0.0]]
-    wait_for(lambda: bool(used))
+    other.join(10)
     assert used == [0]

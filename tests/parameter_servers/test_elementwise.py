@@ -75,6 +75,15 @@ class Remembering(o.SGD):
             state["before"] = parameter.grad
 
 
+class Counting(o.SGD):
+    """Counts its steps beside the parameters, not with one."""
+
+    def step(self, closure: Any = None) -> Any:
+        state: Any = self.state
+        state["steps"] = {"number": state["steps"].get("number", 0) + 1}
+        return super().step(closure)
+
+
 REFUSED: dict[str, tuple[Make, str]] = {
     "LBFGS": (lambda p: o.LBFGS(p), r"but LBFGS demands a closure in step\(\). Use torch.optim.SGD"),
     "Adafactor": (
@@ -84,6 +93,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "Muon": (lambda p: o.Muon(p), r"but Muon steps the rows"),
     "LARS": (lambda p: Lars(p), r"but Lars steps the rows"),
     "LARS that warms up": (lambda p: Lars(p, lr=0.0), r"but Lars steps the rows"),
+    "state of no parameter": (lambda p: Counting(p), r"but Counting remembers 'steps' of no parameter"),
     "more than a pickle keeps": (lambda p: Scaled(p), r"Scaled could not step .* \(AttributeError: .*'scale'\)"),
 }
 

@@ -69,6 +69,20 @@ def test_a_replica_without_rows_gets_the_stand_in() -> None:
     assert addressed([batch], 0, stand_in=True)[1] == (10,)
 
 
+@pytest.mark.parametrize(
+    ("rows", "stand_in", "expected"),
+    [
+        ((2, 0), True, [False, True]),
+        ((2, 0), False, [False, False]),
+        ((0, 0), True, [False, False]),  # nobody has rows to lend
+        (None, True, [False, False]),
+    ],
+)
+def test_who_works_on_others_rows(rows: tuple[int, ...] | None, stand_in: bool, expected: list[bool]) -> None:
+    header = StepHeader(0, 0, Shipment(), rows=rows, stand_in=stand_in)
+    assert [header.stands_in(rank) for rank in range(2)] == expected
+
+
 def test_rows_are_those_of_the_first_batch() -> None:
     assert batch_rows([PerReplica([1, 2]), Stored(1, 0, (2, 1)), Stored(2, 0, (3, 3))]) == (2, 1)
     assert batch_rows([PerReplica([1, 2])]) is None

@@ -83,6 +83,23 @@ def test_columns_of_a_batch_of_one_row_are_values_like_others(two: rd.MirroredSt
     assert seen.compute().tolist() == [1.0, 3.0, 5.0, 7.0, 9.0]
 
 
+def test_of_two_batches_the_rows_of_both_count_once(two: rd.MirroredStrategy) -> None:
+    """A replica that has rows of the first batch and none of the second is not handed others' rows of that."""
+    datasets = [
+        two.distribute_dataset(rd.Dataset.range(start, start + 3).batch(size)) for start, size in ((0, 2), (9, 1))
+    ]
+    for first, second in zip(*datasets, strict=False):
+        sums = two.run(lambda one, other: (one.sum(), other.sum()), args=(first, second))
+        found = [two.reduce("SUM", value, axis=None).item() for value in sums]
+        assert found == [two.reduce("SUM", batch, axis=0).item() for batch in (first, second)]
+
+
+def test_a_step_on_a_batch_of_no_rows_has_results(two: rd.MirroredStrategy) -> None:
+    batches = two.distribute_dataset(rd.Dataset.range(8).batch(4).map(lambda rows: rows[rows > 5]))
+    results = [two.run(torch.sum, args=(batch,)) for batch in batches]
+    assert [two.reduce("SUM", result, axis=None).item() for result in results] == [0, 13]
+
+
 def test_results_of_one_step_feed_the_next_without_the_driver(two: rd.MirroredStrategy) -> None:
     first = two.run(lambda x: x * 2, args=(rows(two, [[1.0], [2.0]]),))
     second = two.run(lambda x, y: x + y, args=(first, first))

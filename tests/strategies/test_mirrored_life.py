@@ -77,6 +77,20 @@ def test_nothing_runs_after_close() -> None:
         strategy.distribute_dataset(rd.Dataset.range(3).batch(1))
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_no_pass_over_a_dataset_begins_after_close(ray_cluster: None, begun: bool) -> None:
+    """Nobody would stop what makes its batches."""
+    before = live_actors()
+    with rd.MirroredStrategy(1, resources_per_replica={"CPU": 0.01}) as strategy:
+        distributed = strategy.distribute_dataset(rd.Dataset.range(3).batch(1))
+        iterator = iter(distributed)
+        assert not begun or strategy.local_results(next(iter(distributed)))[0].tolist() == [0]
+    for unread in (iterator, iter(distributed)):
+        with pytest.raises(rd.FailedPreconditionError, match="is closed and can't read a distributed dataset"):
+            next(unread)
+    assert live_actors() - before == set()
+
+
 @pytest.mark.parametrize("bad", ["quantum:0", ["cpu", "cuda:0"], 0, []])
 def test_bad_devices_fail_before_anything_starts(bad: Any) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="got"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -49,3 +52,34 @@ def test_threads_train_one_model(two: rd.MirroredStrategy) -> None:
 
     in_threads(THREADS, train)
     assert model.weight.item() == pytest.approx(before - 20 * THREADS)
+
+
+def test_threads_schedule_closures_and_read_what_came_of_them(
+    served: Callable[[int], rd.ParameterServerStrategy],
+) -> None:
+    strategy = served(2)
+    with strategy.scope():
+        model = nn.Linear(1, 1, bias=False)
+        counter: Any = nn.Module()
+        counter.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.weight.item()
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 1)).sum()
+        loss.backward()
+        optimizer.step()
+        counter.count += 1
+        return float(loss.detach())
+
+    def train() -> None:
+        for number in range(12):
+            result = strategy.run(step)
+            if number % 4 == 3:
+                result.get()
+                counter.count.item()
+
+    in_threads(THREADS, train)
+    assert counter.count.item() == 12 * THREADS
+    assert model.weight.item() == pytest.approx(before - 12 * THREADS)

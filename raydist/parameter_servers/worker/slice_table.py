@@ -70,9 +70,13 @@ class ReadVersions:
         for number in numbers:
             self._at.pop(number, None)
 
-    def forget(self) -> None:
-        """What is held may be anything."""
-        self._at = dict.fromkeys(self._at, NEVER)
+    def forget(self, numbers: Iterable[int] | None = None) -> None:
+        """What is held of these, or of all, may be anything."""
+        self._at.update(dict.fromkeys(list(self._at) if numbers is None else numbers, NEVER))
+
+    def is_of(self, number: int, version: int) -> bool:
+        """Whether a slice is held as it was in a version."""
+        return self._at.get(number, NEVER) == version
 
     def note(self, numbers: Sequence[int], version: int) -> None:
         """These were read, and are of this version."""

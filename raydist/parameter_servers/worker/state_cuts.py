@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,4 +62,5 @@ def _is_like(value: Any, shape: Sequence[int]) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+    """Each slice has its own, lists too: servers step slices by themselves."""
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)

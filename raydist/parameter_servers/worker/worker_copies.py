@@ -145,8 +145,7 @@ class _Group:
         torch.autograd.graph.increment_version([each.tensor for each in shown])  # as if it were written here
 
     def written(self) -> list[int]:
-        for placed in self.placed.values():
-            _bring_back(placed)
+        self._bring_back()
         if self._side is not None:
             marks = self._mark()
             same = torch.eq(marks, self._marks).tolist()
@@ -173,7 +172,16 @@ class _Group:
             placed.shared.copy_(placed.own)
         self._marks = self._mark()
 
+    def _bring_back(self) -> None:
+        """Undo `parameter.data = ...` of all, even where one cannot keep the values: the next closure starts anew."""
+        refused = [error for placed in self.placed.values() if (error := _bring_back(placed)) is not None]
+        if refused:
+            raise refused[0]
+
     def drop_written(self) -> None:
+        for placed in self.placed.values():
+            if not placed.in_place:
+                placed.show_own()
         if self._side is None:
             self._shard.drop_own()
         else:
@@ -193,20 +201,21 @@ class _Group:
         self._shard.close()
 
 
-def _bring_back(placed: PlacedTensor) -> None:
-    """Undo `parameter.data = ...`: the values stay, in the memory that is the variable's."""
-    tensor, own = placed.tensor, placed.own
-    if tensor.data_ptr() == own.data_ptr() or not own.numel():
-        return
-    if tensor.shape != own.shape or tensor.dtype != own.dtype:
-        raise InvalidArgumentError(
+def _bring_back(placed: PlacedTensor) -> InvalidArgumentError | None:
+    """Undo `parameter.data = ...`: the values stay, in the variable's memory; an error where they cannot."""
+    if placed.in_place:
+        return None
+    given, own = placed.tensor.detach(), placed.own
+    placed.show_own()
+    if given.shape != own.shape or given.dtype != own.dtype:
+        return InvalidArgumentError(
             f"Variables on parameter servers must keep their shape and dtype, but one of shape {tuple(own.shape)} and "
-            f"{own.dtype} was given data of shape {tuple(tensor.shape)} and {tensor.dtype}. Create a new one under the "
+            f"{own.dtype} was given data of shape {tuple(given.shape)} and {given.dtype}. Create a new one under the "
             "scope."
         )
     with torch.no_grad():
-        own.copy_(tensor.detach())
-    tensor.data = own
+        own.copy_(given.clone())  # which may be the same memory, turned
+    return None
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:

@@ -14,7 +14,15 @@ from typing import Any
 from raydist.errors import InvalidArgumentError, RaydistError
 from raydist.pipelines.elements.items import IteratorState
 
-__all__ = ["counts_in", "require_pipelines", "require_settings", "require_state", "state_errors", "texts_in"]
+__all__ = [
+    "counts_in",
+    "require_pipelines",
+    "require_settings",
+    "require_state",
+    "seeds_in",
+    "state_errors",
+    "texts_in",
+]
 
 _MAX_COUNT = (1 << 63) - 1
 _MAX_DEPTH = 4000  # of operations behind each other; a state is two deeper with each
@@ -98,6 +106,15 @@ def texts_in(values: Any, length: int) -> tuple[str, ...]:
     ('a',)
     """
     return _all_of(values, str, length)
+
+
+def seeds_in(saved: Any, here: Mapping[str, int]) -> dict[str, int]:
+    """The seeds of operations, as saved; those that the state knows nothing of as they are here.
+
+    >>> seeds_in({"shuffle-1": 3}, {"shuffle-1": 5, "shuffle-2": 6})
+    {'shuffle-1': 3, 'shuffle-2': 6}
+    """
+    return {name: int(saved.get(name, seed)) for name, seed in here.items()}
 
 
 def _all_of(values: Any, kind: type, length: int) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -83,6 +83,12 @@ class Plan:
         """By name, the operations whose settings decide which element comes when."""
         return {self.names[id(node)]: settings for node in walk(self.written) if (settings := node.order_settings)}
 
+    @property
+    def own_seeds(self) -> dict[str, int]:
+        """By name, the seeds of operations that keep one random order for ever."""
+        seeds = ((self.names[id(node)], node.own_seed) for node in walk(self.written))
+        return {name: seed for name, seed in seeds if seed is not None}
+
 
 def _fingerprint(op: DatasetOp, names: dict[int, str]) -> str:
     ordered = ":in order" if isinstance(op, ElementwiseOp) and op.parallelism == 1 else ""
@@ -103,6 +109,7 @@ def start(
     executor: Executor,
     meters: IterationMeters | None = None,
     orders: ArrivalOrders | None = None,
+    own_seeds: Mapping[str, int] | None = None,
 ) -> OpIterator:
     """One pass over a plan.
 
@@ -114,6 +121,7 @@ def start(
         executor: Where stages run whose parallelism was left to raydist. The caller closes it.
         meters: Count and time what every stage does.
         orders: Notes for stages that hand out blocks in any order, part of the state; None: all keep the order.
+        own_seeds: Of operations that keep one order for ever, from a state; None: what the plan says.
     """
     meters = meters or IterationMeters()
     meters.tops.clear()  # of an earlier epoch, whose operations may be gone
@@ -122,6 +130,7 @@ def start(
     ctx = IterContext(
         seed, (epoch,), plan.options, executor, plan.names, build, planner, plan, meters, budgets, orders, any_order
     )
+    ctx = replace(ctx, own_seeds=plan.own_seeds if own_seeds is None else own_seeds)
     return ctx.build(plan.optimised)
 
 

@@ -8,7 +8,7 @@ there is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, final
@@ -125,6 +125,14 @@ class DatasetOp(ABC):
         return ""
 
     @property
+    def own_seed(self) -> int | None:
+        """The seed of a random order that the operation keeps from iteration to iteration; None without such an order.
+
+        It was drawn when the operation was made, so a state has it: the operation of another program drew another one.
+        """
+        return None
+
+    @property
     def is_pure(self) -> bool:
         """Whether its elements follow from its inputs' elements and its settings alone.
 
@@ -211,6 +219,8 @@ class IterContext:
         budgets: Threads and memory that it may use.
         orders: Notes of the stages that hand out blocks in any order.
         any_order: Whether stages may do so here: their readers have recent states, saved together with `orders`.
+        own_seeds: By name, those of operations that keep one order for ever. Operations of datasets that functions make
+            have none: they are made anew each time.
     """
 
     seed: int
@@ -225,6 +235,7 @@ class IterContext:
     budgets: Budgets = field(repr=False, default_factory=Budgets)
     orders: ArrivalOrders = field(repr=False, default_factory=ArrivalOrders)
     any_order: bool = False
+    own_seeds: Mapping[str, int] = field(repr=False, default_factory=dict)
 
     def build(self, op: DatasetOp) -> OpIterator:
         """An iterator over `op`."""

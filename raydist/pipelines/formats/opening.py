@@ -70,14 +70,13 @@ class _LocalFile(io.FileIO):
 def _open_local(path: str) -> OpenFile:
     # O_NONBLOCK: opening a FIFO would wait for its writer, without limit. It has no effect on plain files.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = _LocalFile(descriptor, "rb")
     try:
         status = os.fstat(descriptor)
         _require_plain(path, status.st_mode)
-    except BaseException:
-        file.close()
+        return OpenFile(_LocalFile(descriptor, "rb"), status.st_size)
+    except BaseException:  # a file object does not close a descriptor that it cannot be made of
+        os.close(descriptor)
         raise
-    return OpenFile(file, status.st_size)
 
 
 def _open_uri(path: str) -> OpenFile:

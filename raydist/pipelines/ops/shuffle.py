@@ -61,6 +61,11 @@ class ShuffleOp(UnaryOp):
         return f"buffer_size={self.buffer_size}, seed={self.seed}, reshuffle={self.reshuffle_each_iteration}"
 
     @property
+    def own_seed(self) -> int | None:
+        # One order for ever: that of the operation, so that `take` and `skip` of it do not overlap.
+        return self.drawn_seed if self.seed is None and not self.reshuffle_each_iteration else None
+
+    @property
     def is_noop(self) -> bool:
         return self.buffer_size == 1
 
@@ -70,9 +75,8 @@ class ShuffleOp(UnaryOp):
     def key(self, ctx: IterContext) -> RandomKey:
         """The random stream of a pass."""
         seed = self.seed
-        if seed is None and not self.reshuffle_each_iteration and ctx.options.seed is None:
-            # One order for ever: that of the operation, so that `take` and `skip` of it do not overlap.
-            seed = self.drawn_seed
+        if self.own_seed is not None and ctx.options.seed is None:
+            seed = ctx.own_seeds.get(ctx.operation_names[id(self)])
         return ctx.key(self, seed, every_epoch=self.reshuffle_each_iteration)
 
 

@@ -15,7 +15,7 @@ from raydist.owning_process import OwningProcess, note_inherited
 from raydist.pipelines.elements.blocks import Block
 from raydist.pipelines.elements.items import Item, IteratorState, count_items, drop_items, keep_items
 from raydist.pipelines.elements.key_order import KeyOrder
-from raydist.pipelines.elements.saved_state import state_errors
+from raydist.pipelines.elements.saved_state import seeds_in, state_errors
 from raydist.pipelines.engine.executor import Executor
 from raydist.pipelines.engine.op import DatasetOp
 from raydist.pipelines.metering.iteration_meters import IterationMeters
@@ -287,6 +287,7 @@ class DatasetIterator(Generic[_T]):
             self._engine.resume_at, self._to_skip = dict(state["at"]), int(state["skip"])
             self._num_rows = 0
             self._engine.orders.load(state.get("orders", {}))
+            self._engine.own_seeds = seeds_in(state.get("own_seeds", {}), self._engine.own_seeds)
 
     def close(self) -> None:
         """Stop threads and let go of files. Further elements are a FailedPreconditionError. May be called twice.

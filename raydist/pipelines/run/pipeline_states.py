@@ -52,6 +52,7 @@ class PipelineStates:
             "at": at,
             "skip": skip,
             **({"orders": orders} if orders else {}),
+            **({"own_seeds": dict(engine.own_seeds)} if engine.own_seeds else {}),
             **({"settings": settings} if (settings := self._order_settings) else {}),
         }
 

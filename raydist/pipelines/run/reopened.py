@@ -42,6 +42,7 @@ class ReopenedEngine:
         resume_at: Where it goes on when it is opened again; None for the beginning, or where it is open.
         border: Its state before the blocks that were read last.
         orders: In which order blocks came, where that may be any.
+        own_seeds: By name, those of operations that keep one order for ever.
         ended: Its end was seen.
         closed: Nothing may be read any more.
     """
@@ -61,6 +62,7 @@ class ReopenedEngine:
         self.resume_at: IteratorState | None = None
         self.border: IteratorState = {}
         self.orders = ArrivalOrders()
+        self.own_seeds = {} if options.seed is not None else plan.own_seeds
         self.ended = False
         self.closed = False
         self._plan = plan
@@ -123,6 +125,7 @@ class ReopenedEngine:
                 executor=self._executor,
                 meters=self._meters,
                 orders=self.orders,
+                own_seeds=self.own_seeds,
             )
             self._resume(self._source)
         return self._source

@@ -121,12 +121,11 @@ class LocalFiles(DirectoryFiles):
                 if error.errno != errno.ELOOP:
                     raise
                 raise _no_plain_file(path, "a link") from None
-            file = os.fdopen(descriptor, "rb", buffering=0)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            file.close()
-            raise _no_plain_file(path, "none")
-        return OpenFile(file, status.st_size)
+            os.close(descriptor)
+            raise _no_plain_file(path, "a directory" if stat.S_ISDIR(status.st_mode) else "none")
+        return OpenFile(os.fdopen(descriptor, "rb", buffering=0), status.st_size)
 
     def names(self) -> list[str]:
         return self._entries(lambda entry: entry.is_file(follow_symlinks=False))

@@ -98,7 +98,8 @@ class _LocalDirectory(NewDirectory):
         return self._files.create(name)
 
     def finish(self, file: BinaryIO) -> None:
-        self._files.finish(file)
+        with file_errors(self.target):  # a full disk, say: what is buffered is written only now
+            self._files.finish(file)
 
     def commit(self, manifest: bytes) -> None:
         try:

@@ -200,7 +200,7 @@ class _ShardWriter:
         number = f"{self._number:05}-{len(self._parts):05}"
         self._name = f"{self._directory.prefix}part-{number}.{self._container.suffix}"
         self._file = self._directory.create(self._name)
-        self._chunks = ChunkWriter(self._file, self._name)
+        self._chunks = ChunkWriter(self._file, f"{self._directory.target}/{self._name}")
         self._schema = schema
         self._writer = self._container.writer(self._chunks, schema)
 

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 
 from raydist.actors.class_tracking import cloudpickle
-from raydist.errors import FailedPreconditionError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.parameter_servers.optimizer_requests import (
     AddOptimizer,
     OptimizerGroup,
@@ -122,9 +122,19 @@ class ServedOptimizers:
     def _by_server(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> list[dict[int, dict[str, Any]]]:
         found: list[dict[int, dict[str, Any]]] = [{} for _ in range(self._client.num_servers)]
         for parameter, state in states.items():
+            self._require_known(parameter)
             for part in self._slices_of(parameter):
                 found[part.server] |= cut_state(state, tuple(parameter.shape), [part])
         return found
+
+    def _require_known(self, key: Any) -> None:
+        if self._known.handle_of(key) is None:
+            shown = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
+            raise InvalidArgumentError(
+                "What an optimizer remembers must belong to a parameter that was made under the scope, because servers "
+                f"keep it beside that parameter, but its state was given the key {shown}. Delete that, and write to "
+                "state[parameter][name] or to a buffer of a module."
+            )
 
     def read_states(self, optimizers: Iterable[torch.optim.Optimizer] | None = None) -> None:
         """Let this worker's optimizers remember what the servers' do: these, or all."""

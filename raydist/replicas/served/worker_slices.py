@@ -155,7 +155,7 @@ class WorkerSlices:
         self._copies.keep_written(parameters_only=parameters_only)
         for server, (answer, _) in answers.items():
             assigned: Any = asks[server].request
-            note_answer(self._read[server], assigned.slices, answer)
+            _note_assigned(self._read[server], assigned, answer)
 
     def _written(self, part: ServedSlice) -> torch.Tensor:
         own = part.within(self._copies.own(part.handle))
@@ -175,6 +175,19 @@ class WorkerSlices:
     def close(self) -> None:
         """Let go of memory. May be called twice."""
         self._copies.close()
+
+
+def _note_assigned(read: ReadVersions, assigned: Assign, answer: ServerAnswer) -> None:
+    """Other workers may have added to a counter since it was read: then what is held here is not what it is now."""
+    if answer.verdict != "applied":  # as an earlier run of the closure did it: what that wrote is read again
+        read.forget(assigned.slices)
+        return
+    held = [
+        number
+        for number, adds in zip(assigned.slices, assigned.adds, strict=True)
+        if not adds or read.is_of(number, answer.version - 1)
+    ]
+    note_answer(read, held, answer)
 
 
 def _is_counter(dtype: torch.dtype) -> bool:

@@ -43,3 +43,11 @@ def test_what_was_older_does_not_become_newer() -> None:
     read.note([2], 7)
     read.note_change([2], 8)
     assert read.older_than(8) == [1]
+
+
+def test_some_are_forgotten_and_a_version_is_asked_for() -> None:
+    read = ReadVersions()
+    read.note([1, 2], 5)
+    read.forget([2, 3])
+    assert (read.older_than(5), read.newest) == ([2, 3], 5)
+    assert (read.is_of(1, 5), read.is_of(1, 4), read.is_of(2, 5), read.is_of(9, 5)) == (True, False, False, False)

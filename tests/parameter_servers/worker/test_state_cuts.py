@@ -21,6 +21,16 @@ def test_what_was_cut_is_joined_again() -> None:
     assert (joined["step"].item(), joined["list"], joined["none"]) == (3, [1], None)
 
 
+def test_slices_share_nothing_that_can_change() -> None:
+    slices = part(4, 0, 3, 2), part(5, 3, 1, 2)
+    cut = cut_state({"history": [0.0]}, (4, 2), slices)
+    cut[4]["history"].append(1.0)
+    assert cut[5]["history"] == [0.0]
+    joined = joined_state(cut, (4, 2), slices)
+    joined["history"].clear()
+    assert cut[4]["history"] == [0.0, 1.0]
+
+
 def test_scalars_and_nothing() -> None:
     only = (part(1, 0),)
     state = {"step": torch.tensor(2.0), "square": torch.tensor(4.0)}

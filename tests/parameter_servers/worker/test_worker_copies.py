@@ -102,13 +102,50 @@ def test_neighbours_of_what_was_written_are_not(side: CopiesAtOnce | None) -> No
     assert copies.written() == [7]
 
 
-def test_other_shapes_are_refused() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    copies = WorkerCopies()
-    copies.add([(1, parameter)])
-    parameter.data = torch.zeros(4)
+@pytest.mark.parametrize("given", [torch.zeros(4), torch.zeros(3, dtype=torch.float64)], ids=["shape", "dtype"])
+def test_other_data_are_refused_once_and_all_is_back_in_place(given: torch.Tensor, side: CopiesAtOnce | None) -> None:
+    made = [(n, torch.nn.Parameter(torch.zeros(3))) for n in range(3)]
+    copies = WorkerCopies(side)
+    copies.add(made)
+    made[1][1].data = given
+    made[2][1].data = torch.ones(3)
     with pytest.raises(rd.InvalidArgumentError, match=r"must keep their shape and dtype, but one of shape \(3,\)"):
         copies.written()
+    assert copies.written() == [2]
+    assert [(tuple(tensor.shape), tensor.dtype) for _, tensor in made] == [((3,), torch.float32)] * 3
+
+
+def test_data_without_elements_are_refused_as_well() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(0, 3))
+    copies = WorkerCopies()
+    copies.add([(1, parameter)])
+    parameter.data = torch.zeros(2, 3)
+    with pytest.raises(rd.InvalidArgumentError, match="must keep their shape"):
+        copies.written()
+    assert parameter.shape == (0, 3)
+
+
+def test_data_in_the_same_memory_are_noticed() -> None:
+    values = torch.arange(4.0).reshape(2, 2)
+    parameter = torch.nn.Parameter(values.clone())
+    copies = WorkerCopies()
+    copies.add([(1, parameter)])
+    parameter.data = parameter.data.t()
+    assert copies.written() == [1]
+    assert torch.equal(parameter.detach(), values.t())
+    assert parameter.is_contiguous()
+    parameter.data = parameter.data[:1]
+    with pytest.raises(rd.InvalidArgumentError, match=r"was given data of shape \(1, 2\)"):
+        copies.written()
+
+
+def test_dropped_data_are_no_later_write(side: CopiesAtOnce | None) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    copies = WorkerCopies(side)
+    copies.add([(1, parameter)])
+    parameter.data = torch.ones(3)
+    copies.drop_written()
+    assert (copies.written(), parameter.tolist()) == ([], [0, 0, 0])
 
 
 def test_what_is_forgotten_is_plain(side: CopiesAtOnce | None) -> None:

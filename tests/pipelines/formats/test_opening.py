@@ -38,10 +38,12 @@ def test_missing_file(name: str) -> None:
 def test_directory_fifo_and_device_are_not_files(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
+    descriptors = len(os.listdir("/proc/self/fd"))
     for path, kind in ((tmp_path, "a directory"), (fifo, "a FIFO"), (Path("/dev/null"), "a character device")):
         for access in (open_file, create_file):
             with pytest.raises(InvalidArgumentError, match=f"must name a plain file, but {str(path)!r} is {kind}"):
                 access(str(path))
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

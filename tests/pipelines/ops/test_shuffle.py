@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -129,3 +131,42 @@ def test_state_is_a_position_whatever_the_buffer_holds() -> None:
     iterator = Dataset.from_tensor_slices(np.zeros((500, 100))).shuffle(400).as_numpy_iterator()
     next(iterator)
     assert len(str(iterator.state_dict())) < 500
+
+
+def _kept_order(size: int) -> Dataset:
+    return Dataset.range(size).shuffle(size, reshuffle_each_iteration=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _kept_order(30),
+        lambda: _kept_order(30).take(20).repeat(3),
+        lambda: Dataset.range(30).shuffle(4, reshuffle_each_iteration=False).repeat(2),
+        lambda: Dataset.zip(_kept_order(30), _kept_order(30)).map(lambda one, other: 100 * one + other),
+        lambda: Dataset.range(6).interleave(lambda _: _kept_order(10)),
+        lambda: Dataset.range(6).map(lambda _: _kept_order(10)).flat_map(lambda inner: inner),
+    ],
+)
+def test_the_seed_of_an_order_that_is_kept_is_part_of_the_state(make: Callable[[], Dataset]) -> None:
+    """The pipeline of another process, or one that a function makes anew, draws another seed."""
+    first = make().as_numpy_iterator()
+    for _ in range(13):
+        next(first)
+    resumed = make().as_numpy_iterator()
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    again = json.loads(json.dumps(resumed.state_dict()))
+    rest = list(first)
+    assert list(resumed) == rest
+    resumed.load_state_dict(again)
+    assert list(resumed) == rest
+
+
+def test_a_state_without_the_seed_of_a_kept_order_is_one_of_this_dataset() -> None:
+    dataset = _kept_order(30)
+    first = dataset.as_numpy_iterator()
+    next(first)
+    state = {key: value for key, value in first.state_dict().items() if key != "own_seeds"}
+    resumed = dataset.as_numpy_iterator()
+    resumed.load_state_dict(state)
+    assert list(resumed) == list(first)

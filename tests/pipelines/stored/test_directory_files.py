@@ -102,17 +102,20 @@ def test_a_name_that_was_used_is_not_used_again(tmp_path: Path) -> None:
         directory.write("a", putting(b"2"))
 
 
-def test_links_are_not_followed(tmp_path: Path) -> None:
+def test_links_are_not_followed_and_only_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "a").symlink_to(tmp_path / "secret")
     (tmp_path / "x" / "ckpt-1").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "x" / "pipe")
+    (tmp_path / "x" / "folder").mkdir()
     directory = directory_files(str(tmp_path / "x"))
-    for name in ("a", "pipe"):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for name in ("a", "pipe", "folder"):
         with pytest.raises(DataLossError, match="plain file"):
             directory.open(name)
-    assert (directory.names(), directory.folders()) == ([], [])
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert (directory.names(), directory.folders()) == ([], ["folder"])
 
 
 def test_a_file_where_a_directory_must_be(tmp_path: Path) -> None:

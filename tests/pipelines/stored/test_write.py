@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,4 +76,23 @@ def test_elements_of_another_structure(tmp_path: Path) -> None:
     mixed: list[Block] = [block_of_rows([1]), block_of_rows([1.5])]
     with pytest.raises(rd.SpecError, match="All elements must have one dtype"):
         save_blocks(tmp_path / "x", NUMBER, mixed, ARROW)
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """Inside, no file of this process grows beyond that: the system says so as it does of a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [1, 100_000])  # which is written when the file is closed; at once
+def test_what_cannot_be_written_leaves_nothing_and_is_told_with_its_place(tmp_path: Path, size: int) -> None:
+    with files_of_at_most(100), pytest.raises(OSError, match="File too large") as caught:
+        save_blocks(tmp_path / "x", NUMBER, [block_of_rows(list(range(size)))], ARROW)
+    assert str(tmp_path / "x") in "".join(caught.value.__notes__)
     assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import raydist as rd
 from raydist.parameter_servers.consistency import SyncWithBackups
 from raydist.parameter_servers.partitioners import FixedShardsPartitioner
 from tests.replicas.served.served_workers import servers
@@ -134,3 +135,25 @@ def test_states_under_steps_of_several() -> None:
     with servers(2, SyncWithBackups(0)) as made:
         worker = made.worker(momentum)
         assert all(map(close, told([clears, reads], worker.run, worker.objects), expected))
+
+
+def _text_key(model: Any, optimizer: Any) -> None:
+    optimizer.state["x"] = {"a": 1}
+
+
+def _strange_tensor(model: Any, optimizer: Any) -> None:
+    optimizer.state[torch.ones(2)] = {"a": 1}
+
+
+@pytest.mark.parametrize("write", [_text_key, _strange_tensor])
+def test_what_belongs_to_no_parameter_is_refused_not_dropped(write: Step) -> None:
+    with servers(2) as made:
+        worker, bare = made.worker(momentum), momentum()
+        with pytest.raises(
+            rd.InvalidArgumentError, match=r"must belong to a parameter.* was given the key ('x'|a tens)"
+        ):
+            worker.run(write)
+        for number in range(2):
+            worker.run(lambda *objects, number=number: train(*objects, number=number))
+            train(*bare, number=number)
+        assert close(values(worker.objects[0]), values(bare[0]))

@@ -156,6 +156,38 @@ def test_counters_add_up_and_statistics_are_the_last_ones(lanes: bool) -> None:
 
 
 @WAYS
+def test_who_adds_to_a_counter_does_not_take_what_it_holds_for_what_it_is(lanes: bool) -> None:
+    def count(*objects: Any) -> None:
+        objects[0][1].num_batches_tracked += 1
+
+    with servers(2, lanes=lanes) as made:
+        one, two = made.worker(with_norm), made.worker(with_norm)
+        for worker in (one, two, one, two, two):
+            worker.run(count)
+        newest = [max(versions) for versions in zip(one.rules.told(), two.rules.told(), strict=True)]
+        for worker in (one, two):
+            worker.run(lambda *objects: None, seen=newest)
+            assert worker.objects[0][1].num_batches_tracked == 5
+
+
+@WAYS
+def test_what_a_closure_wrote_that_runs_again_counts_once_for_its_worker_too(lanes: bool) -> None:
+    def double(model: Any, optimizer: Any) -> None:
+        with torch.no_grad():
+            model[0].bias.fill_(2.0).mul_(model[1].running_var)
+            model[1].running_var.mul_(2.0)
+
+    with servers(lanes=lanes) as made:
+        one, two = made.worker(with_norm), made.worker(with_norm)
+        one.run(double, closure=50)
+        two.rules.before_read(two.held, states=False)
+        two.run(double, closure=50)
+        two.rules.before_read(two.held, states=False)
+        assert two.objects[0][1].running_var.tolist() == [2.0] * 3
+        assert two.objects[0][0].bias.tolist() == [2.0] * 3
+
+
+@WAYS
 def test_gradients_of_rows(lanes: bool) -> None:
     def made_rows() -> Sequence[Any]:
         torch.manual_seed(0)
