@@ -19,9 +19,9 @@ from raydist.crowds import is_crowd
 
 __all__ = ["MainThreadRest"]
 
-# How long a call beside the steps may wait, such as one that gives them up. With half a second the main thread woke 9
+# How long a call beside the steps may wait, such as one to save or to give them up. With half a second the main thread woke 9
 # times a second: of 64 replicas on two cores that was 2 % of these.
-_REST_S = 1.5
+_REST_S = 1.0
 _MARGIN_S = 0.03  # a rest begins within 10 ms of its signal, and a signal that comes in one is lost
 _AWAKE_S = 0.05  # before the first rest, and after the end of work: who has an answer may ask for more
 _SIGNAL = signal.SIGURG  # nobody sends it to processes like these, and one without a handler ignores it

@@ -59,8 +59,9 @@ def reduce_promoted(
     in_one = adds and communicator.passes_notes  # one meeting instead of two
     differentiable = not in_one and _agree(communicator, ALL_REDUCE[op], tensor)
     if adds or not differentiable:
-        result = tensor.detach().clone()
-        if in_one and _wants_gradient(tensor):
+        tracked = tensor.requires_grad
+        result = tensor.detach().clone() if tracked else tensor.clone()
+        if in_one and tracked and torch.is_grad_enabled():
             communicator.note()
         work = communicator.all_reduce(result, op)
         work.wait()

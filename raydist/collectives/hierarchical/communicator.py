@@ -19,6 +19,7 @@ from raydist.collectives.shared_memory.generation import TaskWork
 from raydist.collectives.shared_memory.in_place import allocation_name
 from raydist.collectives.shared_memory.layout import CONTRIBUTION_BYTES
 from raydist.collectives.shared_memory.sequence import BayUse, Brought
+from raydist.collectives.shared_memory.slots import flat_view
 from raydist.collectives.shared_memory.task import Steps
 from raydist.collectives.wire import Staged, stage_bytes, stage_reduction
 from raydist.values import ReduceOp
@@ -151,7 +152,7 @@ class HierarchicalCommunicator(ComparingCommunicator):
 
     def _reduce(self, name: str, tensor: torch.Tensor, op: ReduceOp, *, everywhere: bool) -> Work:
         rank, staged = self._open(name), stage_reduction(tensor, op, 1)
-        flat, reduction = staged.values.view(-1), self._reductions[op]
+        flat, reduction = flat_view(staged.values), self._reductions[op]
         small = flat.nbytes <= CONTRIBUTION_BYTES
         bay = BayUse(rank.generation.sequence.next_bay()) if not small and flat.nbytes <= rank.most_by_leaders else None
         brings = small or bay is not None
