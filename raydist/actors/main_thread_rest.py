@@ -19,8 +19,8 @@ from raydist.crowds import is_crowd
 
 __all__ = ["MainThreadRest"]
 
-# How long a call beside the steps may wait, such as one to save or to give them up. With half a second the main thread woke 9
-# times a second: of 64 replicas on two cores that was 2 % of these.
+# How long a call beside the steps may wait, such as one to save or to give them up. With half a second the main thread
+# woke 9 times a second: of 64 replicas on two cores that was 2 % of these.
 _REST_S = 1.0
 _MARGIN_S = 0.03  # a rest begins within 10 ms of its signal, and a signal that comes in one is lost
 _AWAKE_S = 0.05  # before the first rest, and after the end of work: who has an answer may ask for more

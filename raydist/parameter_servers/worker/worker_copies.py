@@ -14,6 +14,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.worker.device_staging import SideStream, side_stream_for
+from raydist.storage.marks import mark_of
 from raydist.storage.placed import PlacedTensor, TensorPlace
 from raydist.storage.shard import VariableShard
 
@@ -191,7 +192,7 @@ class _Group:
         """Numbers that other bits hardly have, where the variables are; `_version` does not see what `.data` writes."""
         if self._side is None or not self.placed:
             return torch.empty(0)
-        return torch.stack([_sum_of_bits(placed.own) for placed in self.placed.values()])
+        return torch.stack([mark_of(placed.own) for placed in self.placed.values()])
 
     def forget(self, handle: int) -> None:
         del self.placed[handle]
@@ -220,13 +221,3 @@ def _bring_back(placed: PlacedTensor) -> InvalidArgumentError | None:
 
 def _bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.dtype.itemsize
-
-
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(_WORDS[flat.dtype.itemsize]).sum(dtype=torch.int64)

@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 
 from raydist.replicas.central.optimizer_states import StateImage, parameters_of, remembered, take_state, tensors_of
+from raydist.storage.marks import mark_of
 from raydist.storage.placed import PlacedTensor, TensorPlace, can_be_placed, distance_of, places_of, storage_bytes
 from raydist.storage.shard import ShardAddress, VariableShard
 
@@ -202,7 +203,7 @@ class CentralCopy:
 
     def _mark(self) -> torch.Tensor:
         """Numbers that other bits hardly have, where the copies are; `_version` does not see what `.data` writes."""
-        return torch.stack([_sum_of_bits(placed.own) for placed in self._copies])
+        return torch.stack([mark_of(placed.own) for placed in self._copies])
 
     def _note_copies(self) -> None:
         self._copies = [placed for placed in self._placed.values() if not placed.mapped]
@@ -234,8 +235,3 @@ def _farthest(distances: Sequence[Farthest]) -> Farthest:
 def _set_gradients(gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
     for tensor, gradient in gradients:
         tensor.grad = gradient
-
-
-def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    held = storage_bytes(tensor)
-    return held.view(torch.int64).sum() if len(held) % 8 == 0 else held.sum(dtype=torch.int64)

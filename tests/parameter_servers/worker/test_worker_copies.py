@@ -92,6 +92,14 @@ def test_what_is_written_by_hand_is_found_in_any_way(side: CopiesAtOnce | None) 
     assert (copies.target(2) == 7).all()
 
 
+def test_numbers_that_change_places_are_written(side: CopiesAtOnce | None) -> None:
+    parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    copies = WorkerCopies(side)
+    copies.add([(1, parameter)])
+    parameter.data.copy_(parameter.data.flip(0))
+    assert copies.written() == [1]
+
+
 def test_neighbours_of_what_was_written_are_not(side: CopiesAtOnce | None) -> None:
     made = [(n, torch.nn.Parameter(torch.zeros(3))) for n in range(20)]
     copies = WorkerCopies(side)

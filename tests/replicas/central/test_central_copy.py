@@ -67,6 +67,18 @@ def test_what_is_written_by_hand_is_seen_and_published(map_parameters: bool) -> 
 
 
 @EITHER
+def test_numbers_that_change_places_are_written(map_parameters: bool) -> None:
+    (one, mine), (_, _) = two(map_parameters=map_parameters)
+    with torch.no_grad():
+        mine.parameters[1].copy_(torch.tensor([1.0, 2.0, 3.0]))
+    one.publish()
+    one.fetch()
+    assert one.written() == 0
+    mine.parameters[1].data.copy_(torch.tensor([3.0, 2.0, 1.0]))
+    assert one.written() != 0
+
+
+@EITHER
 def test_other_values_are_told_from_those_published(map_parameters: bool) -> None:
     (one, mine), (other, theirs) = two(map_parameters=map_parameters)
     mine.parameters[1].data.fill_(8.0)
