@@ -6,7 +6,7 @@ import torch
 
 from raydist.collectives.wires.flat_bytes import flat_bytes
 
-__all__ = ["mark_of"]
+__all__ = ["mark_of_bits"]
 
 _ROW = 1024
 # Of places in a row, and of those behind the last whole row, against rows: odd, and more than there are of these, so
@@ -14,14 +14,14 @@ _ROW = 1024
 _OF_COLUMNS, _OF_REST = (1 << 40) + 15, (1 << 52) + 21
 
 
-def mark_of(tensor: torch.Tensor) -> torch.Tensor:
+def mark_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     """A number, on the tensor's device, that other bits hardly have, nor the same ones in another order.
 
     Returns:
         A scalar of int64. The tensor's memory is read twice; nothing as large is made, unless it is not contiguous.
 
     >>> one, other = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
-    >>> mark_of(one) == mark_of(one.clone()), mark_of(one) == mark_of(other)
+    >>> mark_of_bits(one) == mark_of_bits(one.clone()), mark_of_bits(one) == mark_of_bits(other)
     (tensor(True), tensor(False))
     """
     held = flat_bytes(tensor.detach())

@@ -14,22 +14,18 @@ from torch.nn import functional as F
 
 __all__ = ["divides_by_count", "total_and_count"]
 
-_NO_CLASS = -100  # torch's default of `ignore_index`
-
 
 def divides_by_count(loss: Any, target: Any) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
-    """Whether `loss` is a mean over less than all rows, or over rows that weigh differently.
+    """Whether `loss` is a mean over less than all rows, or over rows that weigh differently, or may be.
 
-    Rows (n,) without weights of classes are taken to count all, unless somebody says which class does not: a row that
-    is not to count weighs 0 as sample weight.
+    Labels say that only when they are there: each class but one counts, and by default that is -100.
 
-    >>> divides_by_count(nn.CrossEntropyLoss(), torch.tensor([[1, -100]]))
+    >>> divides_by_count(nn.CrossEntropyLoss(), torch.tensor([1, -100]))
     True
     """
     if type(loss) not in (nn.CrossEntropyLoss, nn.NLLLoss) or loss.reduction != "mean":
         return False
-    classes = isinstance(target, torch.Tensor) and not target.is_floating_point()
-    return classes and (loss.weight is not None or target.ndim > 1 or loss.ignore_index != _NO_CLASS)
+    return isinstance(target, torch.Tensor) and not target.is_floating_point()
 
 
 def total_and_count(

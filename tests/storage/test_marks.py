@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydist.storage.marks import mark_of
+from raydist.storage.marks import mark_of_bits
 
 
 def same_mark(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(mark_of(one) == mark_of(other))
+    return bool(mark_of_bits(one) == mark_of_bits(other))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_a_matrix_that_is_turned_has_another_mark() -> None:
 
 def test_of_a_part_of_a_tensor_the_rest_counts_nothing() -> None:
     whole = torch.arange(6.0)
-    before = mark_of(whole[2:4])
+    before = mark_of_bits(whole[2:4])
     whole[0] = -1.0
-    assert bool(mark_of(whole[2:4]) == before)
+    assert bool(mark_of_bits(whole[2:4]) == before)
 
 
 def test_a_tensor_with_other_strides_is_read_in_its_own_order() -> None:

@@ -39,7 +39,7 @@ def test_pieces_add_up_to_torchs_mean(make: Any, shape: tuple[int, ...], ignore_
 @pytest.mark.parametrize(
     ("loss", "target", "counted"),
     [
-        (nn.CrossEntropyLoss(), torch.ones(3, dtype=torch.int64), False),
+        (nn.CrossEntropyLoss(), torch.ones(3, dtype=torch.int64), True),
         (nn.CrossEntropyLoss(ignore_index=0), torch.ones(3, dtype=torch.int64), True),
         (nn.NLLLoss(ignore_index=-1), torch.ones(3, dtype=torch.int64), True),
         (nn.CrossEntropyLoss(weight=CLASSES), torch.ones(3, dtype=torch.int64), True),

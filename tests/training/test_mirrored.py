@@ -178,6 +178,25 @@ def test_means_over_tokens_that_count_give_the_same(
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_rows_that_are_of_no_class_count_nowhere(mirrored: rd.Strategy, label_smoothing: float) -> None:
+    x, _ = regression_arrays(11)
+    classes = np.arange(11) % 2
+    classes[[0, 1, 3, 8]] = -100  # torch's default; of the first batch, all rows of a replica
+    data = rd.Dataset.from_tensor_slices((x, classes)).batch(BATCH)
+
+    def trained(strategy: rd.Strategy) -> tuple[Any, Any, Any]:
+        torch.manual_seed(1)
+        with strategy.scope():
+            model = rd.Model(nn.Linear(3, 2).double())
+            model.compile("adam", nn.CrossEntropyLoss(label_smoothing=label_smoothing))
+        history = model.fit(data, epochs=2, verbose=False)
+        return state(model), history.history, model.evaluate(data, verbose=False)
+
+    for found, expected in zip(trained(mirrored), trained(rd.OneDeviceStrategy("cpu")), strict=True):
+        assert_same(found, expected)
+
+
 def test_arrays_names_and_class_weights_give_the_same(mirrored: rd.Strategy) -> None:
     x, _ = regression_arrays(11)
     classes = np.arange(11) % 2

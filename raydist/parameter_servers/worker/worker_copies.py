@@ -14,7 +14,7 @@ import torch
 
 from raydist.errors import InvalidArgumentError
 from raydist.parameter_servers.worker.device_staging import SideStream, side_stream_for
-from raydist.storage.marks import mark_of
+from raydist.storage.marks import mark_of_bits
 from raydist.storage.placed import PlacedTensor, TensorPlace
 from raydist.storage.shard import VariableShard
 
@@ -192,7 +192,7 @@ class _Group:
         """Numbers that other bits hardly have, where the variables are; `_version` does not see what `.data` writes."""
         if self._side is None or not self.placed:
             return torch.empty(0)
-        return torch.stack([mark_of(placed.own) for placed in self.placed.values()])
+        return torch.stack([mark_of_bits(placed.own) for placed in self.placed.values()])
 
     def forget(self, handle: int) -> None:
         del self.placed[handle]

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from raydist.replicas.central.optimizer_states import StateImage, parameters_of, remembered, take_state, tensors_of
-from raydist.storage.marks import mark_of
+from raydist.storage.marks import mark_of_bits
 from raydist.storage.placed import PlacedTensor, TensorPlace, can_be_placed, distance_of, places_of, storage_bytes
 from raydist.storage.shard import ShardAddress, VariableShard
 
@@ -203,7 +203,7 @@ class CentralCopy:
 
     def _mark(self) -> torch.Tensor:
         """Numbers that other bits hardly have, where the copies are; `_version` does not see what `.data` writes."""
-        return torch.stack([mark_of(placed.own) for placed in self._copies])
+        return torch.stack([mark_of_bits(placed.own) for placed in self._copies])
 
     def _note_copies(self) -> None:
         self._copies = [placed for placed in self._placed.values() if not placed.mapped]
