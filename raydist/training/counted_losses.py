@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["divides_by_count", "total_and_count"]
+__all__ = ["count_in", "divides_by_count", "total_of"]
 
 
 def divides_by_count(loss: Any, target: Any) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
@@ -28,19 +28,25 @@ def divides_by_count(loss: Any, target: Any) -> TypeGuard[nn.CrossEntropyLoss | 
     return isinstance(target, torch.Tensor) and not target.is_floating_point()
 
 
-def total_and_count(
-    loss: nn.CrossEntropyLoss | nn.NLLLoss, prediction: torch.Tensor, target: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `loss` divides by what, for these rows.
+def count_in(loss: nn.CrossEntropyLoss | nn.NLLLoss, target: torch.Tensor) -> torch.Tensor:
+    """What `loss` divides by, for these labels.
 
-    >>> total, count = total_and_count(nn.CrossEntropyLoss(), torch.zeros(1, 2, 3), torch.tensor([[1, -100, 0]]))
-    >>> total / count, count
-    (tensor(0.6931), tensor(2))
+    >>> count_in(nn.CrossEntropyLoss(), torch.tensor([[1, -100, 0]]))
+    tensor(2)
     """
     counts = target != loss.ignore_index
     if loss.weight is not None:
         counts = loss.weight[torch.where(counts, target, 0)] * counts
+    return counts.sum()
+
+
+def total_of(loss: nn.CrossEntropyLoss | nn.NLLLoss, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """What `loss` divides, for these rows.
+
+    >>> total_of(nn.CrossEntropyLoss(), torch.zeros(1, 2, 3), torch.tensor([[1, -100, 0]])) / 2
+    tensor(0.6931)
+    """
     settings: dict[str, Any] = {"weight": loss.weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
     if isinstance(loss, nn.CrossEntropyLoss):
-        return F.cross_entropy(prediction, target, label_smoothing=loss.label_smoothing, **settings), counts.sum()
-    return F.nll_loss(prediction, target, **settings), counts.sum()
+        return F.cross_entropy(prediction, target, label_smoothing=loss.label_smoothing, **settings)
+    return F.nll_loss(prediction, target, **settings)

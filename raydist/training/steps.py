@@ -18,7 +18,7 @@ from raydist.errors import SpecError
 from raydist.nest import leaves_in, map_structure
 from raydist.strategies.default import get_replica_context
 from raydist.training.class_weights import ClassWeights
-from raydist.training.counted_losses import divides_by_count, total_and_count
+from raydist.training.counted_losses import count_in, divides_by_count, total_of
 from raydist.training.elements import Example, inputs_of, unpack
 from raydist.training.losses import LocalLoss, adds_rows_up, mean_loss, sum_loss, weighted_loss
 from raydist.training.precision import Precision, forward
@@ -82,8 +82,9 @@ def training_step(module: nn.Module, compiled: Compiled, class_weights: ClassWei
     def train_step(batch: Any) -> None:
         example = class_weights.weigh(unpack(batch))
         update.begin()
+        divisor = _divisor(compiled.loss, example)
         prediction = forward(module, example.x, compiled.precision)
-        loss = loss_fn(prediction, example)
+        loss = loss_fn(prediction, example, divisor)
         update.backward(*_global_objective(loss, example))
         update.end()
         track(loss, prediction, example)
@@ -99,8 +100,9 @@ def evaluation_step(module: nn.Module, compiled: Compiled) -> Step:
     def test_step(batch: Any) -> None:
         example = unpack(batch)
         with torch.no_grad():
+            divisor = _divisor(compiled.loss, example)
             prediction = forward(module, example.x, compiled.precision)
-            loss = loss_fn(prediction, example)
+            loss = loss_fn(prediction, example, divisor)
             track(loss, prediction, example)
 
     return test_step
@@ -136,19 +138,30 @@ def looped(step: Step) -> Callable[[Iterator[Any], int], int]:
     return loop
 
 
-def _loss_function(compiled: Compiled) -> Callable[[Any, Example], LocalLoss]:
+def _divisor(loss: Any, example: Example) -> torch.Tensor | None:
+    """What the sum over all replicas' rows is divided by, where that is not their number; None where it is.
+
+    Asked before the forward pass: replicas that have just got their batches wait least for each other.
+    """
+    context = get_replica_context()
+    if context.num_replicas_in_sync == 1 or example.sample_weight is not None or not divides_by_count(loss, example.y):
+        return None
+    everywhere: torch.Tensor = context.all_reduce(ReduceOp.SUM, count_in(loss, example.y))
+    return everywhere
+
+
+def _loss_function(compiled: Compiled) -> Callable[[Any, Example, torch.Tensor | None], LocalLoss]:
     loss, row_loss, is_sum = compiled.loss, compiled.row_loss, adds_rows_up(compiled.loss)
 
-    def local_loss(prediction: Any, example: Example) -> LocalLoss:
+    def local_loss(prediction: Any, example: Example, divisor: torch.Tensor | None) -> LocalLoss:
         if example.sample_weight is not None:
             return weighted_loss(row_loss(prediction, example.y), example.sample_weight)
-        num_rows, context = _num_rows(example), get_replica_context()
-        everywhere = context.global_num_rows or num_rows
+        num_rows = _num_rows(example)
+        everywhere = get_replica_context().global_num_rows or num_rows
         if is_sum:
             return sum_loss(loss(prediction, example.y), num_rows, everywhere)
-        if context.num_replicas_in_sync > 1 and divides_by_count(loss, example.y):
-            total, count = total_and_count(loss, prediction, example.y)
-            return sum_loss(total / context.all_reduce(ReduceOp.SUM, count), num_rows, everywhere)
+        if divisor is not None and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+            return sum_loss(total_of(loss, prediction, example.y) / divisor, num_rows, everywhere)
         return mean_loss(loss(prediction, example.y), num_rows)
 
     return local_loss

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from raydist.training.counted_losses import divides_by_count, total_and_count
+from raydist.training.counted_losses import count_in, divides_by_count, total_of
 
 CLASSES = torch.tensor([1.0, 0.5, 4.0], dtype=torch.float64)
 
@@ -30,9 +30,10 @@ def test_pieces_add_up_to_torchs_mean(make: Any, shape: tuple[int, ...], ignore_
     prediction = torch.randn(shape[0], 3, *shape[1:], dtype=torch.float64).log_softmax(1)
     target = torch.randint(0, 3, shape)
     target[0] = target[3:] = ignore_index  # the second piece has nothing that counts
-    pieces = [total_and_count(loss, *piece) for piece in zip(prediction.split(3), target.split(3), strict=True)]
-    assert pieces[1][1] == 0
-    mean = sum(total for total, _ in pieces) / sum(count for _, count in pieces)
+    counts = [count_in(loss, piece) for piece in target.split(3)]
+    assert counts[1] == 0
+    pieces = zip(prediction.split(3), target.split(3), strict=True)
+    mean = sum(total_of(loss, *piece) for piece in pieces) / sum(counts)
     torch.testing.assert_close(mean, loss(prediction, target))
 
 
