@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+from raydist.actors.main_thread_rest import MainThreadRest
 from raydist.actors.replica_host import CrowdedHost, ReplicaHost
 from raydist.actors.step_channel import StepChannel
 from raydist.actors.supervision import RemoteFailure
@@ -52,6 +55,30 @@ def test_passes_calls_on_to_its_runner() -> None:
     assert host.steps("group", "a", "b").results == ("first", "group", ("a", "b"))
     assert host.call("ping", 3) == 3
     assert host.control("ping", 4) == 4
+
+
+@pytest.mark.parametrize("relays", [False, True])
+def test_main_threads_rest_while_steps_are_on_their_way(relays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay's, while those are that it passes on: Ray's calls bring it others as soon as one of these has ended."""
+    rests: list[str] = []
+
+    @contextlib.contextmanager
+    def while_busy(self: MainThreadRest) -> Iterator[None]:
+        rests.append("begun")
+        yield
+        rests.append("ended")
+
+    monkeypatch.setattr(MainThreadRest, "while_busy", while_busy)
+    host = ReplicaHost()
+    host.start(Runner, "first")
+    if relays:
+        host.open_relay(1)
+        host.begin_relay()
+        carry: Any = host.carry  # which Ray's types take for that of a handle
+        assert carry(1, []).messages == ()
+        assert rests == ["begun", "ended"]
+    host.steps("group")
+    assert rests == ["begun", "ended"]
 
 
 def test_who_trains_updates_parameters_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,48 +1,24 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from raydist.collectives.base import Membership
 from raydist.collectives.hierarchical.frames import Head
 from raydist.collectives.hierarchical.leaders import LeaderFrames
 from raydist.collectives.hierarchical.plan import HostPlan
-from raydist.collectives.rendezvous.store import RendezvousStore, connect_store
-from raydist.collectives.shared_memory.task import Condition
-from raydist.collectives.wires.wires import Wires
-from tests.collectives.threads import begin_threads
+from tests.collectives.wired_ranks import WiredRank, await_true, wired_ranks
 
-HOSTS = ("a", "b", "c")
 Told = dict[int, tuple[Head, list[float]]]
-
-
-def nothing() -> None:
-    """Neither a reason to give up, nor anybody to wake."""
-
-
-def await_met(condition: Condition) -> None:
-    deadline = time.monotonic() + 10
-    while not condition.met():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 class Leader:
     """One of three, alone on its host."""
 
-    def __init__(self, membership: Membership) -> None:
-        self.rank = membership.rank
-        self.wires = Wires(membership, 10.0)
-        self._store = connect_store(membership, 10.0)
-        self._plan = HostPlan.of(membership)
-
-    def start(self) -> None:
-        others = [rank for rank in range(len(HOSTS)) if rank != self.rank]
-        self.wires.start(self._store, others, settled=nothing, check=nothing)
-        self._frames = LeaderFrames(self._plan, self.wires)
+    def __init__(self, place: WiredRank) -> None:
+        self.rank = place.rank
+        self._frames = LeaderFrames(HostPlan.of(place.membership), place.wires)
 
     def tell(self, text: str, numbers: list[float]) -> None:
         frame = self._frames.next(4 * len(numbers))
@@ -53,20 +29,15 @@ class Leader:
         hearing = self._frames.hear()
         while True:
             try:
-                await_met(next(hearing))
+                await_true(next(hearing).met)
             except StopIteration as ended:
                 return {host: (head, frame.body(torch.float32).tolist()) for host, (head, frame) in ended.value.items()}
 
 
 @pytest.fixture
 def leaders() -> Iterator[list[Leader]]:
-    with RendezvousStore() as store:
-        members = [store.membership("g", generation=0, rank=rank, world_size=3, hosts=HOSTS) for rank in range(3)]
-        leaders = [Leader(member) for member in members]
-        assert set(begin_threads({leader.rank: leader.start for leader in leaders})().values()) == {None}
-        yield leaders
-        for leader in leaders:
-            leader.wires.close()
+    with wired_ranks("a", "b", "c") as ranks:
+        yield list(map(Leader, ranks))
 
 
 def check_call(leaders: list[Leader], call: int, numbers: Callable[[int, int], list[float]]) -> None:

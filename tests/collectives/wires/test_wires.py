@@ -4,53 +4,24 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from raydist.collectives.base import Membership
 from raydist.collectives.rendezvous.store import RendezvousStore, connect_store
 from raydist.collectives.wires.wires import Topic, Wires
 from raydist.errors import DeadlineExceededError
-from tests.collectives.threads import begin_threads
-
-
-def nothing() -> None:
-    """Neither a reason to give up, nor anybody to wake."""
-
-
-def await_true(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-class Rank:
-    def __init__(self, membership: Membership) -> None:
-        self.rank = membership.rank
-        self.wires = Wires(membership, 10.0)
-        self.store = connect_store(membership, 10.0)
-        self.woken = threading.Event()
-
-    def start(self) -> None:
-        others = [rank for rank in range(3) if rank != self.rank]
-        self.wires.start(self.store, others, settled=self.woken.set, check=nothing)
+from tests.collectives.wired_ranks import WiredRank, await_true, nothing, wired_ranks
 
 
 @pytest.fixture
-def ranks() -> Iterator[list[Rank]]:
-    with RendezvousStore() as store:
-        ranks = [Rank(store.membership("g", generation=0, rank=rank, world_size=3)) for rank in range(3)]
-        assert set(begin_threads({rank.rank: rank.start for rank in ranks})().values()) == {None}
+def ranks() -> Iterator[list[WiredRank]]:
+    with wired_ranks() as ranks:
         yield ranks
-        for rank in ranks:
-            rank.wires.close()
-            rank.wires.close()
 
 
-def test_everybody_reaches_everybody(ranks: list[Rank]) -> None:
+def test_everybody_reaches_everybody(ranks: list[WiredRank]) -> None:
     for source in ranks:
         for target in ranks:
             if source is not target:
@@ -64,7 +35,7 @@ def test_everybody_reaches_everybody(ranks: list[Rank]) -> None:
                 assert got.item() == 10 * source.rank + target.rank
 
 
-def test_who_waits_is_woken_by_the_thread(ranks: list[Rank]) -> None:
+def test_who_waits_is_woken_by_the_thread(ranks: list[WiredRank]) -> None:
     got = torch.zeros(3)
     transfer = ranks[1].wires.receive(0, got)
     assert not transfer.done
@@ -74,7 +45,7 @@ def test_who_waits_is_woken_by_the_thread(ranks: list[Rank]) -> None:
     assert got.tolist() == [1.0] * 3
 
 
-def test_who_waits_may_do_it_himself(ranks: list[Rank]) -> None:
+def test_who_waits_may_do_it_himself(ranks: list[WiredRank]) -> None:
     transfer = ranks[1].wires.receive(2, torch.zeros(1_000_000))
     threading.Timer(0.05, lambda: ranks[2].wires.send(1, torch.ones(1_000_000))).start()
     deadline = time.monotonic() + 10
@@ -86,7 +57,7 @@ def test_who_waits_may_do_it_himself(ranks: list[Rank]) -> None:
     ranks[1].wires.leave()
 
 
-def test_what_is_left_to_the_thread_goes_on(ranks: list[Rank]) -> None:
+def test_what_is_left_to_the_thread_goes_on(ranks: list[WiredRank]) -> None:
     ranks[1].wires.attend()
     transfer = ranks[1].wires.receive(0, torch.zeros(3))
     ranks[0].wires.send(1, torch.ones(3))
@@ -97,7 +68,7 @@ def test_what_is_left_to_the_thread_goes_on(ranks: list[Rank]) -> None:
     assert transfer.done
 
 
-def test_topics_do_not_meet(ranks: list[Rank]) -> None:
+def test_topics_do_not_meet(ranks: list[WiredRank]) -> None:
     ranks[0].wires.send(1, torch.tensor([1]), Topic.MESSAGE)
     ranks[0].wires.send(1, torch.tensor([2]), Topic.COLLECTIVE)
     got = {topic: torch.tensor([0]) for topic in Topic}
@@ -106,7 +77,7 @@ def test_topics_do_not_meet(ranks: list[Rank]) -> None:
     assert {topic: tensor.item() for topic, tensor in got.items()} == {Topic.MESSAGE: 1, Topic.COLLECTIVE: 2}
 
 
-def test_strangers_are_sent_away_and_disturb_nobody(ranks: list[Rank]) -> None:
+def test_strangers_are_sent_away_and_disturb_nobody(ranks: list[WiredRank]) -> None:
     port, host = ranks[0].store.get("wires/0").decode().split(" ")
     strangers = [socket.create_connection((host, int(port))) for _ in range(300)]
     strangers[-1].sendall(bytes(500))
@@ -131,7 +102,7 @@ def _is_closed(stranger: socket.socket) -> bool:
     return True
 
 
-def test_who_leaves_breaks_what_waits_for_him(ranks: list[Rank]) -> None:
+def test_who_leaves_breaks_what_waits_for_him(ranks: list[WiredRank]) -> None:
     waiting = ranks[0].wires.receive(2, torch.zeros(3))
     ranks[2].wires.close()
     await_true(lambda: waiting.broken)
