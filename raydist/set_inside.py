@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
-from typing import Generic, TypeVar, final
+from typing import Any, TypeVar, final
 
 __all__ = ["SetInside"]
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 @final
-class SetInside(Generic[_T]):
+class SetInside:
     """For a `with` statement: inside, the variable has this value. It may be used again once it is left.
 
     Some are around every step. A generator with `contextlib.contextmanager` takes eight calls of Python, this takes
@@ -20,6 +20,7 @@ class SetInside(Generic[_T]):
     Args:
         variable: Of this thread or task.
         value: What it is inside.
+        *others: What else is done by this one; they are not used by themselves meanwhile.
 
     >>> from contextvars import ContextVar
     >>> color = ContextVar("color", default="white")
@@ -30,16 +31,20 @@ class SetInside(Generic[_T]):
     'white'
     """
 
-    __slots__ = ("_token", "_value", "_variable")
+    __slots__ = ("_pairs", "_tokens")
 
-    def __init__(self, variable: ContextVar[_T], value: _T) -> None:
-        self._variable = variable
-        self._value = value
-        self._token: Token[_T] | None = None
+    def __init__(self, variable: ContextVar[_T], value: _T, *others: SetInside) -> None:
+        self._pairs: tuple[tuple[ContextVar[Any], Any], ...] = (
+            (variable, value),
+            *(pair for other in others for pair in other._pairs),
+        )
+        self._tokens: list[Token[Any]] = []
 
     def __enter__(self) -> None:
-        self._token = self._variable.set(self._value)
+        for variable, value in self._pairs:
+            self._tokens.append(variable.set(value))
 
     def __exit__(self, *_: object) -> None:
-        if self._token is not None:
-            self._variable.reset(self._token)
+        while self._tokens:
+            token = self._tokens.pop()
+            token.var.reset(token)

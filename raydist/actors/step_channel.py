@@ -271,29 +271,30 @@ class StepChannel:
 
 
 def serve_steps(
-    end: ChannelEnd, turn: int, run: Callable[[bytes, bool], Any], keep: Callable[[int, Any], None]
+    end: ChannelEnd, turn: int, run: Callable[[bytes, Callable[[], bool]], Any], keep: Callable[[int, Any], None]
 ) -> None:
     """A replica's end: do what comes, until this turn is over or the driver is gone. Blocks.
 
     Args:
         end: Where messages come.
         turn: Its number.
-        run: Does what a message says, and is told whether more wait; raises nothing. The result's `packed()` are its
+        run: Does what a message says, and may ask whether more wait; raises nothing. The result's `packed()` are its
             bytes, or None where it must travel another way.
         keep: Keeps a result that does until the driver asks for it.
     """
+
+    def more_wait() -> bool:
+        following = end.peek()
+        return following is not None and following[0] == STEPS
+
     while (message := end.take()) is not None:
         kind, number = HEAD.unpack_from(message)
         if kind == LEAVE:
             if number == turn:
                 return
             continue  # of a turn that never began
-        result = run(message[HEAD.size :], _is_steps(end.peek()))
+        result = run(message[HEAD.size :], more_wait)
         packed = result.packed()
         if packed is None or len(packed) > MOST_BYTES or not end.put(HEAD.pack(DONE, number) + packed):
             keep(number, result)
             end.put(HEAD.pack(KEPT, number))
-
-
-def _is_steps(message: bytes | None) -> bool:
-    return message is not None and message[0] == STEPS

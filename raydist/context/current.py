@@ -60,10 +60,10 @@ def enter_cross_replica(strategy: object) -> AbstractContextManager[None]:
     return SetInside(_opened, _Opened(strategy, is_replica=False))
 
 
-def enter_replica(context: object) -> AbstractContextManager[None]:
-    """Run what is inside as the replica of `context`, a `ReplicaContext`."""
+def enter_replica(context: object, *others: SetInside) -> AbstractContextManager[None]:
+    """Run what is inside as the replica of `context`, a `ReplicaContext`; `others` are what else holds there."""
     require_no_run()
-    return SetInside(_opened, _Opened(context, is_replica=True))
+    return SetInside(_opened, _Opened(context, is_replica=True), *others)
 
 
 def require_no_run() -> None:

@@ -64,9 +64,13 @@ class Shipment:
         """Size of what is sent to each replica."""
         return len(self.bundle) + len(self.writes) + len(self.function) + len(self.arguments)
 
+    @property
+    def travelling(self) -> tuple[Any, ...]:
+        """What a replica receives of it."""
+        return self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments
+
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.released, self.bundle, self.writes, self.function, self.digest, self.forget, self.arguments)
-        return Shipment, fields
+        return Shipment, self.travelling
 
     def knowing(self, writes: Writes) -> Shipment:
         """This one, with its contents: `writes` is what its own are the pickle of."""

@@ -77,6 +77,7 @@ class Connected(Peers):
         self._sync_check = SyncCheck(communicator, self._gather_objects, mirror.objects)
         self._held_buffers: list[torch.Tensor] = []
         self._rules = rules or ReplicaRules()
+        self._has_rules = type(self._rules) is not ReplicaRules  # else there is nothing to call between steps
         self.variables = VariablesView(communicator, mirror, self._gather_objects, lambda: self.rows)
         self._written = WrittenBuffers(mirror, self._gather_all)
 
@@ -121,7 +122,8 @@ class Connected(Peers):
                 self._undo_stand_in()
             else:
                 self._end_batch()
-                self._rules.after_run(self.variables)
+                if self._has_rules:
+                    self._rules.after_run(self.variables)
         finally:
             self._close_step()
 
@@ -176,7 +178,8 @@ class Connected(Peers):
         stands_in = batch.stand_in[self.rank]
         self._held_metrics = self._mirror.hold_metrics() if stands_in else {}
         self._held_buffers = self._mirror.export_buffers() if stands_in else []
-        self._written.begin()
+        if self._mirror.aggregates_buffers or self._written.are_any:
+            self._written.begin()
 
     def _weigh(self, batch: BatchRows) -> None:
         """Work out what follows from the rows: for most batches what the one before has left."""
@@ -196,9 +199,10 @@ class Connected(Peers):
 
     def _end_batch(self, *, begun: bool = True) -> None:
         """`begun`: there was one; what a loop does before its first draw is none."""
-        self._agree_on_buffers()
+        if self._written.are_any or not self._batch.all_present:
+            self._agree_on_buffers()
         self._num_batches += 1
-        if begun:
+        if begun and self._has_rules:
             self._rules.after_batch(self.variables)
         if self._check_in_sync and self._num_batches % self._check_in_sync == 0:
             self._sync_check.compare()

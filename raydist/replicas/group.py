@@ -19,11 +19,11 @@ from raydist.mirroring.calls import MirrorCalls
 from raydist.options import Timeouts
 from raydist.owning_process import OwningProcess
 from raydist.replicas.dispatching.dispatched_steps import DispatchedSteps
+from raydist.replicas.messages.step_message import PlannedStep
 from raydist.replicas.replica_calls import ReplicaCalls
 from raydist.replicas.results import StepOutcome, StepResult
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import ReplicaSetup
-from raydist.replicas.step_message import PlannedStep
 
 __all__ = ["ReplicaGroup"]
 

@@ -13,9 +13,9 @@ import torch
 from raydist.actors.class_tracking import cloudpickle
 from raydist.context.cross_replica import require_one_structure
 from raydist.errors import SpecError
-from raydist.nest import Structure, flatten, unflatten
+from raydist.nest import LEAF, Structure, flatten, unflatten
 from raydist.pickling.by_fields import by_fields
-from raydist.pickling.travelling_tensors import Travelling, TravellingNumber, pack_tensor
+from raydist.pickling.travelling_tensors import Travelling, pack_tensor
 from raydist.summaries.record import Record
 from raydist.values import Part, PerReplica
 
@@ -52,11 +52,6 @@ class StepResult:
         """What the program may keep for long: summaries have been written."""
         return replace(self, summaries=()) if self.summaries else self
 
-    @property
-    def is_one_number(self) -> bool:
-        """Whether it is a tensor of one number, as most are: a loss."""
-        return len(self.leaves) == 1 and type(self.leaves[0]) is TravellingNumber
-
     def plain_leaves(self) -> list[Any]:
         """Its leaves as they travel, tensors as arrays and numbers."""
         return [leaf.plain if isinstance(leaf, Travelling) else leaf for leaf in self.leaves]
@@ -65,9 +60,6 @@ class StepResult:
         """Leaf `index`, as the step's user sees it."""
         value = self.leaves[index]
         return value.unpack() if isinstance(value, Travelling) else value
-
-
-_ONE_LEAF = flatten(0)[1]
 
 
 def _num_bytes(leaf: Any) -> int:
@@ -88,7 +80,7 @@ def pack_result(value: Any, *, absent: bool, rows: int | None = None, summaries:
         SpecError: A leaf is neither a tensor nor a number and can't be pickled; says where it stands.
     """
     if type(value) is torch.Tensor:  # the nest of most steps, the loss: a dozen calls less
-        return StepResult(_ONE_LEAF, (pack_tensor(value),), absent, rows, summaries)
+        return StepResult(LEAF, (pack_tensor(value),), absent, rows, summaries)
     leaves, structure = flatten(value)
     packed = tuple(_pack_leaf(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True))
     return StepResult(structure, packed, absent, rows, summaries)

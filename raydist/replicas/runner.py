@@ -40,12 +40,12 @@ from raydist.replicas.device_copies import DeviceCopies
 from raydist.replicas.drawn_iterators import DrawnIterators
 from raydist.replicas.group_seat import GroupSeat
 from raydist.replicas.kept_objects import KeptObjects
+from raydist.replicas.messages.step_message import GroupResult, StepMessage
 from raydist.replicas.parts_ahead import PartsAhead
 from raydist.replicas.refusals import Refusals
 from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader
-from raydist.replicas.step_message import GroupResult, StepMessage
 from raydist.replicas.variables_view import VariablesView
 from raydist.summaries.step_recorder import StepRecorder
 from raydist.values import Leaves
@@ -110,7 +110,6 @@ class ReplicaRunner:
         self._draws = DrawnIterators(self._mirror, self._saves, self._loops, self._copies, self._accelerator.leave)
         self._guard = self._mirror.guard()
         self._recorder = StepRecorder(lambda: None if self._peers is None else self._peers.share)
-        self._recording = self._recorder.recording(None)
 
     def join(self, membership: Membership) -> None:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
@@ -128,7 +127,7 @@ class ReplicaRunner:
         self._setup.rules.restart()
         self._peers = Connected(self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules)
         self._peers.implementation = self._setup.backend
-        self._inside = enter_replica(ReplicaContext(self._view, self._peers))
+        self._inside = enter_replica(ReplicaContext(self._view, self._peers), self._recorder.recording())
         self._refusals.restart()
 
     def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
@@ -146,8 +145,8 @@ class ReplicaRunner:
         log = self._mirror.updates
         return Updates(log.count, log.rates())
 
-    def packed_steps(self, message: bytes, more: bool = False) -> GroupResult:
-        """Run the steps of a message that came as bytes, with more behind it or not; see `steps`."""
+    def packed_steps(self, message: bytes, more_wait: Callable[[], bool]) -> GroupResult:
+        """Run the steps of a message that came as bytes, whether more wait or not; see `steps`."""
         try:
             return self.steps(StepMessage.unpacked(message), ())
         except BaseException as error:
@@ -255,7 +254,7 @@ class ReplicaRunner:
         if self._accelerator.defers:
             self._accelerator.leave()
         # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
-        absent = header.stands_in(peers.rank)
+        absent = header.rows is not None and header.stands_in(peers.rank)
         return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=self._recorder.take_records())
 
     def _call(
@@ -263,7 +262,7 @@ class ReplicaRunner:
     ) -> Any:
         """What the step function returns, called as a replica of its group.
 
-        Blocks that are the same for all steps were made before: where 64 processes share two cores, a call is 3 us.
+        What is the same for all steps was made before: where 64 processes share two cores, a call is 3 us.
         """
         with (
             peers.run(
@@ -274,16 +273,28 @@ class ReplicaRunner:
                 on_nonfinite=header.on_nonfinite,
             ),
             self._inside,
-            self._guard,
-            self._recording if header.summaries is None else self._recorder.recording(header.summaries),
         ):
-            if header.modes is None and not self._accelerator.defers:
-                value = call_here(fn, *args, **kwargs)
-            else:
-                with self._accelerator.working(header.modes, self._setup.collective_timeout_s):
+            self._guard.is_on = True
+            try:
+                if header.modes is None and header.summaries is None and not self._accelerator.defers:
                     value = call_here(fn, *args, **kwargs)
-            self._mirror.after_run()
+                else:
+                    value = self._call_under(header, fn, args, kwargs)
+                self._mirror.after_run()
+            finally:
+                self._guard.is_on = False
         return value
+
+    def _call_under(
+        self, header: StepHeader, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """The call, where the driver had set more than most do, or the device is more than most are."""
+        summaries = header.summaries
+        with (
+            contextlib.nullcontext() if summaries is None else self._recorder.following(summaries),
+            self._accelerator.working(header.modes, self._setup.collective_timeout_s),
+        ):
+            return call_here(fn, *args, **kwargs)
 
     def _reseed(self, seed: tuple[int, int]) -> None:
         """Follow `torch.manual_seed` of the driver, each replica on a stream of its own (Dropout masks must differ)."""

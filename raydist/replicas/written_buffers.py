@@ -27,17 +27,22 @@ class WrittenBuffers:
     Args:
         mirror: The replica's variables.
         gather_all: Every replica's rows of a tensor, one below the other; all replicas call it together.
+
+    Attributes:
+        are_any: Whether there were any when the batch at hand began.
     """
 
     def __init__(self, mirror: _Mirror, gather_all: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._mirror = mirror
         self._gather_all = gather_all
         self._before: list[torch.Tensor] = []
+        self.are_any = False
 
     def begin(self) -> None:
         """A batch begins: what is added to a buffer is added to what it holds now."""
         written = self._mirror.written_buffers()
-        self._before = [buffer.detach().clone() for buffer, _ in written] if written else []
+        self._before = [buffer.detach().clone() for buffer, _ in written]
+        self.are_any = bool(written)
 
     def agree(self, present: Sequence[bool]) -> None:
         """The batch is done: give every replica what all of them wrote.

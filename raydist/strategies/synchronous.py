@@ -33,6 +33,7 @@ from raydist.options import CommunicationOptions, RunOptions, Timeouts
 from raydist.replicas.dispatching.returned_nests import StructureMemory, returns_nothing
 from raydist.replicas.group import ReplicaGroup
 from raydist.replicas.launch import LaunchPlan, launch
+from raydist.replicas.messages.step_message import PlannedStep
 from raydist.replicas.replica_restorer import RESTORES, ReplicaRestorer
 from raydist.replicas.replica_saver import SAVES, ReplicaSaver
 from raydist.replicas.results import StepOutcome, StepValues
@@ -40,7 +41,6 @@ from raydist.replicas.rules import ReplicaRules
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step import StepHeader, require_parts
 from raydist.replicas.step_headers import StepHeaders
-from raydist.replicas.step_message import PlannedStep
 from raydist.replicas.step_summaries import counting
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.lock_step_link import LockStepLink

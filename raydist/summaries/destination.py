@@ -92,7 +92,7 @@ def only_if(wanted: RecordCondition) -> Iterator[None]:
         yield
 
 
-def as_taker(found: RecordTaker) -> AbstractContextManager[None]:
+def as_taker(found: RecordTaker) -> SetInside:
     """A replica's step runs inside."""
     return SetInside(_taker, found)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import final
 
+from raydist.set_inside import SetInside
 from raydist.summaries.destination import Destination, as_destination, as_taker, only_if
 from raydist.summaries.order import SummaryOrder
 from raydist.summaries.record import Record
@@ -33,14 +34,15 @@ class StepRecorder:
     def take(self, record: Record) -> None:
         self._records.append(record)
 
-    def recording(self, order: SummaryOrder | None) -> AbstractContextManager[None]:
-        """Around the run; `order` is what the driver said."""
-        return as_taker(self) if order is None else self._following(order)
+    def recording(self) -> SetInside:
+        """Around each run."""
+        return as_taker(self)
 
     @contextmanager
-    def _following(self, order: SummaryOrder) -> Iterator[None]:
+    def following(self, order: SummaryOrder) -> Iterator[None]:
+        """In there, around a run for which the driver has said something."""
         place = Destination(order.writer, self, order.step) if order.writer else None
-        with as_taker(self), as_destination(place), only_if(order.wanted):
+        with as_destination(place), only_if(order.wanted):
             yield
 
     def take_records(self) -> tuple[Record, ...]:

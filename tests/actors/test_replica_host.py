@@ -7,7 +7,7 @@ import os
 import pickle
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Runner:
             return Answer((self.name,), group)
         return Answer((self.name, group, objects))
 
-    def packed_steps(self, message: bytes, more: bool) -> Answer:
+    def packed_steps(self, message: bytes, more_wait: Callable[[], bool]) -> Answer:
         return Answer((message,), ValueError("mine") if message == b"bad" else None)
 
     def ping(self, value: int) -> int:

@@ -91,8 +91,12 @@ class Mirror:
         parts = [value.values[rank] for value in shipment.per_replica]
         with self._class_trackers[rank].swapped():
             function, args, kwargs = self.replicas[rank].apply(_copied(shipment), parts)
-        with self.replicas[rank].guard():
+        guard = self.replicas[rank].guard()
+        guard.is_on = True
+        try:
             result = function(*args, **kwargs)
+        finally:
+            guard.is_on = False
         self.replicas[rank].after_run()
         return result
 

@@ -12,9 +12,9 @@ from raydist.actors.step_channel import Answer
 from raydist.actors.supervision import root_cause
 from raydist.errors import CancelledError
 from raydist.mirroring.shipment import Shipment
+from raydist.replicas.messages.step_message import GroupResult, PlannedStep, StepMessage
 from raydist.replicas.results import StepOutcome, pack_result
 from raydist.replicas.step import StepHeader
-from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage
 
 
 class Actors:

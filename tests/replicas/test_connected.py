@@ -60,6 +60,8 @@ class Mirror:
     def import_buffers(self, buffers: list[torch.Tensor], own: list[torch.Tensor] | None = None) -> None:
         self.buffer = buffers[0]
 
+    aggregates_buffers = False
+
     def written_buffers(self) -> list[Any]:
         return []
 

@@ -8,9 +8,9 @@ import pytest
 
 from raydist.errors import InvalidArgumentError, SpecError
 from raydist.mirroring.shipment import Shipment
+from raydist.replicas.messages.step_message import GroupResult
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader, address_parts, batch_rows, require_parts, resolve_parts
-from raydist.replicas.step_message import GroupResult
 from raydist.values import Part, PerReplica, ReduceOp
 
 

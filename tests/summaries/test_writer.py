@@ -90,7 +90,7 @@ def test_a_step_that_holds_a_writer_records_for_it(tmp_path: Path) -> None:
         with noting(lambda _: None):
             there = pickle.loads(pickle.dumps(writer))
         recorder = StepRecorder(lambda: 1.0)
-        with recorder.recording(SummaryOrder()), there.as_default(step=4):
+        with recorder.recording(), recorder.following(SummaryOrder()), there.as_default(step=4):
             rd.summary.scalar("loss", 0.5)
         (record,) = recorder.take_records()
         assert (record.writer, record.step) == (writer.key, 4)

@@ -183,10 +183,15 @@ def _require_fit(buffer: torch.Tensor, name: str, chosen: Aggregation) -> None:
 
 @final
 class Aggregations:
-    """What was chosen for the buffers of one side's modules."""
+    """What was chosen for the buffers of one side's modules.
+
+    Attributes:
+        are_chosen: Whether anything was.
+    """
 
     def __init__(self) -> None:
         self._chosen: dict[int, Aggregation] = {}
+        self.are_chosen = False
 
     def update(self, items: Iterable[tuple[int, Any]], handle_of: Callable[[Any], int | None]) -> None:
         """Look at all modules again.
@@ -194,7 +199,7 @@ class Aggregations:
         Raises:
             FailedPreconditionError: Two modules share a buffer, and different things were chosen for it.
         """
-        self._chosen = {}
+        self._chosen, self.are_chosen = {}, False
         for _, obj in items:
             held = attributes(obj) if isinstance(obj, torch.nn.Module) else {}
             for key, *chosen in held.get(_NOTE, ()):
@@ -204,6 +209,7 @@ class Aggregations:
 
     def _choose(self, handle: int, chosen: Aggregation, name: str) -> None:
         before = self._chosen.setdefault(handle, chosen)
+        self.are_chosen = True
         if before != chosen:
             raise FailedPreconditionError(
                 f"A buffer has one aggregation, also where modules share it; {name} is {chosen}, and {before} "
@@ -213,6 +219,7 @@ class Aggregations:
     def forget(self, handle: int) -> None:
         """The program has dropped a buffer."""
         self._chosen.pop(handle, None)
+        self.are_chosen = bool(self._chosen)
 
     def of(self, handle: int, tensor: torch.Tensor) -> Aggregation:
         """What holds for a tensor; parameters are the same everywhere."""

@@ -7,7 +7,6 @@ wants to read (`collect_*`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -122,8 +121,9 @@ class MirrorReplica(MirrorCalls):
         self._arrivals.take(shipment)
         self._functions.forget(shipment.forget)
 
-    def guard(self) -> AbstractContextManager[None]:
-        """For the time of a step: a parameter created in a mirrored module is an error."""
+    def guard(self) -> ParameterGuard:
+        """While it is on, a parameter created in a mirrored module is an error."""
+        self._guard.hook()
         return self._guard
 
     def after_run(self) -> None:
@@ -173,6 +173,11 @@ class MirrorReplica(MirrorCalls):
     def import_buffers(self, values: Sequence[torch.Tensor], own: Sequence[torch.Tensor] = ()) -> None:
         """Take another replica's `export_buffers()`, but what this one had where shares add up; see `take_over`."""
         self._buffers.take_over(values, own)
+
+    @property
+    def aggregates_buffers(self) -> bool:
+        """Whether anything was chosen for buffers: else there are no `written_buffers`, and no step asks for them."""
+        return self._buffers.aggregations.are_chosen
 
     def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
         """The buffers that replicas agree on after each batch, and how; in an order that is the same on all."""

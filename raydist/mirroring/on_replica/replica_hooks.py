@@ -18,35 +18,35 @@ __all__ = ["ParameterGuard", "note_steps"]
 
 @final
 class ParameterGuard:
-    """Inside its block, mirrored modules take no parameters and no submodules with parameters but mirrored ones, and
+    """While it is on, mirrored modules take no parameters and no submodules with parameters but mirrored ones, and
     stay where they are.
 
     A parameter that a step creates in a mirrored module would exist once per replica, unsynchronised; one that it moves
-    away, the driver would not find. Modules that a step makes for itself are its own affair. The guard is entered for
-    every step, so torch has its hooks from the first one on, and they do nothing outside: putting them in place anew
-    took eight calls.
+    away, the driver would not find. Modules that a step makes for itself are its own affair. The guard is on during
+    every step, so torch has its hooks all the time, and they do nothing else: putting them in place anew took eight
+    calls.
 
     Args:
         is_mirrored: Whether the driver made an object.
+
+    Attributes:
+        is_on: Whether a step runs.
     """
 
     def __init__(self, is_mirrored: Callable[[Any], bool]) -> None:
+        self.is_on = False
         self._is_mirrored = is_mirrored
-        self._is_on = False
         self._is_hooked = False
 
-    def __enter__(self) -> None:
+    def hook(self) -> None:
+        """Let torch ask it from now on. May be called again."""
         if not self._is_hooked:
             self._is_hooked = True
             _hook_into_torch(self)
-        self._is_on = True
-
-    def __exit__(self, *_: object) -> None:
-        self._is_on = False
 
     def check(self, module: torch.nn.Module, name: str, value: Any) -> None:
         """Raise where this value must not be registered in the module under this name."""
-        if not self._is_on or value is None or not self._is_mirrored(module):
+        if not self.is_on or value is None or not self._is_mirrored(module):
             return
         parameters = [value] if isinstance(value, torch.Tensor) else value.parameters()
         if not all(self._is_mirrored(parameter) for parameter in parameters):
@@ -58,7 +58,7 @@ class ParameterGuard:
 
     def check_move(self, module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Raise where this module must not have its tensors exchanged for what `change` makes of them."""
-        if not self._is_on or not self._is_mirrored(module):
+        if not self.is_on or not self._is_mirrored(module):
             return
         own = [*module._parameters.values(), *module._buffers.values()]
         here = next((tensor.device for tensor in own if tensor is not None), None)

@@ -17,9 +17,9 @@ from raydist.preemption.boundaries import leave
 from raydist.replicas.dispatching.dispatcher import DispatchedStep, Dispatcher, SentGroup
 from raydist.replicas.dispatching.pace import Pace
 from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.messages.step_message import GroupResult, PlannedStep, address_steps
 from raydist.replicas.replica_calls import ReplicaCalls
 from raydist.replicas.results import StepOutcome, StepResult, require_nest
-from raydist.replicas.step_message import GroupResult, PlannedStep, address_steps
 from raydist.values import Part
 
 __all__ = ["DispatchedSteps"]

@@ -11,8 +11,8 @@ from typing import Any, final
 from raydist.errors import CancelledError
 from raydist.foreign_errors import what_was_raised
 from raydist.replicas.dispatching.pace import Pace
+from raydist.replicas.messages.step_message import GroupResult, PlannedStep
 from raydist.replicas.results import StepResult
-from raydist.replicas.step_message import GroupResult, PlannedStep
 
 __all__ = ["DispatchedStep", "Dispatcher", "SentGroup"]
 

@@ -10,10 +10,10 @@ from typing import Any, Self, final
 from raydist.actors.portable_errors import PortableError
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.messages.step_message import packed_plainly
 from raydist.replicas.results import StepResult
 from raydist.replicas.served.worker_rules import ClosureLabel
 from raydist.replicas.step import PartSource, StepHeader, address_parts
-from raydist.replicas.step_message import packed_plainly
 from raydist.values import PerReplica
 
 __all__ = ["ClosureResult", "LogEntry", "PlannedWork", "WorkItem", "WorkMessage", "WorkResult", "address_work"]

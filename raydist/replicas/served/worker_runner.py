@@ -71,9 +71,9 @@ class WorkerRunner:
         self._generation += 1
         self._runner.join(Membership(self._setup.name, self._generation, rank=0, world_size=1))
 
-    def packed_steps(self, message: bytes, more: bool = False) -> WorkResult:
+    def packed_steps(self, message: bytes, more_wait: Callable[[], bool]) -> WorkResult:
         """Run the closures of a message that came as bytes; see `steps`."""
-        return self.steps(WorkMessage.unpacked(message), (), more=more)
+        return self.steps(WorkMessage.unpacked(message), (), more=more_wait())
 
     def steps(self, message: WorkMessage, objects: Sequence[Leaves], *, more: bool = False) -> WorkResult:
         """Run some closures.

@@ -16,9 +16,9 @@ from raydist.errors import CancelledError
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.dispatching.dispatcher import Dispatcher, SentGroup
 from raydist.replicas.dispatching.pace import Pace
+from raydist.replicas.messages.step_message import GroupResult, PlannedStep
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import StepHeader
-from raydist.replicas.step_message import GroupResult, PlannedStep
 from raydist.values import Part, PerReplica
 
 

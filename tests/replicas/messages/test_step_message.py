@@ -8,9 +8,9 @@ import torch
 
 from raydist.mirroring.shipment import Shipment
 from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.messages.step_message import GroupResult, PlannedStep, StepMessage, address_steps
 from raydist.replicas.results import pack_result
 from raydist.replicas.step import PartSource, StepHeader
-from raydist.replicas.step_message import GroupResult, PlannedStep, StepMessage, address_steps
 from raydist.values import Part, PerReplica
 from tests.summaries.records import record_of
 

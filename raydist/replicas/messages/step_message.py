@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from raydist.pickling.by_fields import by_fields
+from raydist.pickling.travelling_tensors import TravellingNumber, TravellingTensor
 from raydist.replicas.kept_objects import SentObjects
+from raydist.replicas.messages.header_runs import pack_headers, unpack_headers
+from raydist.replicas.messages.number_results import NumberResults
 from raydist.replicas.results import StepResult, require_nest
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.values import PerReplica
@@ -49,7 +52,7 @@ class StepMessage:
     """What one replica is sent for some steps. Objects of the store travel beside it, those that it does not keep.
 
     Attributes:
-        headers: Pickle of the headers, the same for every replica.
+        headers: The headers, the same for every replica, as `pack_headers` makes them.
         sources: Where this replica finds its parts, for each step.
         objects: Numbers of the objects that `sources` count, see `KeptObjects`.
     """
@@ -73,8 +76,8 @@ class StepMessage:
 
     def steps(self) -> list[StepHeader]:
         """The headers of this replica's steps, in order."""
-        headers: tuple[StepHeader, ...] = pickle.loads(self.headers)
-        return [header.addressed(sources) for header, sources in zip(headers, self.sources, strict=True)]
+        headers = zip(unpack_headers(self.headers), self.sources, strict=True)
+        return [header.addressed(sources) if sources else header for header, sources in headers]
 
 
 @final
@@ -94,7 +97,11 @@ class GroupResult:
     error: BaseException | None = None
     remarks: tuple[str, ...] = ()
 
-    __reduce__ = by_fields
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        numbers = NumberResults.of(self.results)
+        if numbers is None:
+            return by_fields(self)
+        return _group_of_numbers, (numbers, self.seconds, self.error, self.remarks)
 
     def without_summaries(self) -> GroupResult:
         """See `StepResult.without_summaries`."""
@@ -108,7 +115,8 @@ class GroupResult:
 
     def _leaves(self) -> list[Any]:
         """Those that may need more than numpy to be unpacked, with some others."""
-        return [leaf for result in self.results if not result.is_one_number for leaf in result.plain_leaves()]
+        leaves = [leaf for result in self.results for leaf in result.leaves if type(leaf) is not TravellingNumber]
+        return [leaf.plain if type(leaf) is TravellingTensor else leaf for leaf in leaves]
 
     @property
     def absent(self) -> bool:
@@ -144,7 +152,7 @@ def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> 
         steps: To be sent together.
         sent: What each replica was sent before.
     """
-    headers = pickle.dumps(tuple(step.header for step in steps), pickle.HIGHEST_PROTOCOL)
+    headers = pack_headers([step.header for step in steps])
     messages = []
     for rank, known in enumerate(sent):
         refs: dict[Any, int] = {}
@@ -154,6 +162,12 @@ def address_steps(steps: Sequence[PlannedStep], sent: Sequence[SentObjects]) -> 
         numbers, travelling = known.send(refs)
         messages.append((StepMessage(headers, sources, numbers), travelling))
     return messages
+
+
+def _group_of_numbers(
+    numbers: NumberResults, seconds: float, error: BaseException | None, remarks: tuple[str, ...]
+) -> GroupResult:
+    return GroupResult(numbers.results(), seconds, error, remarks)
 
 
 def _is_plain(value: Any) -> bool:

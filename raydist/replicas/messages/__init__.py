@@ -1,0 +1,1 @@
+"""How steps and what they return travel between the driver and replicas."""
