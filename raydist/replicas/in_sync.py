@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from raydist.collectives.base import Communicator
-from raydist.collectives.checked import describe_call, exchange
+from raydist.collectives.checked import all_hold, describe_call
 from raydist.collectives.translation import describe_odd_ones
 from raydist.errors import CollectiveMismatchError
 from raydist.mirroring.trained_state import digest_of, trained_state
@@ -52,21 +52,17 @@ class SyncCheck:
         Raises:
             CollectiveMismatchError: On every replica alike; names what differs, and the replicas.
         """
-        entries = list(trained_state(self._objects()))
+        objects = list(self._objects())
+        if not objects:  # nor do others have any: the driver sends the same to all
+            return
+        entries = list(trained_state(objects))
         digests = [digest_of(value) for _, value in entries]
         total = 0
         for (name, _), digest in zip(entries, digests, strict=True):
             total = zlib.crc32(digest.to_bytes(4), zlib.crc32(name.encode(), total))
-        if len(set(self._everyones(len(entries), total))) > 1:
+        call = describe_call("comparison of what was trained", None)
+        if not all_hold(self._communicator, call, (len(entries), total), device=self._communicator.device):
             self._settle(entries, digests)
-
-    def _everyones(self, count: int, total: int) -> list[tuple[int, ...]]:
-        device = self._communicator.device
-        mine = torch.tensor([count, total], device=device)
-        exchange(self._communicator, describe_call("comparison of what was trained", mine), device=device)
-        rows = [torch.empty_like(mine) for _ in range(self._communicator.world_size)]
-        self._communicator.all_gather(rows, mine).wait()
-        return [tuple(row.tolist()) for row in rows]
 
     def _settle(self, entries: Sequence[tuple[str, Any]], digests: Sequence[int]) -> None:
         named = zip(entries, digests, strict=True)

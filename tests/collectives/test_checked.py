@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raydist.collectives.base import Communicator, Work
-from raydist.collectives.checked import Call, CheckedCommunicator, describe_call
+from raydist.collectives.checked import Call, CheckedCommunicator, all_hold, describe_call, exchange
 from raydist.collectives.local import LocalGroup
 from raydist.errors import CollectiveMismatchError, InvalidArgumentError
 from raydist.values import ReduceOp
@@ -108,3 +108,28 @@ def test_memory_is_the_other_ones() -> None:
         return contract.sums_of_allocated(checked)
 
     assert run_ranks(2, body) == run_ranks(2, contract.sums_of_allocated)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("held", "alike"), [((5, 5, 5), True), ((5, 5, 6), False)])
+def test_all_are_told_whether_all_hold_the_same(held: tuple[int, ...], alike: bool) -> None:
+    def body(group: LocalGroup) -> bool:
+        return all_hold(group, describe_call("comparison", None), held[group.rank], device=CPU)
+
+    assert run_ranks(3, body) == [alike] * 3
+
+
+@pytest.mark.parametrize("held", [(5, 5), (5, 6)])
+def test_who_calls_something_else_is_told_so_whatever_is_held(held: tuple[int, ...]) -> None:
+    def body(group: LocalGroup) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: all_hold(group, describe_call("comparison", None), held[0], device=CPU),
+            lambda: exchange(group, describe_call("all_reduce(SUM)", torch.ones(2)), device=CPU),
+            lambda: all_hold(group, describe_call("comparison", None), held[1], device=CPU),
+        ]
+        with pytest.raises(CollectiveMismatchError, match=r"comparison.*all_reduce.*comparison"):
+            calls[group.rank]()
+
+    run_ranks(3, body)

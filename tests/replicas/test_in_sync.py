@@ -136,3 +136,31 @@ def test_the_same_nan_everywhere_is_no_difference() -> None:
         model.weight.data.fill_(float("nan"))
 
     assert all(isinstance(result, torch.Tensor) for result in compare(everywhere))
+
+
+def carried_for(monkeypatch: pytest.MonkeyPatch, *objects: Any) -> list[list[str]]:
+    """What each rank has carried for a comparison of these."""
+    carried: list[list[str]] = [[], [], []]
+
+    def count(name: str) -> None:
+        plain: Any = getattr(LocalGroup, name)
+
+        def counted(group: LocalGroup, *args: Any) -> Any:
+            carried[group.rank].append(name)
+            return plain(group, *args)
+
+        monkeypatch.setattr(LocalGroup, name, counted)
+
+    for name in ("all_reduce", "all_gather"):
+        count(name)
+    run_ranks(3, lambda group: SyncCheck(group, lambda value: gathered(group, value), lambda: objects).compare())
+    return carried
+
+
+def test_to_find_that_all_is_equal_takes_one_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 1)
+    assert carried_for(monkeypatch, model, *model.parameters()) == [["all_reduce"]] * 3
+
+
+def test_where_nothing_is_mirrored_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert carried_for(monkeypatch) == [[]] * 3
