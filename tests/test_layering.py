@@ -92,6 +92,7 @@ ROOMS = {
             "step_channel",
             "step_head",
             "step_relay",
+            "step_server",
             "relays",
             "relayed_hub",
             "step_answers",

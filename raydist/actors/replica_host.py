@@ -15,8 +15,8 @@ from raydist.actors.background_threads import put_behind
 from raydist.actors.main_thread_rest import MainThreadRest
 from raydist.actors.portable_errors import pack_error
 from raydist.actors.software import Software, installed_software
-from raydist.actors.step_channel import serve_steps
 from raydist.actors.step_relay import Relayed, StepRelay
+from raydist.actors.step_server import StepServer
 from raydist.actors.supervision import RemoteFailure
 from raydist.actors.workers.kept_pages import keep_pages
 from raydist.channels.hub import ChannelEnd, ChannelHub, Ticket
@@ -122,8 +122,9 @@ class ReplicaHost:
     def serve(self, turn: int) -> None:
         """Run the steps that come through the channel, until this turn is over."""
         if self._end is not None:
+            server = StepServer(self._end, self._runner, self._kept.__setitem__, reads_ahead=self._in_crowd)
             with self._rest_while(relaying=False):
-                serve_steps(self._end, turn, self._runner.packed_steps, self._kept.__setitem__)
+                server.serve(turn)
 
     def _rest_while(self, *, relaying: bool) -> contextlib.AbstractContextManager[None]:
         """Ray's calls bring steps to a relay, and few others: it rests while those that it has are on their way.

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, final
 
-from raydist.actors.step_head import DONE, HEAD, KEPT, LEAVE, MOST_BYTES, STEPS
+from raydist.actors.step_head import DONE, HEAD, LEAVE, MOST_BYTES, STEPS
 from raydist.channels.gathering import rest_s
-from raydist.channels.hub import ChannelEnd, Ticket
+from raydist.channels.hub import Ticket
 from raydist.channels.layout import MESSAGES_UNDER_WAY
 
-__all__ = ["Answer", "StepChannel", "StepHub", "serve_steps"]
+__all__ = ["Answer", "StepChannel", "StepHub"]
 
 _FREE = 2  # of a replica's slots, before a message is sent: the message's, and one to ask it to leave
 _LOOK_S = 0.1  # how often is looked who lives: a call of the kernel for each replica
@@ -268,33 +268,3 @@ class StepChannel:
                 self._take_all()
                 self._closed = True
                 self._hub.close()
-
-
-def serve_steps(
-    end: ChannelEnd, turn: int, run: Callable[[bytes, Callable[[], bool]], Any], keep: Callable[[int, Any], None]
-) -> None:
-    """A replica's end: do what comes, until this turn is over or the driver is gone. Blocks.
-
-    Args:
-        end: Where messages come.
-        turn: Its number.
-        run: Does what a message says, and may ask whether more wait; raises nothing. The result's `packed()` are its
-            bytes, or None where it must travel another way.
-        keep: Keeps a result that does until the driver asks for it.
-    """
-
-    def more_wait() -> bool:
-        following = end.peek()
-        return following is not None and following[0] == STEPS
-
-    while (message := end.take()) is not None:
-        kind, number = HEAD.unpack_from(message)
-        if kind == LEAVE:
-            if number == turn:
-                return
-            continue  # of a turn that never began
-        result = run(message[HEAD.size :], more_wait)
-        packed = result.packed()
-        if packed is None or len(packed) > MOST_BYTES or not end.put(HEAD.pack(DONE, number) + packed):
-            keep(number, result)
-            end.put(HEAD.pack(KEPT, number))

@@ -213,6 +213,11 @@ class DistributedDataset(ABC):
             "strategy.run(step, args=(iter(dataset),)). Elsewhere, distribute the rd.Dataset again."
         )
 
+    @property
+    def _has_rest(self) -> bool:
+        """Whether the next `iter` gives the rest of a restored epoch, which may be empty."""
+        return self._epochs.has_rest
+
     def _is_read_by(self, iterator: Any) -> bool:
         """Whether its last epoch is read by this iterator."""
         return self._epochs.is_read_by(iterator)

@@ -113,6 +113,11 @@ class Epochs:
         finally:
             self._undone = None
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether the next :meth:`begin` gives the rest of a restored epoch."""
+        return self._resumed is not None
+
     def state(self) -> dict[str, Any]:
         """What `restore` takes: JSON-able."""
         begun, position = self._position()

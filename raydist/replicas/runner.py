@@ -40,7 +40,7 @@ from raydist.replicas.device_copies import DeviceCopies
 from raydist.replicas.drawn_iterators import DrawnIterators
 from raydist.replicas.group_seat import GroupSeat
 from raydist.replicas.kept_objects import KeptObjects
-from raydist.replicas.messages.step_message import GroupResult, StepMessage
+from raydist.replicas.messages.step_message import GroupResult, ReadSteps, StepMessage
 from raydist.replicas.parts_ahead import PartsAhead
 from raydist.replicas.refusals import Refusals
 from raydist.replicas.replica_view import ReplicaView
@@ -145,19 +145,26 @@ class ReplicaRunner:
         log = self._mirror.updates
         return Updates(log.count, log.rates())
 
-    def packed_steps(self, message: bytes, more_wait: Callable[[], bool]) -> GroupResult:
-        """Run the steps of a message that came as bytes, whether more wait or not; see `steps`."""
-        try:
-            return self.steps(StepMessage.unpacked(message), ())
-        except BaseException as error:
-            return GroupResult((), error=error)
+    def read_ahead(self, message: bytes) -> ReadSteps | None:
+        """What a message says that came as bytes; see `StepMessage.read_ahead`."""
+        return StepMessage.read_ahead(message)
 
     def steps(self, group: StepMessage, objects: Sequence[Leaves]) -> GroupResult:
         """Run some steps; those behind one that fails are refused."""
+        return self._run_group(group.read(), objects)
+
+    def run_message(self, message: bytes, said: ReadSteps | None, more_wait: Callable[[], bool]) -> GroupResult:
+        """As `steps`, for a message that came as bytes; `said` is what `read_ahead` gave of it, if anything."""
+        try:
+            return self._run_group(said or StepMessage.unpacked(message).read(), ())
+        except BaseException as error:
+            return GroupResult((), error=error)
+
+    def _run_group(self, group: ReadSteps, objects: Sequence[Leaves]) -> GroupResult:
         results: list[StepResult] = []
         error: BaseException | None = None
         began = time.perf_counter()
-        headers = group.steps()
+        headers = group.headers
         try:
             objects = self._objects.receive(group.objects, objects)
         except FailedPreconditionError as failure:

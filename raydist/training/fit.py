@@ -129,6 +129,7 @@ class Fit:
         if self._state.is_within_epoch or not self._has_ended():
             self._train(resumed)
         elif resumed:
+            self._model.stop_training = self._state.stop
             self._keepers.say_nothing_is_left(self._plan.epochs)
         self._callbacks.call("on_train_end", self._state.last_logs)
         self._keepers.finish()
@@ -162,6 +163,8 @@ class Fit:
         return f"Epoch {self._state.epoch + 1}/{self._plan.epochs}"
 
     def _open(self, stack: contextlib.ExitStack) -> Executions:
+        if self._state.batches and not self._plan.data._has_rest:  # its end was seen before the checkpoint
+            return executions(self._trainee.strategy, self._step, iter(()))
         iterator = stack.enter_context(opened(self._plan.data))
         known = num_batches(self._plan.data)
         gone = self._state.batches if self._plan.steps_per_epoch is None else self._state.drawn

@@ -42,7 +42,10 @@ class Runner:
             return Answer((self.name,), group)
         return Answer((self.name, group, objects))
 
-    def packed_steps(self, message: bytes, more_wait: Callable[[], bool]) -> Answer:
+    def read_ahead(self, message: bytes) -> None:
+        pass
+
+    def run_message(self, message: bytes, said: Any, more_wait: Callable[[], bool]) -> Answer:
         return Answer((message,), ValueError("mine") if message == b"bad" else None)
 
     def ping(self, value: int) -> int:

@@ -10,15 +10,17 @@ import itertools
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 from raydist.actors.relayed_hub import RelayedHub
-from raydist.actors.step_channel import Answer, StepChannel, StepHub, serve_steps
+from raydist.actors.step_channel import Answer, StepChannel, StepHub
 from raydist.actors.step_relay import StepRelay
+from raydist.actors.step_server import StepServer
 from raydist.channels.hub import ChannelEnd, ChannelHub
 from raydist.channels.layout import MESSAGE_BYTES, MESSAGES_UNDER_WAY
 
@@ -31,6 +33,19 @@ class Result:
 
     def packed(self) -> bytes | None:
         return None if self.value == b"odd" else pickle.dumps(self.value)
+
+
+class Runner:
+    """Has a function run what comes."""
+
+    def __init__(self, run: Callable[[bytes], Result]) -> None:
+        self.run = run
+
+    def read_ahead(self, message: bytes) -> None:
+        raise AssertionError("nobody waits here")
+
+    def run_message(self, message: bytes, said: None, more_wait: Callable[[], bool]) -> Result:
+        return self.run(message)
 
 
 class Replicas:
@@ -70,7 +85,8 @@ class Replicas:
 
     def _serve(self, rank: int, turn: int) -> None:
         with contextlib.suppress(OSError):  # a test has closed the end: its process is dead
-            serve_steps(self.ends[rank], turn, lambda message, _: self._run(rank, message), self._keep(rank))
+            runner = Runner(partial(self._run, rank))
+            StepServer(self.ends[rank], runner, self._keep(rank), reads_ahead=False).serve(turn)
 
     def fetch(self, rank: int, number: int) -> tuple[str, int]:
         self.ask(rank, lambda: self.done[rank].append(("fetched", self.kept[rank].pop(number, None))))

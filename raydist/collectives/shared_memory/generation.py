@@ -15,6 +15,7 @@ from raydist.collectives.shared_memory.mailboxes import Mailboxes
 from raydist.collectives.shared_memory.outside import Outside
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import CollectiveSequence
+from raydist.collectives.shared_memory.spare_time import use_spare_time
 from raydist.collectives.shared_memory.staging import Staging
 from raydist.collectives.shared_memory.task import Condition, Task
 from raydist.collectives.translation import describe_operation, describe_ranks
@@ -75,6 +76,7 @@ class SharedGeneration:
         seen, task.left_at = task.left_at, None
         if seen is not None and not task.done:
             # Nothing is looked after meanwhile: of a crowd whose ranks come one by one, each look delays the next one.
+            use_spare_time()
             self.board.sleep(seen, min(self._slice_s, limit_s))
             self.advance()
         if not task.done:
@@ -169,6 +171,7 @@ class SharedGeneration:
                 self._listen()
                 self._look_for_the_dead(task)
                 next_look = now + self._slice_s
+            use_spare_time()
             seconds = min(self._slice_s, deadline - now)
             if self._outside.is_empty:
                 self.board.sleep(seen, seconds)

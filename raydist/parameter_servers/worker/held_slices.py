@@ -49,16 +49,23 @@ class HeldSlices:
     def places(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[ServedSlice, ...]]:
         """By name the slices of those that are variables, in the order of their rows.
 
-        A `state_dict` has variables detached: memory tells which they are, as none has that of another.
+        A `state_dict` has variables detached: memory tells which they are, as none has that of another. One without
+        elements has no memory, and is known only where it is the variable itself: optimizers remember things of it.
         """
         variables = {handle: obj for handle in self._table.handles() if (obj := self._get(handle)) is not None}
         held = {obj.data_ptr(): handle for handle, obj in variables.items()}
-        known = {name: held.get(tensor.data_ptr(), -1) for name, tensor in tensors.items()}
-        return {
-            name: self._table.of(handle)
-            for name, handle in known.items()
-            if handle >= 0 and _shows(tensors[name], variables[handle])
-        }
+        known = {name: self._handle_in(tensor, held, variables) for name, tensor in tensors.items()}
+        return {name: self._table.of(handle) for name, handle in known.items() if handle is not None}
+
+    def _handle_in(
+        self, tensor: torch.Tensor, held: Mapping[int, int], variables: Mapping[int, torch.Tensor]
+    ) -> int | None:
+        """Of the variable that a tensor is, or shows."""
+        handle = self._handle_of(tensor)
+        if handle is None:
+            handle = held.get(tensor.data_ptr())
+            return handle if handle is not None and _shows(tensor, variables[handle]) else None
+        return handle if handle in variables else None
 
     def handle_of(self, obj: torch.optim.Optimizer | torch.Tensor) -> int:
         """What servers call an optimizer, or the table that a parameter stands for."""

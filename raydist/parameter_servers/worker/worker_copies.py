@@ -7,7 +7,7 @@ values are pulled into pinned memory and copied from there by a stream of their 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import final
 
 import torch
@@ -76,8 +76,17 @@ class WorkerCopies:
             group.show([handle for handle in handles if handle in group.placed])
 
     def written(self, *, parameters_only: bool = False) -> list[int]:
-        """Variables to which the program gave other values than were pulled."""
-        return [handle for group in self._asked(parameters_only) for handle in group.written()]
+        """Variables to which the program gave other values than were pulled.
+
+        Raises:
+            InvalidArgumentError: One was given data that it cannot keep; what others were given is there all the same,
+                and told when this is asked again.
+        """
+        asked = self._asked(parameters_only)
+        refused = [error for group in asked for error in group.bring_back()]
+        if refused:
+            raise refused[0]
+        return [handle for group in asked for handle in group.written()]
 
     def keep_written(self, *, parameters_only: bool = False) -> None:
         """Take what the program wrote for what was pulled."""
@@ -89,7 +98,7 @@ class WorkerCopies:
         for group in self._groups:
             group.drop_written()
 
-    def _asked(self, parameters_only: bool) -> Iterable[_Group]:
+    def _asked(self, parameters_only: bool) -> Sequence[_Group]:
         return [group for group in self._groups if group.of_parameters or not parameters_only]
 
     def forget(self, handle: int) -> None:
@@ -146,7 +155,6 @@ class _Group:
         torch.autograd.graph.increment_version([each.tensor for each in shown])  # as if it were written here
 
     def written(self) -> list[int]:
-        self._bring_back()
         if self._side is not None:
             marks = self._mark()
             same = torch.eq(marks, self._marks).tolist()
@@ -173,11 +181,9 @@ class _Group:
             placed.shared.copy_(placed.own)
         self._marks = self._mark()
 
-    def _bring_back(self) -> None:
-        """Undo `parameter.data = ...` of all, even where one cannot keep the values: the next closure starts anew."""
-        refused = [error for placed in self.placed.values() if (error := _bring_back(placed)) is not None]
-        if refused:
-            raise refused[0]
+    def bring_back(self) -> list[InvalidArgumentError]:
+        """Undo `parameter.data = ...` of all; errors of those that cannot keep the values: they have their own again."""
+        return [error for placed in self.placed.values() if (error := _bring_back(placed)) is not None]
 
     def drop_written(self) -> None:
         for placed in self.placed.values():

@@ -19,8 +19,9 @@ from raydist.replicas.results import StepResult, require_nest
 from raydist.replicas.step import PartSource, StepHeader, address_parts
 from raydist.values import PerReplica
 
-__all__ = ["GroupResult", "PlannedStep", "StepMessage", "address_steps"]
+__all__ = ["GroupResult", "PlannedStep", "ReadSteps", "StepMessage", "address_steps"]
 
+_BARE, _WITH_VALUES = b"\0", b"\1"  # how the bytes of a message begin
 _PLAIN = frozenset({bool, int, float, str, bytes, np.ndarray, torch.Tensor})
 
 
@@ -65,19 +66,46 @@ class StepMessage:
 
     def packed(self) -> bytes | None:
         """Its bytes; None where it holds objects of the program's own, which only Ray takes to another process."""
-        values = (source.value for sources in self.sources for source in sources if source.object_index is None)
-        return packed_plainly(self, values)
+        values = [source.value for sources in self.sources for source in sources if source.object_index is None]
+        data = packed_plainly(self, values)
+        return None if data is None else (_WITH_VALUES if values else _BARE) + data
 
     @classmethod
     def unpacked(cls, data: bytes) -> StepMessage:
         """The message of which these are the bytes."""
-        message: StepMessage = pickle.loads(data)
+        message: StepMessage = pickle.loads(memoryview(data)[1:])
         return message
+
+    @classmethod
+    def read_ahead(cls, data: bytes) -> ReadSteps | None:
+        """What a message of these bytes says; None where values travel in it.
+
+        A step may be in a mode of torch that holds for every tensor that is made meanwhile: `torch.inference_mode`.
+        """
+        return cls.unpacked(data).read() if data.startswith(_BARE) else None
 
     def steps(self) -> list[StepHeader]:
         """The headers of this replica's steps, in order."""
         headers = zip(unpack_headers(self.headers), self.sources, strict=True)
         return [header.addressed(sources) if sources else header for header, sources in headers]
+
+    def read(self) -> ReadSteps:
+        """What it says to its replica."""
+        return ReadSteps(self.steps(), self.objects)
+
+
+@final
+@dataclass(slots=True, eq=False)  # not frozen, as `StepHeader`
+class ReadSteps:
+    """A message that its replica has read.
+
+    Attributes:
+        headers: Of its steps, in order; there is one at least.
+        objects: See `StepMessage`.
+    """
+
+    headers: list[StepHeader]
+    objects: tuple[int, ...]
 
 
 @final

@@ -105,7 +105,9 @@ class ServedVariables(WorkerRules):
         if self._closure is not _NO_CLOSURE:  # else nobody's program has run
             # What it wrote counts, as what it pushed does. The program is to hear of its own error, not of this.
             with contextlib.suppress(Exception):
-                self._tell_written(parameters_only=False)
+                self._model.states.write(self._key("states"))
+            with contextlib.suppress(Exception):
+                self._tell_values(self._written_that_fit())
         self._model.slices.discard()
 
     def end_closure(self, variables: VariablesView, *, last: bool) -> None:
@@ -165,7 +167,15 @@ class ServedVariables(WorkerRules):
 
     def _tell_written(self, *, parameters_only: bool) -> None:
         self._model.states.write(self._key("states"))
-        written = self._model.slices.written(parameters_only=parameters_only)
+        self._tell_values(self._model.slices.written(parameters_only=parameters_only), parameters_only=parameters_only)
+
+    def _written_that_fit(self) -> list[int]:
+        """What the closure wrote, less the data that a variable cannot keep."""
+        with contextlib.suppress(InvalidArgumentError):
+            return self._model.slices.written()
+        return self._model.slices.written()  # what was refused is undone now
+
+    def _tell_values(self, written: Sequence[int], *, parameters_only: bool = False) -> None:
         if written:
             self._model.slices.assign(written, self._key("values"), parameters_only=parameters_only)
 

@@ -71,7 +71,10 @@ class WorkerRunner:
         self._generation += 1
         self._runner.join(Membership(self._setup.name, self._generation, rank=0, world_size=1))
 
-    def packed_steps(self, message: bytes, more_wait: Callable[[], bool]) -> WorkResult:
+    def read_ahead(self, message: bytes) -> None:
+        """Nothing: workers do not wait for one another."""
+
+    def run_message(self, message: bytes, said: None, more_wait: Callable[[], bool]) -> WorkResult:
         """Run the closures of a message that came as bytes; see `steps`."""
         return self.steps(WorkMessage.unpacked(message), (), more=more_wait())
 

@@ -11,6 +11,7 @@ from raydist.collectives.shared_memory.generation import SharedGeneration, TaskW
 from raydist.collectives.shared_memory.layout import Layout
 from raydist.collectives.shared_memory.segment import Segment
 from raydist.collectives.shared_memory.sequence import Body
+from raydist.collectives.shared_memory.spare_time import while_waiting
 from raydist.collectives.shared_memory.task import Condition, Steps, Task
 from raydist.errors import CancelledError, DeadlineExceededError, RaydistError, UnavailableError
 
@@ -163,6 +164,36 @@ def test_nothing_is_left_to_another_while_something_is_under_way(pair: list[Shar
     call(pair[1])
     pair[0].advance()
     assert pair[0].bell_where_idle() is not None
+
+
+@pytest.mark.parametrize("leaves_it", [True, False])
+def test_before_it_sleeps_a_rank_does_what_it_has_for_such_times(
+    leaves_it: bool, pair: list[SharedGeneration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its part is there; and what comes meanwhile is not slept through."""
+    done: list[str] = []
+    pair[1]._slice_s = 20.0
+    sleep = pair[1].board.sleep
+    monkeypatch.setattr(pair[1].board, "sleep", lambda *args: (done.append("slept"), sleep(*args)))
+
+    def bring() -> None:
+        done.append("brought")
+        call(pair[0])
+        pair[1].board.ring()
+
+    task = left_to(pair) if leaves_it else call(pair[1])
+    begin = time.monotonic()
+    with while_waiting(bring):
+        pair[1].wait(task, None)
+    assert done == ["brought", "slept"]
+    assert time.monotonic() - begin < 10.0
+
+
+def test_who_need_not_sleep_has_no_spare_time(pair: list[SharedGeneration]) -> None:
+    call(pair[0])
+    task = call(pair[1])
+    with while_waiting(lambda: pytest.fail("there was nothing to wait for")):
+        pair[1].wait(task, 10.0)
 
 
 class Never(Condition):

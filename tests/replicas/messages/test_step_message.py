@@ -118,3 +118,25 @@ def test_summaries_are_dropped_once_they_were_written() -> None:
     assert GroupResult((with_one, without)).without_summaries().results == (without, without)
     nothing = GroupResult((without,))
     assert nothing.without_summaries() is nothing
+
+
+def message_of(*steps: PlannedStep) -> bytes:
+    packed = address_steps(steps, [SentObjects()])[0][0].packed()
+    assert packed is not None
+    return packed
+
+
+def test_a_message_says_the_same_whenever_it_is_read() -> None:
+    packed = message_of(planned(5), planned(6, Stored("a", 0, 0)))
+    ahead, then = StepMessage.read_ahead(packed), StepMessage.unpacked(packed).read()
+    assert ahead is not None
+    assert (ahead.headers, ahead.objects) == (then.headers, then.objects)
+
+
+def test_values_are_read_in_their_turn_alone() -> None:
+    """A step that waits may be in a mode that tensors keep which are made meanwhile."""
+    packed = message_of(planned(5), planned(6, PerReplica([torch.ones(2)])))
+    with torch.inference_mode():
+        assert StepMessage.read_ahead(packed) is None
+    ((), (source,)) = StepMessage.unpacked(packed).sources
+    assert not source.value.is_inference()

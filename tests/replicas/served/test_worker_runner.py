@@ -67,7 +67,7 @@ def work(number: int, fn: Any, *, epoch: int = 0) -> PlannedWork:
 def run(runner: WorkerRunner, *works: PlannedWork, entries: tuple[bytes, ...] = (), more: bool = False) -> WorkResult:
     items = [(each, entries if place == 0 else ()) for place, each in enumerate(works)]
     message, _ = address_work(items, SentObjects(), finished_below=0)
-    return runner.packed_steps(pickle.dumps(message), lambda: more)
+    return runner.run_message(pickle.dumps(message), None, lambda: more)
 
 
 def fail() -> None:
