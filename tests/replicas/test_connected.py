@@ -47,6 +47,7 @@ class Mirror:
         self.buffer = torch.tensor([float(rank)])
         self.rank = rank
         self.restored: list[dict[int, Any]] = []
+        self.aggregates_buffers = False
 
     def parameters(self) -> list[Any]:
         return []
@@ -60,10 +61,8 @@ class Mirror:
     def import_buffers(self, buffers: list[torch.Tensor], own: list[torch.Tensor] | None = None) -> None:
         self.buffer = buffers[0]
 
-    aggregates_buffers = False
-
-    def written_buffers(self) -> list[Any]:
-        return []
+    def written_buffers(self) -> list[tuple[torch.Tensor, str]]:
+        return [(self.buffer, "sum")] if self.aggregates_buffers else []
 
     def hold_metrics(self) -> dict[int, Any]:
         return {3: self.rank}
@@ -127,6 +126,22 @@ def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> No
         return [empty for _, empty in reducer.opened]
 
     assert on_replicas(2, body) == [[False] * 4, [True, True, False, True]]
+
+
+def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
+    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> list[float]:
+        mirror.buffer.zero_()
+        held = []
+        for mirror.aggregates_buffers in (False, True, True, False, False):
+            with peers.run((2, 2), ReduceOp.MEAN, stand_in=True):
+                mirror.buffer += 1 + peers.rank
+            held.append(mirror.buffer.item())
+            if not mirror.aggregates_buffers:
+                mirror.buffer.zero_()
+        return held
+
+    # 3 a batch is what both have added; then each again has what it adds itself.
+    assert on_replicas(2, body) == [[1.0, 3.0, 6.0, 7.0, 1.0], [2.0, 3.0, 6.0, 8.0, 2.0]]
 
 
 def test_each_batch_of_a_loop_has_its_own_weights() -> None:

@@ -174,7 +174,12 @@ def test_before_it_sleeps_a_rank_does_what_it_has_for_such_times(
     done: list[str] = []
     pair[1]._slice_s = 20.0
     sleep = pair[1].board.sleep
-    monkeypatch.setattr(pair[1].board, "sleep", lambda *args: (done.append("slept"), sleep(*args)))
+
+    def noted_sleep(seen: int, seconds: float) -> None:
+        done.append("slept")
+        sleep(seen, seconds)
+
+    monkeypatch.setattr(pair[1].board, "sleep", noted_sleep)
 
     def bring() -> None:
         done.append("brought")
