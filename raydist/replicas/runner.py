@@ -6,10 +6,8 @@ instead of waiting, and refuses every later step until the driver has built a ne
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, final
 
 import torch
@@ -26,8 +24,6 @@ from raydist.collectives.gradients import GradientReducer
 from raydist.collectives.nonfinite.policy import NonfinitePolicy
 from raydist.collectives.opening import open_communicator
 from raydist.context.advice import advise
-from raydist.context.current import enter_replica
-from raydist.context.replica_context import ReplicaContext
 from raydist.errors import FailedPreconditionError
 from raydist.foreign_errors import annotate
 from raydist.mirroring.calls import MirrorCalls, answer
@@ -38,6 +34,7 @@ from raydist.replicas.accelerator import accelerator_for, take_gpu
 from raydist.replicas.connected import Connected
 from raydist.replicas.device_copies import DeviceCopies
 from raydist.replicas.drawn_iterators import DrawnIterators
+from raydist.replicas.function_calls import FunctionCalls
 from raydist.replicas.group_seat import GroupSeat
 from raydist.replicas.kept_objects import KeptObjects
 from raydist.replicas.messages.step_message import GroupResult, ReadSteps, StepMessage
@@ -47,7 +44,6 @@ from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.results import StepResult, pack_result
 from raydist.replicas.step import ReplicaSetup, StepHeader
 from raydist.replicas.variables_view import VariablesView
-from raydist.summaries.step_recorder import StepRecorder
 from raydist.values import Leaves
 
 __all__ = ["ReplicaRunner"]
@@ -95,7 +91,6 @@ class ReplicaRunner:
         self._seat = GroupSeat(setup, join_group, self._device)
         self._progress = self._seat.progress
         self._peers: Connected | None = None
-        self._inside: AbstractContextManager[None] = contextlib.nullcontext()  # of a step, once there are peers
         self._seed: tuple[int, int] | None = None
         self._objects = KeptObjects()
         self._policy = NonfinitePolicy(
@@ -108,8 +103,7 @@ class ReplicaRunner:
         self._copies = DeviceCopies.to(self._device)
         self._ahead = PartsAhead(self._copies)
         self._draws = DrawnIterators(self._mirror, self._saves, self._loops, self._copies, self._accelerator.leave)
-        self._guard = self._mirror.guard()
-        self._recorder = StepRecorder(lambda: None if self._peers is None else self._peers.share)
+        self._calls = FunctionCalls(self._mirror, self._accelerator, setup.collective_timeout_s)
 
     def join(self, membership: Membership) -> None:
         """Form a generation of the group with the others; forgets an earlier failure. Blocks until all are in."""
@@ -127,7 +121,7 @@ class ReplicaRunner:
         self._setup.rules.restart()
         self._peers = Connected(self._seat.values, reducer, self._device, self._mirror, self._policy, self._setup.rules)
         self._peers.implementation = self._setup.backend
-        self._inside = enter_replica(ReplicaContext(self._view, self._peers), self._recorder.recording())
+        self._calls.join(self._view, self._peers)
         self._refusals.restart()
 
     def _merged(self, objects: Mapping[str, Any], alone: Mapping[str, Mapping[str, int]]) -> MergedStates:
@@ -221,7 +215,7 @@ class ReplicaRunner:
                 self._accelerator.enter()
             return self._run(header, objects, coming, peers)
         except BaseException as error:
-            self._recorder.drop_records()
+            self._calls.drop_records()
             self._refusals.failed(header.step, error)
             self._note_refused(header)
             self._seat.abort(self._seat.generation)
@@ -255,53 +249,12 @@ class ReplicaRunner:
             return pack_result(call_here(fn, *args, **kwargs), absent=False)
         if args or kwargs:
             with self._draws.bound((args, kwargs), header, peers):
-                value = self._call(header, peers, fn, args, kwargs)
+                value = self._calls.call(header, peers, fn, args, kwargs)
         else:
-            value = self._call(header, peers, fn, args, kwargs)
+            value = self._calls.call(header, peers, fn, args, kwargs)
         if self._accelerator.defers:
             self._accelerator.leave()
-        # A loop over batches of its own returns what all of them gave, also where its last batch had no rows here.
-        absent = header.rows is not None and header.stands_in(peers.rank)
-        return pack_result(value, absent=absent, rows=peers.num_rows_seen, summaries=self._recorder.take_records())
-
-    def _call(
-        self, header: StepHeader, peers: Connected, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """What the step function returns, called as a replica of its group.
-
-        What is the same for all steps was made before: where 64 processes share two cores, a call is 3 us.
-        """
-        with (
-            peers.run(
-                header.rows,
-                header.gradient_reduce_op,
-                stand_in=header.stand_in,
-                check_in_sync=header.check_in_sync,
-                on_nonfinite=header.on_nonfinite,
-            ),
-            self._inside,
-        ):
-            self._guard.is_on = True
-            try:
-                if header.modes is None and header.summaries is None and not self._accelerator.defers:
-                    value = call_here(fn, *args, **kwargs)
-                else:
-                    value = self._call_under(header, fn, args, kwargs)
-                self._mirror.after_run()
-            finally:
-                self._guard.is_on = False
-        return value
-
-    def _call_under(
-        self, header: StepHeader, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """The call, where the driver had set more than most do, or the device is more than most are."""
-        summaries = header.summaries
-        with (
-            contextlib.nullcontext() if summaries is None else self._recorder.following(summaries),
-            self._accelerator.working(header.modes, self._setup.collective_timeout_s),
-        ):
-            return call_here(fn, *args, **kwargs)
+        return self._calls.pack(value, header, peers)
 
     def _reseed(self, seed: tuple[int, int]) -> None:
         """Follow `torch.manual_seed` of the driver, each replica on a stream of its own (Dropout masks must differ)."""
