@@ -47,6 +47,8 @@ class CheckpointContents:
 
     def __init__(self, objects: Mapping[str, Any], gradients: bool = False) -> None:
         self._objects = dict(objects)
+        self._held: Mapping[str, Any] = {}
+        self._held_before: Mapping[str, Any] = {}
         self._gradients = gradients
         self._given: Mapping[str, Any] = {}
         self._strategy: weakref.ref[CountsSteps] | None = None
@@ -57,9 +59,13 @@ class CheckpointContents:
         """Whether pending gradients of modules are among them."""
         return self._gradients
 
+    def own(self) -> dict[str, Any]:
+        """The objects that it was made with, by name."""
+        return named_objects(self._objects)
+
     def named(self) -> dict[str, Any]:
         """All objects by name, as dicts and lists have them now."""
-        named = named_objects(self._objects)
+        named = self._given_and_held()
         named = {**named, **_rows_of(named), **self._step_beside(named)}
         if self._gradients:
             again = other_names(named)
@@ -75,7 +81,10 @@ class CheckpointContents:
         return found
 
     def _modules(self) -> list[nn.Module]:
-        return [obj for obj in named_objects(self._objects).values() if isinstance(obj, nn.Module)]
+        return [obj for obj in self._given_and_held().values() if isinstance(obj, nn.Module)]
+
+    def _given_and_held(self) -> dict[str, Any]:
+        return named_objects({**self._objects, **self._held})
 
     def _step_beside(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """The global step, where somebody has asked for it and it is not among the objects."""
@@ -102,20 +111,29 @@ class CheckpointContents:
 
     @contextlib.contextmanager
     def holding(self, objects: Mapping[str, Any]) -> Iterator[None]:
-        """Inside, these belong to it as well.
+        """Inside, these belong to it as well; behind it inside of `holding_again`, unless it ended by an error.
 
         Raises:
             InvalidArgumentError: A name is taken, or something has no state.
         """
-        before = self._objects
-        if taken := sorted(before.keys() & objects.keys()):
+        if taken := sorted(self._objects.keys() & objects.keys()):
             raise InvalidArgumentError(f"A checkpoint must not have an object called {taken[0]!r} here. Rename it.")
-        self._objects = {**before, **objects}
+        self._held, self._held_before = dict(objects), {}
         try:
             self.named()  # says at once what is none
             yield
+            self._held_before = self._held
         finally:
-            self._objects = before
+            self._held = {}
+
+    @contextlib.contextmanager
+    def holding_again(self) -> Iterator[None]:
+        """Inside, what belonged to it last belongs to it: the next `fit` can go on from a save behind the last."""
+        before, self._held = self._held, self._held or self._held_before
+        try:
+            yield
+        finally:
+            self._held = before
 
     @contextlib.contextmanager
     def given(self, states: Mapping[str, Any]) -> Iterator[None]:

@@ -174,9 +174,9 @@ class Lease:
             self._files.make()
         me = this_process()
         failpoint("lease.before")
-        self._await_free(me)
+        free = self._await_free(me)
         with _writing(self._files):
-            self._files.replace(LEASE_FILE, me.to_bytes())
+            self._write(me, free)
         failpoint("lease.within")
         found = read_holder(self._files)
         if found is not None and found.token != me.token:  # somebody was as quick
@@ -187,19 +187,28 @@ class Lease:
         # What holds this may be dropped: in a notebook, say, where the next one is to write then.
         weakref.finalize(self, self._keeper.end)
 
-    def _await_free(self, me: Holder) -> None:
+    def _write(self, me: Holder, free: Holder | None) -> None:
+        """Have the lease be mine, if it is yet the one that was free."""
+        with self._files.alone(self._lapse_s):
+            found = read_holder(self._files)
+            if found is not None and found != free:  # somebody was quicker
+                raise _held(self._files, found)
+            self._files.replace(LEASE_FILE, me.to_bytes())
+
+    def _await_free(self, me: Holder) -> Holder | None:
+        """Whose it was before; None for nobody's."""
         holder = read_holder(self._files)
         end = time.monotonic() + self._lapse_s
         while True:
             judged = judge_holder(holder, me)
             if holder is None or judged == "free":
-                return
+                return holder
             if judged == "held" and holder.pid == me.pid and not _is_kept_here(holder):
-                return
+                return holder
             if judged == "held":
                 raise _held(self._files, holder)
             if time.monotonic() > end:
-                return
+                return holder
             time.sleep(min(_LOOK_S, self._beat_s))
             found = read_holder(self._files)
             if found is not None and (found.token, found.beat) != (holder.token, holder.beat):
@@ -279,7 +288,8 @@ class _Keeper:
             return
         with self._lock:
             self._ended.set()
-        with contextlib.suppress(Exception):  # it lapses by itself
+        # Alone: else the file may be another one's by the time that it is removed. What fails lapses by itself.
+        with contextlib.suppress(Exception), self._files.alone(self._beat_s):
             found = read_holder(self._files)
             if found is not None and found.token == self.holder.token:
                 self._files.remove(LEASE_FILE)

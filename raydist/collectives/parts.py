@@ -7,10 +7,10 @@ from typing import final
 
 import torch
 
-from raydist.collectives.base import Work
+from raydist.collectives.base import Membership, Work
 from raydist.errors import InvalidArgumentError
 
-__all__ = ["check_parts", "check_rows", "check_swapped", "describe_tensor", "gather_padded", "rows_name"]
+__all__ = ["check_parts", "check_rank", "check_rows", "check_swapped", "describe_tensor", "gather_padded", "rows_name"]
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -32,6 +32,19 @@ def check_parts(name: str, parts: Sequence[torch.Tensor], one: torch.Tensor, wor
         raise InvalidArgumentError(
             f"{name} needs {world_size} tensors of {describe_tensor(one)}, one a rank, got {len(parts)}"
             f"{f', of which one is {wrong[0]}' if wrong else ''}."
+        )
+
+
+def check_rank(role: str, rank: int, membership: Membership) -> None:
+    """Raise InvalidArgumentError unless the group has a rank of this number.
+
+    >>> check_rank("root", 2, Membership("g", 0, rank=0, world_size=2))
+    Traceback (most recent call last):
+    raydist.errors.InvalidArgumentError: The root must be a rank of group 'g', 0 to 1, got 2.
+    """
+    if not 0 <= rank < membership.world_size:
+        raise InvalidArgumentError(
+            f"The {role} must be a rank of group {membership.group!r}, 0 to {membership.world_size - 1}, got {rank}."
         )
 
 

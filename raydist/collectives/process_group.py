@@ -20,9 +20,10 @@ from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import ALL_REDUCE, Membership, Work
 from raydist.collectives.flights import Flight, LandedFlight
 from raydist.collectives.generation import Generation
-from raydist.collectives.parts import check_rows, check_swapped, gather_padded
+from raydist.collectives.parts import check_parts, check_rank, check_rows, check_swapped, gather_padded
 from raydist.collectives.process_group_backend import ProcessGroupBackend, RawGroup
 from raydist.collectives.wire import Staged, check_reducible, stage_bytes, stage_extremes, stage_reduction
+from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
 
 __all__ = ["ProcessGroupCommunicator"]
@@ -80,6 +81,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         )
 
     def all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> Work:
+        check_parts("all_gather", outputs, tensor, self.world_size)
         mine = stage_bytes(tensor)
         staged = [stage_bytes(output) for output in outputs]
         carriers = [output.carrier for output in staged]
@@ -106,6 +108,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         )
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        check_rank("root", root, self.membership)
         staged = stage_bytes(tensor)
         options = BroadcastOptions()
         options.rootRank = root
@@ -114,6 +117,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         )
 
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp) -> Work:
+        check_rank("root", root, self.membership)
         staged, then = self._stage(tensor, op)
         options = ReduceOptions()
         options.reduceOp = dist.ReduceOp(_OPS[op])
@@ -126,6 +130,7 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         )
 
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
+        check_parts("reduce_scatter", inputs, output, self.world_size)
         staged, then = self._stage(output, op)
         carriers = [self._stage(value, op)[0].carrier for value in inputs]
         options = ReduceScatterOptions()
@@ -138,12 +143,14 @@ class ProcessGroupCommunicator(JoiningCommunicator):
         )
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
+        self._check_peer("destination", destination)
         carrier, operation = stage_bytes(tensor).carrier, f"send(to={destination})"
         if not carrier.numel():  # as `recv` does: the next message would be mistaken for it
             return ProcessGroupWork(self._generation, LandedFlight(), operation, lambda: None)
         return self._launch(operation, [], lambda group: group.send([carrier], destination, 0), point_to_point=True)
 
     def recv(self, tensor: torch.Tensor, source: int) -> Work:
+        self._check_peer("source", source)
         staged = stage_bytes(tensor)
         return self._launch(
             f"recv(from={source})",
@@ -169,6 +176,14 @@ class ProcessGroupCommunicator(JoiningCommunicator):
 
     def close(self) -> None:
         self._generation.leave()
+
+    def _check_peer(self, role: str, rank: int) -> None:
+        check_rank(role, rank, self.membership)
+        if rank == self.rank:
+            raise InvalidArgumentError(
+                f"The {role} must be another rank, got {rank}, which is this one. Copy the tensor: "
+                f"{self._backend.name} connects no rank with itself."
+            )
 
     def _stage(self, tensor: torch.Tensor, op: ReduceOp) -> tuple[Staged, Callable[[], object] | None]:
         """What travels of a reduction, and what is to be done with it before it is delivered."""

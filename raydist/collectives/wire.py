@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 
+from raydist.collectives.reducing import HALVES
 from raydist.collectives.wires.flat_bytes import flat_bytes
 from raydist.errors import InvalidArgumentError
 from raydist.values import ReduceOp
@@ -26,12 +27,13 @@ _CARRIERS = {
     torch.bool: torch.uint8,
 }
 
-# The last one came with torch 2.7.
-_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-# torch moves these, and cannot add them up or compare them; found out in the midst of a collective it ends the group.
-_ONLY_MOVED = {torch.uint64, torch.complex32, *(getattr(torch, name) for name in _FLOAT8 if hasattr(torch, name))}
 _WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}  # integers as long
-_LOOKED_AT = _ONLY_MOVED | {torch.bool}  # where the op is the usual one
+# torch moves all others (float8, int4, bits8, ...), and cannot add them up or compare them; found out in the midst of a
+# collective it ends the group.
+_ADDED = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8),
+}
 
 
 @final
@@ -66,7 +68,7 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
     Traceback (most recent call last):
     raydist.errors.InvalidArgumentError: MEAN needs a floating-point tensor, got torch.int64. Convert it, or use SUM.
     """
-    if dtype in _ONLY_MOVED:
+    if dtype not in _ADDED and dtype is not torch.bool:
         raise InvalidArgumentError(
             f"torch cannot reduce values of {dtype}, got {op.value} of them. Convert to a wider type, such as "
             "torch.float32 or torch.int64, or gather them."
@@ -83,19 +85,33 @@ def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
 
 def stage_reduction(tensor: torch.Tensor, op: ReduceOp, world_size: int) -> Staged:
     """Prepare `tensor` for a reduction in place (`op` MEAN travels as a sum)."""
-    if op is not ReduceOp.SUM or tensor.dtype in _LOOKED_AT:
+    if op is not ReduceOp.SUM or tensor.dtype not in _ADDED:
         check_reducible(tensor.dtype, op)
+    _check_memory(tensor)
     target = tensor.detach() if tensor.requires_grad else tensor
-    carrier = _CARRIERS.get(target.dtype)
+    # A mean fits where the sum, as which it travels, does not.
+    halved = op is ReduceOp.MEAN and target.dtype in HALVES
+    carrier = torch.float32 if halved else _CARRIERS.get(target.dtype)
     values = (_plain(target) if carrier is None else target.to(carrier)).contiguous()
     return Staged(target, values, values, world_size if op is ReduceOp.MEAN else 1)
 
 
 def stage_bytes(tensor: torch.Tensor) -> Staged:
     """Prepare `tensor` to be moved: as plain bytes, whatever its dtype."""
+    _check_memory(tensor)
     target = tensor.detach()
     values = _plain(target).contiguous()
     return Staged(target, values, flat_bytes(values))
+
+
+def _check_memory(tensor: torch.Tensor) -> None:
+    """Raise InvalidArgumentError where a tensor has no memory with one value an element: no backend could read it."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "a quantized" if tensor.is_quantized else "a meta" if tensor.is_meta else f"a {tensor.layout}"
+        raise InvalidArgumentError(
+            f"Collectives need dense tensors with values, got {kind} one of {tensor.dtype} {tuple(tensor.shape)}. "
+            "Convert it with to_dense() or dequantize(), or give its parts one by one."
+        )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

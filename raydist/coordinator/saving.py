@@ -84,5 +84,5 @@ def ask_served(
         return [pack_error(error if cause is None else cause)]
     if result is None:
         return [None]
-    told: Share = pickle.loads(unflatten(result.structure, [result.leaf(0)]))
-    return [told, *saved()]
+    told: Share | PortableError = pickle.loads(unflatten(result.structure, [result.leaf(0)]))
+    return [told] if isinstance(told, PortableError) else [told, *saved()]

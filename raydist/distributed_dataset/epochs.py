@@ -11,7 +11,7 @@ from raydist.errors import InvalidArgumentError
 from raydist.pipelines.elements.seeds import draw_seed
 from raydist.preemption.marks import PlaceMarks
 
-__all__ = ["Epochs", "EpochIterator"]
+__all__ = ["EpochIterator", "Epochs", "is_lent"]
 
 _VERSION = 1
 
@@ -145,9 +145,11 @@ class Epochs:
 
     def _position_before(self, boundary: int) -> tuple[int, dict[str, Any] | None]:
         place = self._marks.before(boundary)
+        iterator = None if self._last is None else self._last()
+        if place is None and iterator is not None and is_lent(iterator):
+            return self._begun, iterator.state_dict()
         if place is None:
             return self._began_at
-        iterator = None if self._last is None else self._last()
         return self._begun, getattr(place, "state", None) if iterator is None else iterator._state_at(place)
 
     def restore(self, state: Mapping[str, Any], open_epoch: Callable[[int], Any]) -> None:
@@ -168,6 +170,11 @@ class Epochs:
             raise
         self._resumed, self._begun, self._last = resumed, begun, None
         self._forget_marks()
+
+
+def is_lent(iterator: EpochIterator) -> bool:
+    """Whether replicas draw from it themselves: what they drew they used."""
+    return getattr(iterator._place(), "num_loans", 0) > 0
 
 
 def _require_state(state: Any) -> tuple[int, int, dict[str, Any] | None]:

@@ -25,6 +25,7 @@ __all__ = [
     "is_to_leave",
     "leave",
     "leave_at_last",
+    "note_draws",
     "pass_boundary",
     "pass_draw",
     "step_watchers",
@@ -141,6 +142,11 @@ class Boundaries:
         for watcher in self.watchers():
             watcher.before_step(self.number)
 
+    def note_draws(self) -> None:
+        """What was drawn since the last boundary belongs to its step."""
+        for watcher in self.watchers():
+            watcher.before_step(self.number)
+
     def add_queue(self, queue: StepQueue) -> None:
         """Functions that were scheduled wait there, until it is dropped."""
         self._queues = (*(ref for ref in self._queues if ref() is not None), weakref.ref(queue))
@@ -212,6 +218,15 @@ def pass_draw() -> None:
     """
     if _BOUNDARIES.known and _BOUNDARIES.divides_runs and _BOUNDARIES.notice.reason is not None:
         _BOUNDARIES.leave(before_draw=False)
+
+
+def note_draws() -> None:
+    """A run in this process is over that drew batches itself: they were not drawn for a later step.
+
+    >>> note_draws()
+    """
+    if _BOUNDARIES.known:
+        _BOUNDARIES.note_draws()
 
 
 def step_watchers() -> Sequence[StepWatcher]:

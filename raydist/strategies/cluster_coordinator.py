@@ -164,7 +164,8 @@ class ClusterCoordinator:
                 each worker has its part: of a dataset whole files where its `auto_shard_policy` is FILE, else every
                 N-th batch; of a function what that makes of `InputContext(N, worker, 1)`. "dynamic": one dataset, of
                 which each worker is given some batches when it asks for them, so that each batch is used once; what a
-                worker had that died is given to others.
+                worker had that died is given to others. Workers ask ahead: one may come to the end (OutOfRangeError
+                from `join`) while the last batches lie with another, for functions that are scheduled after that.
             options: Workers and buffers of the input pipeline.
 
         Returns:

@@ -33,7 +33,7 @@ from raydist.nest import leaves_in, map_structure
 from raydist.options import InputOptions, RunOptions
 from raydist.pipelines.run.iterator import DatasetIterator
 from raydist.pipelines.run.optional import Optional
-from raydist.preemption.boundaries import pass_draw
+from raydist.preemption.boundaries import note_draws, pass_draw
 from raydist.values import InputContext
 
 __all__ = ["OneDeviceStrategy", "default_strategy"]
@@ -124,6 +124,9 @@ class OneDeviceStrategy(Strategy):
                 advise(error)
                 annotate(error, f"In step {self._num_steps - 1} on replica 0 ({self._torch_device}).")
                 raise
+            finally:
+                if peers.loop is not None:
+                    note_draws()
 
     def make_replica_context(self) -> ReplicaContext:
         """The context of the only replica, as `rd.get_replica_context()` gives it in a step that has no batch.
@@ -137,6 +140,7 @@ class OneDeviceStrategy(Strategy):
         return ReplicaContext(self, Alone(self._torch_device))
 
     def _note_batch(self, batch: Any) -> None:
+        self._require_open("read a distributed dataset")
         self._batches.note(leaves_in(batch))
 
     def distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
@@ -27,7 +28,7 @@ from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
 from raydist.coordinator.served_request import ServedRequest
 from raydist.coordinator.workers_link import WorkersLink
 from raydist.distributed_dataset import InputSide
-from raydist.errors import InvalidArgumentError
+from raydist.errors import FailedPreconditionError, InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
 from raydist.mirroring.shipment import Shipment
 from raydist.nest import leaves_in
@@ -45,6 +46,8 @@ __all__ = ["ParameterServerStrategy"]
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
+
+_log = logging.getLogger("raydist")
 
 
 @final
@@ -156,6 +159,7 @@ class ParameterServerStrategy(HostedStrategy):
         )
         self._turn = threading.RLock()  # threads that schedule take turns: what one has prepared is sent next
         self._uncounted = 0  # closures that make global steps, and are not in the counter yet
+        self._is_ending = False  # somebody closes it, and waits for what was scheduled before
         self._last_stats = StrategyStats()
         self.attached = {}
 
@@ -268,6 +272,11 @@ class ParameterServerStrategy(HostedStrategy):
     def _schedule_in_turn(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions, leaves: Sequence[Any]
     ) -> RemoteValue:
+        if self._is_ending:
+            raise FailedPreconditionError(
+                "This ParameterServerStrategy must be open to run a step, but it is being closed. Let threads that "
+                "schedule end before close()."
+            )
         coordinator = self._coordinator()
         if any(isinstance(leaf, DistributedIterator) for leaf in leaves):
             coordinator.join()  # one worker reads it at a time
@@ -362,6 +371,7 @@ class ParameterServerStrategy(HostedStrategy):
         return self
 
     def _finish(self) -> None:
+        self._is_ending = True  # else a thread that goes on scheduling would keep it open for ever
         self._drain()
         self._await_saves()
         self._metrics.publish()
@@ -373,9 +383,18 @@ class ParameterServerStrategy(HostedStrategy):
             self._cluster.launched.close()
 
     def _release_variables(self, *, fetch: bool) -> None:
-        if fetch and self._cluster.launched is not None and self._num_steps:
+        reachable = fetch and self._cluster.launched is not None and self._num_steps > 0
+        is_behind = reachable and self._mirror.is_behind
+        if reachable:
             with contextlib.suppress(Exception):  # what happened before is on its way to the user
                 self._mirror.release()
+                is_behind = False
+        if is_behind:
+            _log.warning(
+                "Variables of %s keep values of before: parameter servers or all workers are gone. Load your last "
+                "checkpoint.",
+                self._name,
+            )
         self._mirror.release(fetch=False)
 
     def _link(self) -> WorkersLink:

@@ -7,6 +7,7 @@ from typing import Any, Self, final
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from raydist.collectives.reducing import HALVES
 from raydist.context.current import in_cross_replica_context
 from raydist.context.replica_context import ReplicaContext
 from raydist.errors import InvalidArgumentError
@@ -95,10 +96,12 @@ class SyncBatchNorm(_BatchNorm):
             input: This replica's rows.
 
         Returns:
-            A new tensor; in training the running statistics are brought forward as well.
+            A new tensor, of the dtype of `input` if that has 16 bits; in training the running statistics are brought
+            forward as well.
 
         Raises:
-            InvalidArgumentError: `input` has fewer than two dimensions.
+            InvalidArgumentError: `input` has fewer than two dimensions, or all replicas together have a single value
+                per feature.
             CollectiveMismatchError: (on all replicas) another replica called another collective.
 
         >>> layer = SyncBatchNorm(1, affine=False)
@@ -110,12 +113,15 @@ class SyncBatchNorm(_BatchNorm):
         if context is None or context.num_replicas_in_sync == 1 or not uses_batch:
             return super().forward(input)
         self._check_input_dim(input)
-        mean, variance, count = _global_moments(context, input)
+        # Sums and numbers of rows of 16 bits soon leave their range; torch's own layers add up in float32, too.
+        rows = input.float() if input.dtype in HALVES else input
+        mean, variance, count = _global_moments(context, rows)
         if self.training and self.running_mean is not None:
             self._track(mean.detach(), variance.detach(), count)
         shape = (1, -1) + (1,) * (input.dim() - 2)
-        normal = (input - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
-        return normal if not self.affine else normal * self.weight.view(shape) + self.bias.view(shape)
+        normal = (rows - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        scaled = normal if not self.affine else normal * self.weight.view(shape) + self.bias.view(shape)
+        return scaled.to(input.dtype) if rows is not input else scaled
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
@@ -134,8 +140,20 @@ def _global_moments(context: ReplicaContext, rows: torch.Tensor) -> tuple[torch.
     own = rows.new_tensor([rows.numel() / rows.shape[1]])
     reduced = context.all_reduce(ReduceOp.SUM, torch.cat([rows.sum(axes), own]))
     count = reduced[-1:].detach()
+    _require_several(context, rows, count)
     mean = reduced[:-1] / count
     # A second pass over the differences: sums of squares would cancel where the mean is large.
     shape = (1, -1) + (1,) * (rows.dim() - 2)
     squares = (rows - mean.view(shape)).square().sum(axes)
     return mean, context.all_reduce(ReduceOp.SUM, squares) / count, count
+
+
+def _require_several(context: ReplicaContext, rows: torch.Tensor, count: torch.Tensor) -> None:
+    """As torch for one replica. Alike on all: who has several rows of its own need not look, nor wait for a GPU."""
+    may_be_one = context.num_rows == 0 or rows.numel() <= rows.shape[1]
+    if may_be_one and float(count) <= 1:
+        raise InvalidArgumentError(
+            "SyncBatchNorm expected more than 1 value per channel when training, over all replicas together, got "
+            f"{float(count):g} in this global batch: its variance is unknown. Use larger batches (drop_remainder=True "
+            "leaves out a last one that is smaller), or module.eval()."
+        )

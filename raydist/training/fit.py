@@ -141,11 +141,10 @@ class Fit:
         with contextlib.ExitStack() as whole_fit:
             shared: Executions | None = None
             while True:
-                with contextlib.ExitStack() as one_epoch:
-                    self._begin_epoch(resumed and self._state.is_within_epoch)
-                    if self._plan.steps_per_epoch is not None:
-                        shared = shared or self._open(whole_fit)
-                    self._epoch(shared, one_epoch)
+                self._begin_epoch(resumed and self._state.is_within_epoch)
+                if self._plan.steps_per_epoch is not None:
+                    shared = shared or self._open(whole_fit)
+                self._epoch(shared)
                 resumed = False
                 if self._has_ended():
                     break
@@ -177,9 +176,9 @@ class Fit:
             options=self._options,
         )
 
-    def _epoch(self, shared: Executions | None, stack: contextlib.ExitStack) -> None:
+    def _epoch(self, shared: Executions | None) -> None:
         """One epoch, or the rest of it."""
-        logs = self._logs(shared, stack)
+        logs = self._logs(shared)
         own = dict(logs)
         self._callbacks.call("on_epoch_end", self._state.epoch, logs)
         if logs:
@@ -188,13 +187,15 @@ class Fit:
         self._state.stop = self._model.stop_training
         self._keepers.after_epoch(logs)
 
-    def _logs(self, shared: Executions | None, stack: contextlib.ExitStack) -> dict[str, Any]:
+    def _logs(self, shared: Executions | None) -> dict[str, Any]:
         """What is logged of an epoch, once its training and its validation are over; nothing of one without data."""
         if self._state.logs is None:
-            steps = self._steps(shared or self._open(stack))
-            if not steps:
-                return {}
-            rows, logs = self._trackers.rows_and_logs()
+            # Closed here: where replicas loop its end may not be seen, and what is saved later must not go on with it.
+            with contextlib.ExitStack() as one_pass:
+                steps = self._steps(shared or self._open(one_pass))
+                if not steps:
+                    return {}
+                rows, logs = self._trackers.rows_and_logs()
             self._reporter.stop(steps, rows)
             self._state.end_training(logs)
         else:  # a checkpoint was saved while it was validated: the data is at the end of this epoch already
@@ -210,7 +211,7 @@ class Fit:
         steps = run_pass(
             calls,
             limit=wanted,
-            begin=lambda step: self._callbacks.call("on_train_batch_begin", step, {}),
+            begin=self._before_execution,
             end=self._after_execution,
             stopped=lambda: self._model.stop_training,
             start=self._state.batches,
@@ -222,6 +223,11 @@ class Fit:
             self._after_last_batch(steps, wanted)
         return steps
 
+    def _before_execution(self, step: int) -> None:
+        draws_ahead = self._trainee.compiled.steps_per_execution == 1
+        with self._keepers.before_draw(self._plan.data) if draws_ahead else contextlib.nullcontext():
+            self._callbacks.call("on_train_batch_begin", step, {})
+
     def _after_last_batch(self, steps: int, wanted: int | None) -> None:
         """The data ended, or the wanted number of steps is done."""
         if not self._state.saw_data:
@@ -230,7 +236,7 @@ class Fit:
         if wanted is None:
             self._state.total = steps  # of the next epoch, most likely
         elif steps < wanted:
-            self._model.stop_training = True
+            self._model.stop_training = self._state.stop = True
             warn_out_of_data("steps_per_epoch", wanted, steps, "for this epoch. Training stops here.")
 
     def _after_execution(self, done: int) -> None:

@@ -78,7 +78,7 @@ class FittedModel(CompiledModel):
                 weights the loss is sum(w * loss) / sum(w) of losses per row.
             checkpoint: Where to keep checkpoints. A directory (or a URI that fsspec knows): one after each epoch, and
                 one when the process is to end; the last 3 stay. Or a manager, which says when and how many, and whose
-                checkpoint holds what is yours; what belongs to `fit` joins it meanwhile, as "fit".
+                checkpoint holds what is yours; what belongs to `fit` joins what it saves, as "fit".
             resume: Go on from the newest checkpoint, if there is one: with the batch after the last that it saw, and as
                 if training had never been interrupted, history, metrics, callbacks and random numbers included. One of
                 the end of training trains nothing, and warns.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -149,3 +151,55 @@ def test_a_process_of_the_same_number_is_another_one() -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"token": 1}', b"[" * 100_000])
 def test_what_is_no_lease_is_nobodys(content: bytes) -> None:
     assert Holder.of_bytes(content) is None
+
+
+def test_of_two_that_find_it_free_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Lease(LocalFiles(str(tmp_path))), Lease(LocalFiles(str(tmp_path)))
+    original = Lease._await_free
+
+    def await_free(self: Lease, me: Holder) -> Holder | None:
+        free = original(self, me)
+        if self is first:
+            second.take()
+        return free
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lease, "_await_free", await_free)
+        with pytest.raises(FailedPreconditionError, match="belongs to process"):
+            first.take()
+    second.require()
+    assert (first.is_taken, second.is_taken) == (False, True)
+    second.give_back()
+    first.take()
+    first.give_back()
+
+
+def test_a_lease_that_is_given_back_is_not_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(str(tmp_path))
+    first, second = Lease(files), Lease(files)
+    first.take()
+    keeper = first._keeper
+    assert keeper is not None
+    taking, goes_on = threading.Thread(target=second.take), threading.Event()
+    remove, alone = LocalFiles.remove, LocalFiles.alone
+
+    def alone_or_waiting(self: LocalFiles, within_s: float) -> contextlib.AbstractContextManager[object]:
+        if threading.current_thread() is taking:
+            goes_on.set()
+        return alone(self, within_s)
+
+    def remove_late(self: LocalFiles, name: str) -> None:
+        keeper._thread.join(20)
+        taking.start()
+        while taking.is_alive() and not goes_on.wait(0.01):
+            pass
+        remove(self, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "alone", alone_or_waiting)
+        patched.setattr(LocalFiles, "remove", remove_late)
+        first.give_back()
+        taking.join(20)
+    assert second.is_taken
+    assert read_holder(files) is not None
+    second.give_back()

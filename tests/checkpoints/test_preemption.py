@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 import raydist as rd
 from raydist.failpoints import installed
@@ -74,6 +75,45 @@ def test_no_batch_is_lost_and_none_seen_twice(tmp_path: Path, when: str, at: int
     assert whole[state.step :] == rest
     assert (progress.step, progress.epoch) == (12, 2)
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def looping(strategy: rd.Strategy, directory: Path, *, then: Callable[[], object] = lambda: None) -> float:
+    """Three runs that draw two batches each; how many steps were made. `then` comes after the first."""
+    with strategy.scope():
+        counter = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(counter.weight)
+
+    def loop(batches: Iterator[torch.Tensor]) -> None:
+        for _, batch in zip(range(2), batches, strict=False):
+            assert len(batch) <= 2
+            with torch.no_grad():
+                counter.weight.add_(1)
+
+    data = strategy.distribute_dataset(rd.Dataset.range(12).batch(2))
+    with rd.CheckpointManager(rd.Checkpoint(model=counter, data=data), directory, 2) as manager:
+        manager.restore_or_initialize()
+        iterator = iter(data)
+        for number in range(3):
+            strategy.run(loop, args=(iterator,))
+            if number == 0:
+                counter.weight.tolist()  # the run is over
+                then()
+        return float(counter.weight.detach())
+
+
+def test_what_an_earlier_run_drew_itself_is_not_drawn_again(tmp_path: Path) -> None:
+    with pytest.raises(rd.Preempted):
+        looping(OneDeviceStrategy("cpu"), tmp_path, then=terminate)
+    assert looping(OneDeviceStrategy("cpu"), tmp_path) == 6
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_nor_what_replicas_drew(tmp_path: Path, mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(2)
+    with pytest.raises(rd.Preempted):
+        looping(strategy, tmp_path, then=terminate)
+    assert looping(strategy, tmp_path) == 6
 
 
 def test_the_process_ends_with_the_code(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -99,3 +100,40 @@ def test_two_groups_in_one_process_and_closing_twice() -> None:
 
     with RendezvousStore() as store:
         assert begin_threads({rank: functools.partial(body, rank) for rank in range(2)})() == {0: [3, 30], 1: [3, 30]}
+
+
+def ones(count: int, length: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.ones(length, dtype=dtype) for _ in range(count)]
+
+
+WRONG: dict[str, Callable[[Communicator], object]] = {
+    "all_gather needs 2 .* got 2, of which one is torch.int32": lambda one: one.all_gather(
+        ones(2, dtype=torch.int32), torch.ones(3)
+    ),
+    "all_gather needs 2 .* got 3": lambda one: one.all_gather(ones(3), torch.ones(3)),
+    "reduce_scatter needs 2 .* got 2, of which one is torch.float32 .4,.": lambda one: one.reduce_scatter(
+        torch.ones(3), [torch.ones(3), torch.ones(4)], ReduceOp.SUM
+    ),
+    "root must be a rank .* 0 to 1, got 2": lambda one: one.broadcast(torch.ones(3), 2),
+    "root must be a rank .* 0 to 1, got -1": lambda one: one.reduce(torch.ones(3), -1, ReduceOp.SUM),
+    "destination must be a rank .* 0 to 1, got 2": lambda one: one.send(torch.ones(3), 2),
+    "source must be a rank .* 0 to 1, got -1": lambda one: one.recv(torch.ones(3), -1),
+    "destination must be another rank, got .* Copy": lambda one: one.send(torch.ones(3), one.rank),
+    "source must be another rank, got .* Copy": lambda one: one.recv(torch.ones(3), one.rank),
+    "got a torch.sparse_coo one": lambda one: one.all_reduce(torch.eye(3).to_sparse(), ReduceOp.SUM),
+}
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
+    def body(rank: int) -> float:
+        member = store.membership("g", generation=0, rank=rank, world_size=2)
+        group = open_communicator(member, device=CPU, timeout_s=10.0, backend="gloo")
+        for message, call in WRONG.items():
+            with pytest.raises(InvalidArgumentError, match=message):
+                call(group)
+        total = contract.sum_of_ones(group)
+        group.close()
+        return total
+
+    with RendezvousStore() as store:
+        assert begin_threads({rank: functools.partial(body, rank) for rank in range(2)})() == {0: 2.0, 1: 2.0}

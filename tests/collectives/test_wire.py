@@ -72,6 +72,28 @@ def test_what_has_no_meaning(op: ReduceOp, dtype: torch.dtype) -> None:
         check_reducible(dtype, op)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint64, torch.complex32, torch.float8_e4m3fn, torch.bits8, torch.quint8])
+@pytest.mark.parametrize("op", ReduceOp)
+def test_what_torch_cannot_add_up_is_refused_before_it_travels(op: ReduceOp, dtype: torch.dtype) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"torch cannot reduce values of {dtype}"):
+        check_reducible(dtype, op)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", ["torch.sparse_coo", "meta", "quantized"])
+def test_what_is_no_plain_memory_is_refused_before_it_travels(kind: str) -> None:
+    dense = torch.eye(3)
+    tensor = {
+        "torch.sparse_coo": dense.to_sparse(),
+        "meta": dense.to("meta"),
+        "quantized": torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+    }[kind]
+    with pytest.raises(InvalidArgumentError, match=rf"got a {kind} one of torch.\w+ \(3, 3\)"):
+        stage_bytes(tensor)
+    with pytest.raises(InvalidArgumentError, match="Convert"):
+        stage_reduction(tensor, ReduceOp.SUM, 2)
+
+
 def test_bytes_of_nothing() -> None:
     assert stage_bytes(torch.from_numpy(np.zeros(0, np.float32))).carrier.shape == (0,)
 

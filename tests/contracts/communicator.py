@@ -245,6 +245,20 @@ def check_messages_of_nothing(team: Team) -> None:
     assert team.run(messages_of_nothing) == [[(rank - 1) % size + 1.0] * 2 for rank in range(size)]
 
 
+def means_of_large_halves(communicator: Communicator) -> list[list[float]]:
+    results = []
+    for width in (3, 20_001, 70_001):
+        tensor = torch.full((width,), 60_000.0, dtype=torch.float16)
+        communicator.all_reduce(tensor, ReduceOp.MEAN).wait()
+        results.append(tensor.unique().tolist())
+    return results
+
+
+def check_means_of_halves(team: Team) -> None:
+    """The mean of numbers of 16 bits is there where their sum is beyond all of them, of small and large tensors."""
+    assert team.run(means_of_large_halves) == [[[60_000.0]] * 3] * team.world_size
+
+
 def extremes_of_nan(communicator: Communicator) -> list[Any]:
     """The least and the greatest of -1 - rank, where each rank in turn has a NaN, in each place in turn."""
     results = []
@@ -441,6 +455,7 @@ CHECKS: tuple[Callable[[Team], None], ...] = (
     check_swaps,
     check_tensor_kinds,
     check_messages_of_nothing,
+    check_means_of_halves,
     check_nan,
     check_gathered_in_place,
     check_asynchronous,

@@ -178,6 +178,36 @@ def test_a_save_behind_a_step_that_fails_raises_its_error_and_leaves_nothing(tmp
     assert not (tmp_path / "served").exists()
 
 
+class Unsavable(nn.Module):
+    """Something whose state cannot be told where it is on servers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def get_extra_state(self) -> None:
+        raise ArithmeticError("no state today")
+
+
+def test_what_fails_on_a_worker_is_the_error_of_its_save_and_steps_go_on(divided: None, tmp_path: Path) -> None:
+    with served(2, 2) as here:
+        run = trained_to_the_gate(here)
+        with here.mirror.scope():
+            unsavable = Unsavable()
+        here.schedule(lambda: unsavable.factor.item())
+        contents = contents_of(rd.Checkpoint(model=unsavable))
+        bad = start_save(contents, directory_files(str(tmp_path / "bad")), {}, staging=StagedStates())
+        later = [here.schedule(_wait) for _ in range(3)]
+        GATE.set()
+        with pytest.raises(ArithmeticError, match="no state today"):
+            bad.write()
+        run.train(range(2, 4), here)
+        here.coordinator.join()
+        assert [value.get() for value in later] == [None] * 3
+        begun(run, tmp_path / "good").write()
+    assert [each.name for each in tmp_path.iterdir()] == ["good"]
+
+
 def test_a_save_does_not_wait_for_steps_and_they_wait_for_each_other(divided: None, tmp_path: Path) -> None:
     """Neither is anything of a step behind it in a save, nor is one before it missing; with two workers."""
     with served(2, 2) as here:

@@ -40,6 +40,10 @@ def test_steps_are_told_to_who_watches_until_it_is_dropped() -> None:
     for watcher in (first, second, first):
         boundaries.watch(watcher)
     boundaries.pass_one()
+    boundaries.note_draws()  # of that step, again
+    assert (boundaries.number, told) == (1, ["step a", "step b"] * 2)
+    told.clear()
+    boundaries.pass_one()
     del second, watcher
     gc.collect()
     boundaries.pass_one()

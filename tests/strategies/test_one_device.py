@@ -76,6 +76,16 @@ def test_closing_twice_is_fine_and_nothing_runs_afterwards(strategy: rd.Strategy
         strategy.distribute_dataset(rd.Dataset.range(1).batch(1))
 
 
+def test_closed_it_hands_out_no_batches(strategy: rd.Strategy) -> None:
+    data = strategy.distribute_dataset(rd.Dataset.range(6).batch(2))
+    begun = iter(data)
+    next(begun)
+    strategy.close()
+    for iterator in (begun, iter(data)):
+        with pytest.raises(rd.FailedPreconditionError, match="is closed and can't read a distributed dataset"):
+            next(iterator)
+
+
 @pytest.mark.parametrize("device", ["tpu", "cpu:x", "", None, 3])
 def test_unknown_devices_are_named(device: object) -> None:
     with pytest.raises(rd.InvalidArgumentError, match="A device must be named like"):

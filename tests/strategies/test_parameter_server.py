@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import os
 import signal
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from torch import nn
 
@@ -394,6 +397,47 @@ def test_after_close_nothing_is_scheduled_and_variables_are_plain(ray_cluster: N
         coordinator.schedule(grow)
     with pytest.raises(rd.FailedPreconditionError, match="is closed"):
         coordinator.join()
+
+
+def test_while_it_closes_nothing_new_is_scheduled(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that goes on scheduling would keep it open for ever."""
+    made = few_workers(1)
+    with made.scope():
+        layer, _, step = momentum_step()
+    made.run(step)
+    drain, refused = made._drain, []
+
+    def drain_beside_others() -> None:
+        with pytest.raises(rd.FailedPreconditionError, match="is being closed. Let threads that schedule end"):
+            made.run(step)
+        refused.append(True)
+        drain()
+
+    monkeypatch.setattr(made, "_drain", drain_beside_others)
+    made.close()
+    assert refused
+    after_one = layer.weight.detach().clone()
+    layer, _, step = momentum_step()
+    step()
+    assert torch.allclose(after_one, layer.weight, rtol=1e-9)
+
+
+def test_who_closes_where_a_server_is_gone_is_told_that_values_are_old(
+    ray_cluster: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = few_workers(1)
+    with made.scope():
+        layer, optimizer, step = momentum_step()
+    made.run(step).get()
+    assert made._cluster.launched is not None
+    servers: Any = made._cluster.launched.side._servers
+    os.kill(ray.get(servers._handles[0].__ray_call__.remote(lambda _: os.getpid()), timeout=20), signal.SIGKILL)
+    with pytest.raises(rd.UnavailableError, match="restore from your last checkpoint"):
+        rd.ClusterCoordinator(made).schedule(step).get()
+    with contextlib.suppress(rd.RaydistError), caplog.at_level(logging.WARNING, "raydist"):
+        made.close()
+    assert "keep values of before: parameter servers or all workers are gone. Load your last" in caplog.text
+    assert layer.weight.shape == optimizer.param_groups[0]["params"][0].shape
 
 
 def test_a_dropped_strategy_leaves_nothing(ray_cluster: None) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,11 @@ import torch
 from torch import nn
 
 import raydist as rd
+from raydist.collectives import differentiable
+from raydist.collectives.local import LocalGroup
+from raydist.strategies import sync_batch_norm
 from raydist.strategies.sync_batch_norm import SyncBatchNorm
+from tests.collectives.threads import run_ranks
 
 ROWS = np.random.default_rng(0).normal(3.0, 2.0, size=(7, 2, 3))
 
@@ -65,6 +71,63 @@ def test_convert_keeps_parameters_and_everything_else() -> None:
     assert converted[1].momentum is None
     assert not converted[1].training
     assert {name: id(value) for name, value in converted.named_parameters()} == {k: id(v) for k, v in names.items()}
+
+
+class OfRank:
+    """What the layer asks of a replica's context, of a rank that is a thread."""
+
+    num_replicas_in_sync = 2
+    num_rows = 2
+
+    def __init__(self, group: LocalGroup) -> None:
+        self._group = group
+
+    def all_reduce(self, op: rd.ReduceOp, value: torch.Tensor) -> torch.Tensor:
+        return differentiable.all_reduce(self._group, value, op)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_of_16_bits_are_added_up_in_more(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than the largest float16, and more of them than bfloat16 counts one by one."""
+    generator = torch.Generator().manual_seed(0)
+    rows, upstream = (torch.randn(4, 1, 150, 151, generator=generator).add(10).to(dtype) for _ in range(2))
+    contexts: dict[int, OfRank] = {}
+    monkeypatch.setattr(sync_batch_norm, "get_replica_context", lambda: contexts[threading.get_ident()])
+    monkeypatch.setattr(sync_batch_norm, "in_cross_replica_context", lambda: False)
+
+    def train(layer: nn.Module, part: torch.Tensor, seeds: torch.Tensor) -> list[torch.Tensor]:
+        leaf = part.clone().requires_grad_()
+        out = layer(leaf)
+        out.backward(seeds)
+        return [out.detach(), leaf.grad, layer.running_mean, layer.running_var]
+
+    def body(group: LocalGroup) -> list[torch.Tensor]:
+        contexts[threading.get_ident()] = OfRank(group)
+        mine = slice(2 * group.rank, 2 * group.rank + 2)
+        return train(SyncBatchNorm(1), rows[mine], upstream[mine])
+
+    of_ranks, alone = run_ranks(2, body), train(nn.BatchNorm2d(1), rows, upstream)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-2, atol=1e-4)
+    for place in (0, 1):
+        close(torch.cat([values[place] for values in of_ranks]), alone[place])
+    for values in of_ranks:
+        torch.testing.assert_close(values[2:], alone[2:], rtol=1e-5, atol=0)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_a_single_row_is_an_error_as_on_one_replica(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        layer = SyncBatchNorm(2)
+    batches = rd.Dataset.from_tensor_slices(np.ones((5, 2), np.float32)).batch(2)  # a row each, then one in all
+    good, also_good, single = strategy.distribute_dataset(batches)
+    for batch in (good, also_good):
+        strategy.local_results(strategy.run(layer, args=(batch,)))
+    with pytest.raises(ValueError, match="expected more than 1 value per channel when training.*got 1 in this"):
+        strategy.local_results(strategy.run(layer, args=(single,)))
+    with pytest.raises(ValueError, match="more than 1 value per channel when training"):
+        SyncBatchNorm(2)(torch.ones(1, 2))
 
 
 def test_rows_need_features() -> None:

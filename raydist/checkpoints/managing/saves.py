@@ -84,7 +84,9 @@ class ManagedSaves:
         self.writer.wait()
         began = time.monotonic()
         staging = None if here else self._staging
-        started = start_save(self.contents, self.run.files_of(kept), self.details_of(kept, self.calls), staging=staging)
+        details = self.details_of(kept, self.calls)
+        with self.contents.holding_again():
+            started = start_save(self.contents, self.run.files_of(kept), details, staging=staging)
         self.note_begun(self.step(), time.monotonic() - began)
         return self.writer.submit(self.run.path_of(kept), lambda: self.write(started, kept), here=here)
 

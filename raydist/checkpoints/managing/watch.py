@@ -12,6 +12,7 @@ from raydist.checkpoints.contents import CheckpointContents
 from raydist.checkpoints.managing.saves import ManagedSaves
 from raydist.checkpoints.sharing.started_save import nodes_of
 from raydist.distributed_dataset import DistributedDataset, DistributedIterator
+from raydist.distributed_dataset.epochs import is_lent
 from raydist.draining import this_node
 from raydist.errors import Preempted
 from raydist.pipelines.formats.files import shown_uri
@@ -59,7 +60,9 @@ class _MarkedIterator:
         if iterator is None or (iterator.has_ended and undone > self._marks.last_change):
             return None
         place = self._marks.before(undone)
-        return self._begin if place is None else iterator._state_at(place)
+        if place is None:
+            return None if is_lent(iterator) else self._begin
+        return iterator._state_at(place)
 
 
 @final

@@ -14,6 +14,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import nn
 
+from raydist.actors.portable_errors import pack_error
 from raydist.checkpoints.capture import CapturedObject, captured_object
 from raydist.checkpoints.manifest import SavedObject
 from raydist.checkpoints.optimizer_names import parameter_names
@@ -132,5 +133,11 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
 def begin_served_share(
     shares: ServedShares, request: ShareRequest, objects: Mapping[str, Any], modules: Mapping[str, nn.Module]
 ) -> bytes:
-    """The function that a worker runs while no other runs any."""
-    return shares.begin(request, objects, modules)
+    """The function that a worker runs while no other runs any; pickle of a `Share`, or of a `PortableError`.
+
+    An error is the save's alone: what was scheduled behind it goes on.
+    """
+    try:
+        return shares.begin(request, objects, modules)
+    except Exception as error:
+        return pickle.dumps(pack_error(error))

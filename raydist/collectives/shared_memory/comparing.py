@@ -9,9 +9,10 @@ import torch
 
 from raydist.collectives.backend import JoiningCommunicator
 from raydist.collectives.base import ALL_REDUCE, Membership, Work
+from raydist.collectives.parts import check_rank
 from raydist.collectives.shared_memory.calls import CallTexts
 from raydist.collectives.translation import describe_operation
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.errors import FailedPreconditionError
 from raydist.values import ReduceOp
 
 __all__ = ["ComparingCommunicator"]
@@ -71,10 +72,7 @@ class ComparingCommunicator(JoiningCommunicator):
         self.start()
 
     def _check_rank(self, role: str, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise InvalidArgumentError(
-                f"The {role} must be a rank of group {self.membership.group!r}, 0 to {self.world_size - 1}, got {rank}."
-            )
+        check_rank(role, rank, self.membership)
 
     def _closed(self, operation: str) -> FailedPreconditionError:
         """For who calls something in a group that was left."""

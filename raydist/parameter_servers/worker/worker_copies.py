@@ -182,7 +182,7 @@ class _Group:
         self._marks = self._mark()
 
     def bring_back(self) -> list[InvalidArgumentError]:
-        """Undo `parameter.data = ...` of all; errors of those that cannot keep the values: they have their own again."""
+        """Undo `parameter.data = ...` of all; errors of those that cannot keep the values, and have their own again."""
         return [error for placed in self.placed.values() if (error := _bring_back(placed)) is not None]
 
     def drop_written(self) -> None:

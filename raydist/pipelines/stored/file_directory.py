@@ -6,6 +6,7 @@ Names come from files that strangers may have written: they are never paths, and
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -41,6 +42,14 @@ class DirectoryFiles(ABC):
     def only_here(self) -> bool:
         """Whether it is in the memory of this process: no other one sees the same files."""
         return False
+
+    def alone(self, within_s: float) -> contextlib.AbstractContextManager[object]:
+        """Inside, nobody else of this machine is, as far as the file system has locks: to look, and write at once.
+
+        Args:
+            within_s: How long somebody else may stay there, for whom nobody waits longer.
+        """
+        return contextlib.nullcontext()
 
     @abstractmethod
     def make(self) -> bool:

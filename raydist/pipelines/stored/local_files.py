@@ -14,6 +14,7 @@ from typing import BinaryIO, TypeVar, final
 from raydist.errors import DataLossError, FailedPreconditionError
 from raydist.failpoints import failpoint
 from raydist.pipelines.formats.files import OpenFile, file_errors
+from raydist.pipelines.stored.directory_lock import locked_directory
 from raydist.pipelines.stored.file_directory import DirectoryFiles, is_file_name, require_file_name
 
 __all__ = ["LocalFiles", "sync_directory"]
@@ -44,6 +45,9 @@ class LocalFiles(DirectoryFiles):
     @property
     def shown(self) -> str:
         return self.path
+
+    def alone(self, within_s: float) -> contextlib.AbstractContextManager[object]:
+        return locked_directory(self.path, within_s)
 
     def make(self) -> bool:
         parent = os.path.dirname(self.path)

@@ -80,7 +80,7 @@ class FitCheckpoints:
                 "A checkpoint of a fit with accumulate_steps must hold pending gradients, got one without. Make it by "
                 "rd.Checkpoint(..., gradients=True)."
             )
-        known = {id(obj) for obj in contents.named().values()}
+        known = {id(obj) for obj in contents.own().values()}
         missing = {name: obj for name, obj in self.objects.items() if id(obj) not in known}
         stack.enter_context(contents.holding({_GROUP: {**self._group(), **missing}}))
         within = manager.checkpoint_interval is not None or manager.interval_s is not None

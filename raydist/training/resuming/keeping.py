@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, final
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, final
 
 from raydist.training.resuming.fit_state import FitState
+
+if TYPE_CHECKING:
+    from raydist.distributed_dataset import DistributedDataset
 
 __all__ = ["Keeper", "Keepers"]
 
@@ -57,6 +61,10 @@ class Keepers:
         """Undo what hooks have changed that an uninterrupted `fit` would not have called here."""
         if self._source is not None:
             self._source.restore()
+
+    def before_draw(self, data: DistributedDataset) -> AbstractContextManager[None]:
+        """Inside, the batch whose step is to come counts as not drawn: a hook may save before it."""
+        return data._before_draw() if self._keepers else nullcontext()
 
     def after_execution(self, num_batches: int) -> None:
         """So many further batches are done."""

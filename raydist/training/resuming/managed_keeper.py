@@ -54,6 +54,7 @@ class ManagedKeeper(Keeper):
             return self._restored
         self._manager.watch()
         if self._resume:
+            self._manager.sync()  # what is still written is the newest, and then takes the place of others
             self._restored = self._manager.restore_or_initialize(self._fallback)
         return self._restored
 
