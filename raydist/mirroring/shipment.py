@@ -207,11 +207,20 @@ class Writes:
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give `tensor` these values in place; new memory only where shape, dtype or layout differ, or it is sparse."""
+    """Give `tensor` these values in place; new memory only where shape, dtype or layout differ, it is sparse, or
+    expanded: then several elements have one place in memory.
+    """
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.layout is values.layout
         # An assignment to the `.data` of a CSR tensor does nothing.
-        if alike and tensor.layout is not torch.sparse_coo:
+        if alike and tensor.layout is not torch.sparse_coo and not _is_expanded(tensor):
             tensor.copy_(values)
         else:
             tensor.data = values.to(tensor.device)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether torch refuses to write to it, as several of its elements are one."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -216,8 +216,11 @@ class Connected(Peers):
         """Give replicas that stood in the buffers of the first replica with rows, and their own metrics of before."""
         root = self._batch.present.index(True)
         buffers = self._mirror.export_buffers()
-        for buffer in buffers:
-            self._communicator.broadcast(buffer, root).wait()
+        for place, buffer in enumerate(buffers):
+            if buffer.layout is torch.strided:
+                self._communicator.broadcast(buffer, root).wait()
+            else:  # collectives carry numbers side by side
+                buffers[place] = self._gather_objects(buffer if self.rank == root else None)[root].to(self.device)
         if self.stands_in:
             self._mirror.import_buffers(buffers, own=self._held_buffers)
             self._mirror.restore_metrics(self._held_metrics)

@@ -49,6 +49,16 @@ def test_overwrite_in_place() -> None:
     assert parameter.requires_grad
 
 
+def test_an_expanded_tensor_gets_memory_that_it_can_be_written_to() -> None:
+    tensor = torch.ones(1, 2).expand(3, 2)
+    overwrite(tensor, torch.full((3, 2), 2.0))
+    assert tensor.tolist() == [[2.0, 2.0]] * 3
+    of_one = torch.ones(1, 2).expand(1, 2)
+    address = of_one.data_ptr()
+    overwrite(of_one, torch.zeros(1, 2))
+    assert (of_one.tolist(), of_one.data_ptr()) == ([[0.0, 0.0]], address)
+
+
 def test_writes_are_true_if_there_are_any() -> None:
     assert not Writes()
     assert Writes(requires_grad={1: False})

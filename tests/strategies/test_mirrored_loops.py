@@ -107,6 +107,32 @@ def test_a_replica_without_rows_counts_nothing(mirrored: Callable[[int], rd.Mirr
     assert zero.values == (2, 2, 0)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(1).expand(4), lambda: torch.eye(3).to_sparse(), lambda: torch.eye(3).to_sparse_csr()]
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_buffers_of_any_layout_are_taken_over_by_who_stood_in(
+    make: Callable[[], torch.Tensor], mirrored: Callable[[int], rd.MirroredStrategy]
+) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = nn.Linear(1, 1)
+        model.register_buffer("held", make())
+
+    def step(rows: torch.Tensor) -> None:
+        held: Any = model.held
+        model.held = held * (1 + len(rows) * rd.get_replica_context().replica_id_in_sync_group)
+
+    def seen() -> torch.Tensor:
+        return model.held.to_dense()  # type: ignore[operator,union-attr]
+
+    first = make().to_dense()
+    for rows in strategy.distribute_dataset(rd.Dataset.from_tensor_slices(torch.ones(3, 1)).batch(2)):
+        strategy.run(step, args=(rows,))
+    # Of the second batch the first replica has the only row: what it had made of the buffer is what both have.
+    assert all(torch.equal(one, first) for one in strategy.local_results(strategy.run(seen)))
+
+
 def test_a_replica_that_stands_in_adds_nothing_to_collectives(mirrored: Callable[[int], rd.MirroredStrategy]) -> None:
     strategy = mirrored(3)
     with strategy.scope():
