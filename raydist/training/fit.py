@@ -196,6 +196,7 @@ class Fit:
                 if not steps:
                     return {}
                 rows, logs = self._trackers.rows_and_logs()
+                self._callbacks.call("_end_pass")
             self._reporter.stop(steps, rows)
             self._state.end_training(logs)
         else:  # a checkpoint was saved while it was validated: the data is at the end of this epoch already

@@ -182,6 +182,9 @@ class Callback(TrainHooks, TestHooks, PredictHooks):
     def _set_data(self, data: DistributedDataset) -> None:
         """What `fit` trains on. Called before the first hook."""
 
+    def _end_pass(self) -> None:
+        """The training of an epoch is over; its pass over the data is closed next."""
+
     def state_dict(self) -> dict[str, Any]:
         """What the callback remembers of a training, for checkpoints: `fit(checkpoint=)` saves it.
 

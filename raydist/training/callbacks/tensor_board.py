@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import os
 
     from raydist.distributed_dataset import DistributedDataset
+    from raydist.pipelines.metering.stats import PipelineStats
 
 __all__ = ["TensorBoard"]
 
@@ -104,10 +105,14 @@ class TensorBoard(Callback):
         self._purge_step: int | None = None
         self._train_step = self._epoch_began_at = 0
         self._data: DistributedDataset | None = None
+        self._input: PipelineStats | None = None  # what it did in the epoch at hand, once that is known
         self._clock = InputClock(time.perf_counter)
 
     def _set_data(self, data: DistributedDataset) -> None:
         self._data = data
+
+    def _end_pass(self) -> None:
+        self._input = None if self._data is None else self._data.stats()
 
     def _global_step(self) -> int:
         return int(counter_of(self.model.strategy).value)
@@ -240,7 +245,7 @@ class TensorBoard(Callback):
         if self._write_steps_per_second:
             scalar("epoch_steps_per_second", steps / seconds)
         scalar("input/wait", self._clock.waiting() / seconds)
-        stats = None if self._data is None else self._data.stats()
+        stats, self._input = self._input, None
         if stats is not None and stats.stages:
             scalar("input/batches_per_second", stats.elements / stats.elapsed_s if stats.elapsed_s else 0.0)
             text("input/bottleneck", stats.findings[0] if stats.bottleneck else "none")
