@@ -12,6 +12,7 @@ from raydist.actors import step_relay
 from raydist.actors.step_head import DONE, HEAD, KEPT, LEAVE, STEPS
 from raydist.actors.step_relay import Relayed, StepRelay
 from raydist.channels.hub import ChannelEnd, ChannelHub
+from tests.collectives.wired_ranks import await_true
 
 LIMIT_S = 20.0
 
@@ -94,6 +95,7 @@ def test_an_answer_that_is_to_be_asked_for_ends_all_calls_and_the_rest_is_collec
     """The others may wait for who has failed: the driver is to tell them."""
     first = host.carry(1, (0, message(STEPS, 1)), (1, message(STEPS, 2)))
     second = host.carry(2, (0, message(STEPS, 3)), (1, message(STEPS, 4)))
+    await_true(lambda: len(host.relay._missing) == 4)  # else the first call may end before the second has begun
     host.answer(0, KEPT)
     early = [first.result(LIMIT_S), second.result(LIMIT_S)]
     assert [sent for one in early for sent in one.messages] == [(0, message(KEPT, 1))]
