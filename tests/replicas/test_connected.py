@@ -17,27 +17,9 @@ from raydist.replicas.replica_view import ReplicaView
 from raydist.replicas.rules import ReplicaRules, ReplicaVariables
 from raydist.values import PerReplica, ReduceOp
 from tests.collectives.threads import run_ranks
+from tests.replicas.noting_reducer import NotingReducer
 
 CPU = torch.device("cpu")
-
-
-class Reducer:
-    """Notes with which weights steps were opened."""
-
-    def __init__(self) -> None:
-        self.opened: list[tuple[float, bool]] = []
-
-    def attach(self, parameters: Any) -> None:
-        """Nothing to reduce here."""
-
-    def weigh(self, weight: float, op: ReduceOp, *, empty: bool) -> tuple[float, bool]:
-        return weight, empty
-
-    def begin_step(self, weight: tuple[float, bool], adds_up: bool) -> None:
-        self.opened.append(weight)
-
-    def end_step(self) -> None:
-        """Nothing was begun."""
 
 
 class Mirror:
@@ -72,17 +54,17 @@ class Mirror:
 
 
 def on_replicas(
-    world_size: int, body: Callable[[Connected, Reducer, Mirror], Any], rules: ReplicaRules | None = None
+    world_size: int, body: Callable[[Connected, NotingReducer, Mirror], Any], rules: ReplicaRules | None = None
 ) -> list[Any]:
     def main(group: LocalGroup) -> Any:
-        reducer, mirror = Reducer(), Mirror(group.rank)
+        reducer, mirror = NotingReducer(), Mirror(group.rank)
         return body(Connected(group, reducer, CPU, mirror, NonfinitePolicy(lambda _: []), rules), reducer, mirror)  # type: ignore[arg-type]  # stand-ins
 
     return run_ranks(world_size, main)
 
 
 def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         with peers.run((0, 2, 1), ReduceOp.MEAN, stand_in=True):
             stood_in = peers.stands_in
         return stood_in, reducer.opened, mirror.buffer.item()
@@ -95,7 +77,7 @@ def test_a_replica_without_rows_stands_in_and_takes_anothers_buffers() -> None:
 
 
 def test_after_an_error_others_rows_have_left_no_trace() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         def step() -> None:
             mirror.buffer = mirror.buffer + 10
             raise ZeroDivisionError
@@ -108,7 +90,7 @@ def test_after_an_error_others_rows_have_left_no_trace() -> None:
 
 
 def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         with peers.run((0, 2), ReduceOp.MEAN, stand_in=False):
             pass
         return peers.stands_in, reducer.opened, mirror.buffer.item()
@@ -119,7 +101,7 @@ def test_zero_rows_keep_their_buffers_and_weigh_nothing() -> None:
 def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> None:
     """Zero rows weigh nothing under MEAN alone: what was worked out for one run is not the other's."""
 
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         for op in (ReduceOp.MEAN, ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MEAN):
             with peers.run((2, 0), op, stand_in=False):
                 pass
@@ -129,7 +111,7 @@ def test_rows_that_come_again_weigh_what_the_reduction_of_their_run_says() -> No
 
 
 def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_them() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> list[float]:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> list[float]:
         mirror.buffer.zero_()
         held = []
         for mirror.aggregates_buffers in (False, True, True, False, False):
@@ -145,7 +127,7 @@ def test_buffers_are_agreed_on_after_each_batch_while_something_was_chosen_for_t
 
 
 def test_each_batch_of_a_loop_has_its_own_weights() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         with peers.run(None, ReduceOp.MEAN, stand_in=True):
             peers.next_batch((2, 2))
             peers.next_batch((3, 1))
@@ -159,14 +141,14 @@ def test_merge_call_sees_all_replicas_and_gives_each_its_part() -> None:
         pairs = zip(value.values, factor.values, strict=True)
         return PerReplica([number * times for number, times in pairs]), sum(value.values)
 
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         return peers.merge_call(merge, (peers.rank + 1,), {"factor": 10})
 
     assert on_replicas(2, body) == [(10, 3), (20, 3)]
 
 
 def test_a_run_counts_the_rows_of_its_batch_or_of_all_that_it_drew() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         with peers.run((3, 1), ReduceOp.MEAN, stand_in=True):
             peers.next_batch((5, 5))  # an argument comes first
             argument = peers.num_rows_seen
@@ -202,7 +184,7 @@ class Notes(ReplicaRules):
 def test_rules_are_told_of_each_batch_and_each_run() -> None:
     rules = Notes()
 
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> None:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> None:
         with peers.run((1,), ReduceOp.MEAN, stand_in=True):
             assert peers.step_optimizer("an optimizer", lambda: "done") == "done"  # type: ignore[arg-type]  # any will do
         with peers.run(None, ReduceOp.MEAN, stand_in=True):
@@ -221,7 +203,7 @@ def test_rules_are_told_of_each_batch_and_each_run() -> None:
 
 
 def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         peers._sync_check = None  # type: ignore[assignment]  # it would be used
         with peers.run((3, 1, 0), ReduceOp.MEAN, stand_in=True, check_in_sync=1):
             pass
@@ -231,7 +213,7 @@ def test_local_updates_weigh_nothing_but_rows_and_are_not_compared() -> None:
 
 
 def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> Any:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> Any:
         value = torch.tensor([1.0 + 2.0**-12], requires_grad=True)
         plain = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(timeout_seconds=5.0))
         small = peers.all_reduce(ReduceOp.SUM, value, CommunicationOptions(compression="fp16"))
@@ -246,7 +228,7 @@ def test_a_call_may_have_a_limit_and_a_compression_of_its_own() -> None:
 
 
 def test_only_the_strategys_implementation_can_carry_a_call() -> None:
-    def body(peers: Connected, reducer: Reducer, mirror: Mirror) -> None:
+    def body(peers: Connected, reducer: NotingReducer, mirror: Mirror) -> None:
         peers.implementation = "gloo"
         context = ReplicaContext(ReplicaView(("cpu",) * 2), peers)
         assert context.all_reduce("SUM", 1, options=CommunicationOptions(implementation="gloo")) == 2

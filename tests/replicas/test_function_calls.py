@@ -23,25 +23,9 @@ from raydist.replicas.step import StepHeader
 from raydist.summaries.destination import condition, taker
 from raydist.summaries.order import SummaryOrder
 from raydist.torch_modes import TorchModes
-from raydist.values import ReduceOp
+from tests.replicas.noting_reducer import NotingReducer
 
 CPU = torch.device("cpu")
-
-
-class Reducer:
-    """Nothing is reduced."""
-
-    def attach(self, parameters: Any) -> None:
-        """No hooks."""
-
-    def weigh(self, weight: float, op: ReduceOp, *, empty: bool) -> float:
-        return weight
-
-    def begin_step(self, weight: float, adds_up: bool) -> None:
-        """Nothing is open."""
-
-    def end_step(self) -> None:
-        """Nor is it now."""
 
 
 class Alone:
@@ -49,7 +33,7 @@ class Alone:
         group = LocalGroup(LocalHub(), Membership("alone", 0, 0, 1), 10.0).start()
         self.mirror = MirrorReplica(0)
         policy = NonfinitePolicy(lambda _: [])
-        self.peers = Connected(group, Reducer(), CPU, self.mirror, policy)  # type: ignore[arg-type]  # a stand-in
+        self.peers = Connected(group, NotingReducer(), CPU, self.mirror, policy)  # type: ignore[arg-type]  # a stand-in
         self.calls = FunctionCalls(self.mirror, accelerator_for("cpu"), 1.0)
         self.calls.join(ReplicaView(("cpu",), list), self.peers)
 

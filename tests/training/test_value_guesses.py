@@ -24,7 +24,8 @@ from raydist.replicas.replica_view import ReplicaView
 from raydist.training.value_guesses import guessing, update_alike
 from raydist.values import ReduceOp
 from tests.collectives.threads import run_ranks
-from tests.replicas.test_connected import Mirror, Reducer
+from tests.replicas.noting_reducer import NotingReducer
+from tests.replicas.test_connected import Mirror
 
 
 def on_pieces(
@@ -34,7 +35,7 @@ def on_pieces(
     rows = tuple(0 if rank == stand_in else len(piece) for rank, piece in enumerate(predictions))
 
     def main(group: LocalGroup) -> Metric:
-        reducer: Any = Reducer()
+        reducer: Any = NotingReducer()
         mirror: Any = Mirror(group.rank)
         peers = Connected(group, reducer, torch.device("cpu"), mirror, NonfinitePolicy(lambda _: []))
         metric: Metric = make()
