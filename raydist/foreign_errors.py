@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-__all__ = ["LEAVING", "Carried", "annotate", "as_exception", "message_of", "what_was_raised", "shown"]
+__all__ = ["LEAVING", "Carried", "annotate", "as_exception", "describe", "message_of", "shown", "what_was_raised"]
 
 LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 """What ends whoever it is raised in. All else is an error of what raised it, also where it is no `Exception`."""
@@ -77,6 +77,16 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:
         return f"<its __str__ raised {type(failure).__name__}; its arguments: {shown(error.args)}>"
+
+
+def describe(error: BaseException) -> str:
+    """Its class and the first line of what it says, for the message of another error.
+
+    >>> describe(ValueError("bad\\nand worse"))
+    'ValueError: bad'
+    """
+    error = what_was_raised(error)
+    return f"{type(error).__name__}: {message_of(error).partition(chr(10))[0]}"
 
 
 def shown(value: object) -> str:

@@ -23,6 +23,7 @@ from raydist.channels.hub import ChannelEnd, ChannelHub, Ticket
 from raydist.crowds import is_crowd
 from raydist.deferred_compiler import defer_compiler
 from raydist.errors import UnavailableError
+from raydist.foreign_errors import describe
 from raydist.fused_updates import speed_up_updates
 from raydist.large_products import speed_up_products
 from raydist.wide_pooling import speed_up_pooling
@@ -55,6 +56,7 @@ class ReplicaHost:
         self._hub: ChannelHub | None = None  # of a relay
         self._relay: StepRelay | None = None
         self._kept: dict[int, Any] = {}
+        self._failure: Exception | None = None  # of what serves, not of a step
         self._title = title_of_this_actor()
         self._main_thread = MainThreadRest(num_neighbours)
         self._in_crowd = is_crowd(num_neighbours)
@@ -124,7 +126,13 @@ class ReplicaHost:
         if self._end is not None:
             server = StepServer(self._end, self._runner, self._kept.__setitem__, reads_ahead=self._in_crowd)
             with self._rest_while(relaying=False):
-                server.serve(turn)
+                try:
+                    server.serve(turn)
+                except Exception as error:  # what was sent here is never answered: the driver must see nobody is there
+                    self._failure = error
+                    self._end.close()
+                    self._end = None
+                    raise
 
     def _rest_while(self, *, relaying: bool) -> contextlib.AbstractContextManager[None]:
         """Ray's calls bring steps to a relay, and few others: it rests while those that it has are on their way.
@@ -139,7 +147,10 @@ class ReplicaHost:
         """What came of a message of the channel, where that could not travel through it."""
         with _errors_travel():
             if number not in self._kept:
-                raise UnavailableError("What came of a message is lost: the process that was to pass it on is gone.")
+                reason = "the process that was to pass it on is gone"
+                if self._failure is not None:
+                    reason = f"this replica failed while it served steps ({describe(self._failure)})"
+                raise UnavailableError(f"What came of a message is lost: {reason}.") from self._failure
         return _told(self._kept.pop(number))
 
     def call(self, method: str, *args: Any) -> Any:

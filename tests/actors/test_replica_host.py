@@ -46,6 +46,8 @@ class Runner:
         pass
 
     def run_message(self, message: bytes, said: Any, more_wait: Callable[[], bool]) -> Answer:
+        if message == b"broken":
+            raise RuntimeError("not a step's error\nbut the runner's")
         return Answer((message,), ValueError("mine") if message == b"bad" else None)
 
     def ping(self, value: int) -> int:
@@ -151,6 +153,37 @@ def test_steps_come_through_a_channel_and_errors_are_kept_until_they_are_asked_f
         host.take_result(bad[0].ref)
     assert failure.value.before == Answer((b"bad",))
     assert isinstance(failure.value.portable.restore(), ValueError)
+    channel.close()
+
+
+def test_who_fails_while_it_serves_is_seen_to_be_gone_and_says_why() -> None:
+    host = ReplicaHost()
+    host.start(Runner, "first")
+    hub = ChannelHub.open(1)
+    assert host.open_channel(hub.ticket(0))
+    hub.all_opened()
+    failures: list[Exception] = []
+
+    def serve(rank: int, turn: int) -> None:
+        def served() -> None:
+            try:
+                host.serve(turn)
+            except RuntimeError as error:
+                failures.append(error)
+
+        threading.Thread(target=served).start()
+
+    channel = StepChannel(hub, 1, serve=serve, fetch=lambda rank, number: number)
+    (lost,) = channel.send([b"broken"]) or []
+    assert channel.wait([lost], 20)
+    assert channel.send([b"good"]) is None  # by Ray from now on
+    with pytest.raises(RemoteFailure) as failure:
+        host.take_result(lost.ref)
+    told = failure.value.portable.restore()
+    assert isinstance(told, UnavailableError)
+    assert "failed while it served steps (RuntimeError: not a step's error)" in str(told)
+    assert len(failures) == 1
+    host.serve(2)  # returns at once
     channel.close()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from raydist.errors import CancelledError
-from raydist.foreign_errors import what_was_raised
+from raydist.foreign_errors import describe, what_was_raised
 from raydist.replicas.dispatching.pace import Pace
 from raydist.replicas.messages.step_message import GroupResult, PlannedStep
 from raydist.replicas.results import StepResult
@@ -107,7 +107,8 @@ class SentGroup:
             raise what_was_raised(self.error)
         if self.error is not None and place > self._failed_at:
             raise CancelledError(
-                f"Step {self.first_step + place} was given up, because step {self.first_step + self._failed_at} failed."
+                f"Step {self.first_step + place} was given up, because step {self.first_step + self._failed_at} failed "
+                f"({describe(self.error)})."
             ) from self.error
         return [answer.results[place] for answer in self._answers or ()]
 
