@@ -57,6 +57,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "pipelines/stored/local_files.py": "tests/pipelines/stored/test_directory_files.py",
     "pipelines/stored/remote_files.py": "tests/pipelines/stored/test_directory_files.py",
     "replicas/served/worker_rules.py": "tests/replicas/served/test_worker_runner.py",
+    "strategies/closure_scheduler.py": "tests/strategies/test_parameter_server.py",
     "strategies/cluster_coordinator.py": "tests/strategies/test_parameter_server.py",
     "strategies/lock_step_link.py": "tests/strategies/test_mirrored.py",
     "strategies/loop_replicas.py": "tests/checkpoints/loops/test_on_replicas.py",

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, final
 
-from raydist.actors.readers.driver_iterator import DistributedIterator
 from raydist.checkpoints.sharing.dispatched_save import DispatchedSave
 from raydist.checkpoints.sharing.shared_restore import ShareRestorer
 from raydist.context.cluster_resolver import ClusterResolver, TFConfigClusterResolver
@@ -17,30 +15,26 @@ from raydist.context.run_call import require_call
 from raydist.context.step_counter import StepCounter
 from raydist.context.strategy_stats import StrategyStats
 from raydist.context.strategy_values import ValueContext
-from raydist.coordinator.closure_header import closure_header
 from raydist.coordinator.closures import Closure
 from raydist.coordinator.coordinator import Coordinator
 from raydist.coordinator.launch_served import Launched
 from raydist.coordinator.per_worker_input import PerWorkerInput
-from raydist.coordinator.remote_value import RemoteValue, fetched, holds_remote
+from raydist.coordinator.remote_value import RemoteValue, fetched
 from raydist.coordinator.restoring import SERVED_RESTORES, ServedRestorer
 from raydist.coordinator.saving import SERVED_SHARES, ServedSaver, ask_served
 from raydist.coordinator.served_request import ServedRequest
 from raydist.coordinator.workers_link import WorkersLink
 from raydist.distributed_dataset import InputSide
-from raydist.errors import FailedPreconditionError, InvalidArgumentError
+from raydist.errors import InvalidArgumentError
 from raydist.mirroring.driver import MirrorDriver
-from raydist.mirroring.shipment import Shipment
-from raydist.nest import leaves_in
 from raydist.options import RunOptions, Timeouts
 from raydist.parameter_servers.consistency import Consistency, require_consistency
 from raydist.parameter_servers.partitioners import VariablePartitioner
-from raydist.preemption.boundaries import boundary_number
 from raydist.replicas.runner import ReplicaRunner
 from raydist.replicas.step_summaries import counting
+from raydist.strategies.closure_scheduler import ClosureScheduler
 from raydist.strategies.hosted import HostedStrategy
 from raydist.strategies.served_cluster import ServedCluster, ServedTerms
-from raydist.summaries.order import SummaryOrder
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -147,7 +141,9 @@ class ParameterServerStrategy(HostedStrategy):
         )
         self._mirror = MirrorDriver(self._name, self._link(), self._cluster.device_types, serves_rows=True)
         self.per_worker = PerWorkerInput(lambda: self.num_workers, self._coordinator, self._pipelines, self._timeouts)
-        self._num_steps = 0
+        self._scheduler = ClosureScheduler(
+            self._mirror, self._coordinator, self.per_worker, self._summaries, self._gradient_reduce_op
+        )
         self._mirror.share_saver = ServedSaver(self._mirror, self._save_shares, self._cluster.nodes)
         self._restorer = ServedRestorer(
             self._mirror,
@@ -157,9 +153,7 @@ class ParameterServerStrategy(HostedStrategy):
             lambda versions: self._coordinator().note_seen(versions),
             self._timeouts.step_s,
         )
-        self._turn = threading.RLock()  # threads that schedule take turns: what one has prepared is sent next
         self._uncounted = 0  # closures that make global steps, and are not in the counter yet
-        self._is_ending = False  # somebody closes it, and waits for what was scheduled before
         self._last_stats = StrategyStats()
         self.attached = {}
 
@@ -257,59 +251,17 @@ class ParameterServerStrategy(HostedStrategy):
         """
         self._begin_run()
         require_call(fn, args, kwargs, options)
-        return self._schedule(fn, tuple(args), dict(kwargs or {}), options or RunOptions())
-
-    def _schedule(self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions) -> RemoteValue:
-        leaves = leaves_in((args, kwargs))
-        if holds_remote((args, kwargs)):
-            raise InvalidArgumentError(
-                "The arguments of a closure must be values, got a RemoteValue, which may not be computed yet. Fetch it "
-                "first: value.get(), or coordinator.fetch(value)."
-            )
-        with self._turn:
-            return self._schedule_in_turn(fn, args, kwargs, options, leaves)
-
-    def _schedule_in_turn(
-        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions, leaves: Sequence[Any]
-    ) -> RemoteValue:
-        if self._is_ending:
-            raise FailedPreconditionError(
-                "This ParameterServerStrategy must be open to run a step, but it is being closed. Let threads that "
-                "schedule end before close()."
-            )
-        coordinator = self._coordinator()
-        if any(isinstance(leaf, DistributedIterator) for leaf in leaves):
-            coordinator.join()  # one worker reads it at a time
-        coordinator.raise_error()
-        externals = {"strategy": self, **self.per_worker.externals()}
-        with self._summaries.noting():
-            shipment = self._mirror.prepare(fn, args, kwargs, externals=externals, carried=self._carried())
-        make_header = functools.partial(self._header, shipment, options, self._summaries.order())
-        closure = coordinator.schedule(shipment, make_header, shipment.digest, boundary=boundary_number())
-        self._mirror.dispatched()
-        self._num_steps += 1
-        return RemoteValue(coordinator, closure)
+        return self._scheduler.schedule(
+            fn, tuple(args), dict(kwargs or {}), options or RunOptions(), strategy=self, carried=self._carried
+        )
 
     def _save_shares(self, function: Callable[..., Any], token: str, *args: Any) -> DispatchedSave:
         """Have servers copy what they hold once all that was scheduled has ended, before anything else begins."""
         self._require_open("save")
         side = self._cluster.launch().side
-        closure = self._schedule_alone(function, (SERVED_SHARES, *args), {"shares": SERVED_SHARES})
+        closure = self._schedule_alone(function, "shares", SERVED_SHARES, args)
         ask = functools.partial(ask_served, closure, functools.partial(side.saved, token))
         return self._note_save(DispatchedSave(ask, self._timeouts.step_s))
-
-    def _schedule_alone(
-        self, function: Callable[..., Any], args: tuple[Any, ...], externals: Mapping[str, Any]
-    ) -> Closure:
-        """Have a worker do what is no step of the program, while nothing else runs."""
-        with self._turn:
-            shipment = self._mirror.prepare(
-                function, args, externals={"strategy": self, **externals, **self.per_worker.externals()}
-            )
-            make_header = functools.partial(self._header, shipment, RunOptions(), None, looks_only=True)
-            closure = self._coordinator().schedule(shipment, make_header, shipment.digest, alone=True)
-            self._mirror.dispatched()
-            return closure
 
     def _find_restorer(self) -> ShareRestorer | None:
         return self._restorer
@@ -318,19 +270,12 @@ class ParameterServerStrategy(HostedStrategy):
         """Have a worker do its part of a restore, after all that was scheduled; what the function returns."""
         self._require_open("restore")
         self._coordinator().join()
-        closure = self._schedule_alone(function, (SERVED_RESTORES, *args), {"served_restores": SERVED_RESTORES})
+        closure = self._schedule_alone(function, "served_restores", SERVED_RESTORES, args)
         return self._coordinator().value_of(closure)
 
-    def _header(
-        self,
-        shipment: Shipment,
-        options: RunOptions,
-        summaries: SummaryOrder | None,
-        number: int,
-        looks_only: bool = False,
-    ) -> bytes:
-        reduce_op = self._gradient_reduce_op(options)
-        return closure_header(shipment, options, reduce_op, summaries, number, looks_only=looks_only)
+    def _schedule_alone(self, function: Callable[..., Any], name: str, first: Any, args: tuple[Any, ...]) -> Closure:
+        """Have a worker call this with `first`, which workers have under this name, while nothing else runs."""
+        return self._scheduler.schedule_alone(function, (first, *args), {name: first}, strategy=self)
 
     def _read_remote(self, value: Any) -> Any:
         return fetched(value)
@@ -353,7 +298,7 @@ class ParameterServerStrategy(HostedStrategy):
 
     def stats(self) -> StrategyStats:
         self._process.require("asked")
-        if not self._closed and self._cluster.launched is not None and self._num_steps:
+        if not self._closed and self._cluster.launched is not None and self._scheduler.num_steps:
             self._drain()
             self._last_stats = self._count(self._cluster.launched)
         return self._last_stats
@@ -361,7 +306,7 @@ class ParameterServerStrategy(HostedStrategy):
     def _count(self, launched: Launched) -> StrategyStats:
         counts = launched.coordinator.read_all(ReplicaRunner.nonfinite_counts.__name__)
         return StrategyStats(
-            self._num_steps,
+            self._scheduler.num_steps,
             sum(found for found, _ in counts),
             sum(skipped for _, skipped in counts),
             servers=tuple(launched.side.statistics()),
@@ -371,7 +316,7 @@ class ParameterServerStrategy(HostedStrategy):
         return self
 
     def _finish(self) -> None:
-        self._is_ending = True  # else a thread that goes on scheduling would keep it open for ever
+        self._scheduler.end()  # else a thread that goes on scheduling would keep it open for ever
         self._drain()
         self._await_saves()
         self._metrics.publish()
@@ -383,7 +328,7 @@ class ParameterServerStrategy(HostedStrategy):
             self._cluster.launched.close()
 
     def _release_variables(self, *, fetch: bool) -> None:
-        reachable = fetch and self._cluster.launched is not None and self._num_steps > 0
+        reachable = fetch and self._cluster.launched is not None and self._scheduler.num_steps > 0
         is_behind = reachable and self._mirror.is_behind
         if reachable:
             with contextlib.suppress(Exception):  # what happened before is on its way to the user
