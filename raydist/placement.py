@@ -142,7 +142,8 @@ def require_feasible(request: Request, outlook: Outlook) -> None:
     raise FailedPreconditionError(
         f"The cluster can never hold {len(request.bundles)} {request.what}. Asked: {request}; but {reason}{added}. "
         f"There is: {_describe_nodes(request, nodes)}. Ask for fewer or less (resources_per_replica, "
-        "resources_per_input_worker), or give the cluster nodes that can hold it before you start."
+        "resources_per_server, resources_per_input_worker), or give the cluster nodes that can hold it before you "
+        "start."
     )
 
 

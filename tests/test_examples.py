@@ -98,7 +98,6 @@ def test_a_strategy_of_ones_own_averages_parameters(scripts: Scripts) -> None:
     assert 1e-6 < from_one_4 < 0.1
 
 
-@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_a_strategy_of_ones_own_keeps_what_a_strategy_promises(scripts: Scripts) -> None:

@@ -20,7 +20,8 @@ def reduce(op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None, num
     reduction = ReduceOp.parse(op)
     if reduction not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise InvalidArgumentError(
-            f"strategy.reduce takes SUM or MEAN, got {reduction.name}. Gather and reduce locally."
+            f"strategy.reduce takes SUM or MEAN, got {reduction.name}. Gather and reduce locally: "
+            "strategy.gather(value, axis=0)."
         )
     axes = None if axis is None else _axes(axis)
     return map_structure(lambda leaf: _reduce_leaf(reduction, leaf, axes, num_replicas), value)
@@ -100,7 +101,7 @@ def require_one_structure(structures: Mapping[int, Structure], what: str) -> Non
         if structure != structures[first]:
             raise SpecError(
                 f"{what} must return one structure on all replicas, got {structures[first]} from replica {first} and "
-                f"{structure} from replica {rank}. Return the same keys everywhere."
+                f"{structure} from replica {rank} (* is a value). Return the same nest everywhere."
             )
 
 

@@ -16,7 +16,7 @@ from raydist.mirroring.attributes import ControlState
 from raydist.mirroring.calls import ReplicaLink
 from raydist.mirroring.handles import DriverTable
 from raydist.mirroring.lazy_states import LazyStates
-from raydist.mirroring.mirrored_rows import MirroredRows
+from raydist.mirroring.mirrored_rows import GoneRows, MirroredRows
 from raydist.mirroring.objects import MirroredClasses
 from raydist.mirroring.shipment import Writes
 from raydist.mirroring.variables import Variables
@@ -117,6 +117,11 @@ class Aspects:
 
     def make_plain(self) -> None:
         """Nothing is mirrored any more."""
-        objects = [obj for _, obj in self._table.objects() if not isinstance(obj, torch.Tensor)]
-        to_plain = [functools.partial(self._classes.plain, obj) for obj in objects]
+        to_plain = [functools.partial(self._make_plain, obj) for _, obj in self._table.objects()]
         attempt_all([self._table.clear, self._variables.release, self._states.expire, *to_plain])
+
+    def _make_plain(self, obj: Any) -> None:
+        if isinstance(obj, torch.Tensor):
+            attach_access(obj, GoneRows())
+        else:
+            self._classes.plain(obj)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 
+from raydist.errors import FailedPreconditionError
 from raydist.mirroring.calls import MirrorCalls, ReplicaLink
 
-__all__ = ["MirroredRows"]
+__all__ = ["GoneRows", "MirroredRows"]
 
 
 @final
@@ -33,3 +34,23 @@ class MirroredRows:
 
     def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> None:
         self._link.call(0, MirrorCalls.import_rows, self._handle, states)
+
+
+@final
+class GoneRows:
+    """What takes its place when the strategy is closed (a `RowAccess`): the rows went with the servers."""
+
+    def pull(self, weight: torch.Tensor, rows: torch.Tensor) -> NoReturn:
+        self._refuse()
+
+    def export_rows(self, weight: torch.Tensor) -> NoReturn:
+        self._refuse()
+
+    def import_rows(self, weight: torch.Tensor, states: Sequence[Mapping[str, Any]]) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise FailedPreconditionError(
+            "The rows of this embedding lay on parameter servers, and went with them when the strategy was closed. "
+            "Save an rd.Checkpoint, or call export_rows(), before close(); restore it in the scope of a new strategy."
+        )

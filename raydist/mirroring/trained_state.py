@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -36,9 +37,9 @@ def trained_state(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def names_of(parameters: Iterable[torch.nn.Parameter], objects: Iterable[Any]) -> list[str]:
     """What to call parameters, by the modules among `objects` that have them.
 
-    >>> layer = torch.nn.Linear(1, 1)
-    >>> names_of([layer.bias, torch.nn.Parameter(torch.ones(2, 3))], [layer])
-    ['Linear.bias', 'a parameter of shape (2, 3)']
+    >>> layer, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    >>> names_of([layer.bias, other.bias, torch.nn.Parameter(torch.ones(2, 3))], [layer, other])
+    ['Linear.bias', 'Linear(2).bias', 'a parameter of shape (2, 3)']
     """
     names = _parameter_names(objects)
     return [names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}") for parameter in parameters]
@@ -56,12 +57,19 @@ def row_tables(objects: Iterable[Any]) -> frozenset[int]:
 
 
 def _parameter_names(objects: Iterable[Any]) -> dict[int, str]:
+    """By identity. Of several modules of one class the second is `Linear(2)`: names tell parameters apart."""
+    modules = [obj for obj in objects if isinstance(obj, torch.nn.Module)]
+    inner = {id(child) for module in modules for child in module.modules() if child is not module}
     names: dict[int, str] = {}
-    for obj in objects:
-        if isinstance(obj, torch.nn.Module):
-            for name, parameter in obj.named_parameters():
-                longer = f"{type(obj).__name__}.{name}"
-                names[id(parameter)] = max(longer, names.get(id(parameter), ""), key=len)  # of the outermost module
+    num_of_class: Counter[str] = Counter()
+    for module in modules:
+        if id(module) in inner:
+            continue
+        kind = type(module).__name__
+        num_of_class[kind] += 1
+        title = kind if num_of_class[kind] == 1 else f"{kind}({num_of_class[kind]})"
+        for name, parameter in module.named_parameters():
+            names.setdefault(id(parameter), f"{title}.{name}")
     return names
 
 

@@ -54,7 +54,13 @@ CHECKS: tuple[Callable[[rd.Strategy], None], ...] = (
 
 
 # Those of strategies whose replicas train on gradients of their own in the place of those that need global ones.
-_NEED_GLOBAL_GRADIENTS = (check_gradient_reduction, check_orders, check_state_dict, check_training)
+_NEED_GLOBAL_GRADIENTS = (
+    check_gradient_reduction,
+    check_orders,
+    check_state_dict,
+    check_inference_mode,  # compares what all replicas compute with what the driver does
+    check_training,
+)
 
 
 def checks_of(strategy: rd.Strategy) -> tuple[Callable[[rd.Strategy], None], ...]:

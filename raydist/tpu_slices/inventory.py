@@ -10,7 +10,7 @@ from typing import final
 from raydist.errors import InvalidArgumentError
 from raydist.tpu_slices.shape import SliceShape, parse_version
 
-__all__ = ["TpuHost", "choose_shape", "count_whole", "describe_slices"]
+__all__ = ["TpuHost", "choose_shape", "count_whole", "describe_slices", "labels_of_single_host"]
 
 
 @final
@@ -94,13 +94,33 @@ def count_whole(hosts: Sequence[TpuHost], shape: SliceShape) -> int:
     >>> count_whole(hosts, SliceShape.of("v4", "2x2x2")), count_whole(hosts[:1], SliceShape.of("v4", "2x2x2"))
     (1, 0)
     """
-    fitting = [
-        host for host in hosts if _fits(host, shape.topology, shape.version) and host.chips == shape.chips_per_host
-    ]
+    fitting = _hosts_of(hosts, shape)
     if shape.num_hosts == 1:
         return len(fitting)
     sizes = Counter(host.slice_name for host in fitting if host.slice_name)
     return sum(size >= shape.num_hosts for size in sizes.values())
+
+
+def labels_of_single_host(hosts: Sequence[TpuHost], shape: SliceShape) -> dict[str, str]:
+    """By which labels Ray is to find a slice of one host: by chips alone it takes a host of any other slice as well.
+
+    Empty where there are more hosts, which it finds by their slice's name, or where hosts have no labels.
+
+    >>> hosts = [TpuHost("10.0.0.1", 4, 4, "a", "v4-16", "2x2x2"), TpuHost("10.0.0.3", 4, 4, "b", "v5litepod-4", "2x2")]
+    >>> labels_of_single_host(hosts, SliceShape.of("v5litepod", "2x2", 4))
+    {'ray.io/tpu-pod-type': 'v5litepod-4', 'ray.io/tpu-topology': '2x2'}
+    >>> labels_of_single_host(hosts, SliceShape.of("v4", "2x2x2"))
+    {}
+    """
+    kinds = {(host.pod_type, host.topology) for host in _hosts_of(hosts, shape) if host.pod_type and host.topology}
+    if shape.num_hosts > 1 or not kinds:
+        return {}
+    pod_type, topology = min(kinds)
+    return {"ray.io/tpu-pod-type": pod_type, "ray.io/tpu-topology": topology}
+
+
+def _hosts_of(hosts: Sequence[TpuHost], shape: SliceShape) -> list[TpuHost]:
+    return [host for host in hosts if _fits(host, shape.topology, shape.version) and host.chips == shape.chips_per_host]
 
 
 def describe_slices(hosts: Sequence[TpuHost]) -> str:

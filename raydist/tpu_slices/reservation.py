@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from raydist.errors import DeadlineExceededError, FailedPreconditionError
-from raydist.tpu_slices.inventory import TpuHost, count_whole, describe_slices
+from raydist.tpu_slices.inventory import TpuHost, count_whole, describe_slices, labels_of_single_host
 from raydist.tpu_slices.shape import SliceShape
 
 __all__ = ["cluster_adds_tpus", "place_slice", "tpu_hosts"]
@@ -121,6 +121,7 @@ class _Request:
 
     def _ask(self) -> None:
         try:
+            labels = labels_of_single_host(tpu_hosts(), self._shape)
             granted = slice_placement_group(
                 self._shape.topology,
                 self._shape.version,
@@ -129,6 +130,7 @@ class _Request:
                 name=self._name,
                 chips_per_vm=self._shape.chips_per_host,
                 head_reservation_timeout_s=self._timeout_s,
+                bundle_label_selector=[labels] if labels else None,
             )
         except Exception as error:  # whatever it is, it is why there is no slice
             self.error = error

@@ -122,6 +122,13 @@ def test_bad_reduce(op: str, value: Any, axis: Any, message: str) -> None:
         reduce(op, value, axis, 2)
 
 
+def test_other_reductions_are_told_what_to_do_instead() -> None:
+    for op in ("MAX", "MIN", "PRODUCT"):
+        with pytest.raises(InvalidArgumentError, match=f"takes SUM or MEAN, got {op}\\. Gather and reduce locally"):
+            reduce(op, UNEVEN, None, 2)
+    assert gather(UNEVEN, 0).max() == 5.0
+
+
 def test_what_is_no_number_cannot_be_reduced() -> None:
     with pytest.raises(SpecError, match=r"tensors and numbers .* got NoneType: None as value 2 of 2\. Return one"):
         reduce("SUM", PerReplica([1.0, None]), None, 2)
@@ -162,5 +169,5 @@ def test_values_of_replicas_become_one_nest() -> None:
     x, rest = regroup([(1, {"a": 2}), (3, {"a": 4})])
     assert (x.values, rest["a"].values) == ((1, 3), (2, 4))
     assert regroup([[1], [2]]).values == ([1], [2])  # a list is a leaf
-    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} from replica 0 and \* from replica 1\. Return"):
+    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} from replica 0 and \* from replica 1 \(\* is a value\)\. Return the same nest"):
         regroup([{"a": 1}, 2])

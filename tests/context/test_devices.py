@@ -48,3 +48,10 @@ def test_unknown_name(bad: object) -> None:
 def test_bad_lists(devices: object, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         parse_devices(devices, gpus_on_node=0)
+
+
+def test_devices_named_twice_are_told_how_cpu_replicas_are_named() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r'differ, got GPU:1, GPU:0, GPU:1\. Several CPU replicas are "CPU:0", "CPU:1"'
+    ):
+        parse_devices(["cuda:1", "GPU:0", torch.device("cuda", 1)], gpus_on_node=2)

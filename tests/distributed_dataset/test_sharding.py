@@ -319,6 +319,14 @@ def test_fewer_files_than_workers(files: list[str], policy: AutoShardPolicy) -> 
         distribute(batches_of(files[:2], 4, policy), side, OPTIONS)
 
 
+@pytest.mark.parametrize("policy", [FILE, AUTO])
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_the_files_that_are_too_few_are_counted(files: list[str], policy: AutoShardPolicy, num_files: int) -> None:
+    message = f"one file for each of 3 workers, but there are {num_files} in this dataset. Use AutoShardPolicy.DATA, "
+    with fake_side(3, num_workers=3) as side, pytest.raises(InvalidArgumentError, match=message):
+        distribute(batches_of(files[:num_files], 4, policy), side, OPTIONS)
+
+
 def test_workers_with_unlike_numbers_of_replicas(files: list[str]) -> None:
     with fake_side(3, num_workers=2) as side:
         assert list(distribute(batches_of(files, 4, DATA), side, OPTIONS))

@@ -56,12 +56,18 @@ def test_equal_replicas_pass() -> None:
     assert all(torch.equal(other, first) for other in others)
 
 
-def test_parameters_in_swapped_places_are_named() -> None:
+@pytest.mark.parametrize(
+    ("with_model", "first_name", "second_name"),
+    [(True, r"\S*0\.weight", r"\S*1\.weight"), (False, r"Linear\.weight", r"Linear\(2\)\.weight")],
+)
+def test_parameters_in_swapped_places_are_named(with_model: bool, first_name: str, second_name: str) -> None:
+    """Also where a step uses two modules of one class, which nothing around them tells apart."""
+
     def main(group: LocalGroup) -> str:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        objects = [model, *model.parameters()]  # as they were made: that order stays
         first, second = model
+        objects = [*([model] if with_model else [first, second]), *model.parameters()]  # as they were made: it stays
         if group.rank == 1:
             first.weight, second.weight = second.weight, first.weight
         check = SyncCheck(group, lambda value: gathered(group, value), lambda: objects)
@@ -70,7 +76,7 @@ def test_parameters_in_swapped_places_are_named() -> None:
         return caught.value.message
 
     for told in run_ranks(3, main):
-        assert re.search(r"got replica 0: \S*0\.weight .*; replica 1: \S*1\.weight .* into other places", told)
+        assert re.search(f"got replica 0: {first_name} .*; replica 1: {second_name} .* into other places", told)
 
 
 def add(amount: float) -> Change:

@@ -70,6 +70,91 @@ def test_a_step_that_moves_the_model_is_told_so_and_the_model_stays(two: rd.Mirr
     )
 
 
+def test_a_model_that_the_program_moves_is_named_with_its_way_back(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    model.to("meta")
+    said = r"has them \(cpu\); parameter 'weight' of module Linear was moved to meta\. Leave out \.to\(device\): each"
+    with pytest.raises(rd.FailedPreconditionError, match=said):
+        two.run(lambda: model.weight.sum())
+    with two.scope():
+        model.to_empty(device="cpu").load_state_dict(values)
+    assert two.run(lambda: model.weight.item()).values == (values["weight"].item(),) * 2
+
+
+def run_again() -> Any:
+    return rd.get_strategy().run(lambda: 1)
+
+
+def run_another() -> Any:
+    return rd.OneDeviceStrategy("cpu").run(lambda: 1)
+
+
+def enter_scope() -> bool:
+    with rd.get_strategy().scope():
+        return True
+
+
+def wrap_model() -> bool:
+    return nn.parallel.DistributedDataParallel(nn.Linear(1, 1)).training
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "message"),
+    [
+        (run_again, rd.FailedPreconditionError, "run is for the driver: .* in strategy.run. Call it around the step"),
+        (run_another, rd.FailedPreconditionError, "by the driver, not inside of another run. Call the function itself"),
+        (enter_scope, rd.FailedPreconditionError, "inside of strategy.run. Enter it around what creates the model"),
+        (wrap_model, ValueError, "(?s)not been initialized.*rd.get_replica_context.*no DistributedDataParallel around"),
+    ],
+)
+def test_what_a_step_must_not_call_says_what_to_call(
+    two: rd.MirroredStrategy, step: Callable[[], Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        two.local_results(two.run(step))
+    notes = "\n".join(caught.value.__notes__)
+    assert re.search(message, f"{caught.value}\n{notes}")
+    assert re.search(r"In step \d+ on replica 0 \(cpu\)", notes)
+    assert two.run(lambda: 1).values == (1, 1)
+
+
+def test_parameters_that_one_replica_puts_into_other_places_are_named(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def step(swaps: bool) -> bool:
+        first, second = model
+        if swaps and rd.get_replica_context().replica_id_in_sync_group == 1:
+            first.weight, second.weight = second.weight, first.weight
+        return True
+
+    checked = rd.RunOptions(check_in_sync=1)
+    assert two.run(step, args=(False,), options=checked).values == (True, True)
+    said = r"replica 0: \S*0\.weight .*; replica 1: \S*1\.weight .*Look for .* that only some put into other places"
+    with pytest.raises(rd.CollectiveMismatchError, match=said):
+        two.local_results(two.run(step, args=(True,), options=checked))
+    assert two.run(step, args=(False,), options=checked).values == (True, True)  # all have those of the first again
+
+
+def test_nan_on_one_replica_is_told_with_what_to_look_at(two: rd.MirroredStrategy) -> None:
+    with two.scope():
+        model = nn.Linear(1, 1)
+
+    def step(x: torch.Tensor) -> bool:
+        model(x.float().view(-1, 1)).sum().backward()
+        return True
+
+    x = rows(two, [[1.0], [float("nan")]])
+    said = (
+        r"must be finite .*, got NaN or infinity in backward pass 1 .* from replica 1: Linear\.weight \(NaN\)\. "
+        r"Look at loss and rows .* or let on_nonfinite=\"skip\""
+    )
+    with pytest.raises(rd.FailedPreconditionError, match=said):
+        two.local_results(two.run(step, args=(x,), options=rd.RunOptions(on_nonfinite="raise")))
+
+
 @pytest.mark.parametrize(("kind", "args"), [(Departure, ("left",)), (Mute, (1, 2))])
 def test_any_error_of_a_step_keeps_its_type_and_names_replica_and_step(
     two: rd.MirroredStrategy, kind: type[BaseException], args: tuple[Any, ...]

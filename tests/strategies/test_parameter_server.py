@@ -399,6 +399,21 @@ def test_after_close_nothing_is_scheduled_and_variables_are_plain(ray_cluster: N
         coordinator.join()
 
 
+def test_rows_of_a_closed_strategy_are_told_to_be_gone(ray_cluster: None) -> None:
+    with few_workers(1) as made:
+        with made.scope():
+            table = rd.ShardedEmbedding(100, 4)
+        made.run(lambda: table(torch.tensor([1])).sum()).get()
+    reads: list[Callable[[], Any]] = [
+        lambda: table(torch.tensor([1])),
+        table.export_rows,
+        lambda: copy.deepcopy(table)(torch.tensor([1])),
+    ]
+    for read in [*reads, *reads]:
+        with pytest.raises(rd.FailedPreconditionError, match=r"rows .* closed\. Save an rd\.Checkpoint.*export_rows"):
+            read()
+
+
 def test_while_it_closes_nothing_new_is_scheduled(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that goes on scheduling would keep it open for ever."""
     made = few_workers(1)

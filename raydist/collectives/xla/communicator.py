@@ -13,10 +13,11 @@ from raydist.collectives.flights import Flight
 from raydist.collectives.generation import Generation
 from raydist.collectives.parts import check_rows, check_swapped, gather_padded
 from raydist.collectives.process_group_backend import ProcessGroupBackend
-from raydist.collectives.wire import stage_reduction
+from raydist.collectives.wire import Staged, stage_reduction
 from raydist.collectives.xla.chip import Chip
 from raydist.collectives.xla.flight import XlaFlight
 from raydist.collectives.xla.group import XlaGroup
+from raydist.collectives.xla.nan_marks import mark_nan, put_nan_back
 from raydist.errors import DeadlineExceededError, RaydistError
 from raydist.values import ReduceOp
 
@@ -98,12 +99,20 @@ class XlaCommunicator(JoiningCommunicator):
 
     def _reduce(self, operation: str, tensor: torch.Tensor, op: ReduceOp) -> Work:
         staged = stage_reduction(tensor, op, self.world_size)
+        return self._launch_reduction(operation, tensor, staged, op, staged.deliver)
 
-        def deliver(result: torch.Tensor) -> None:
-            staged.values.copy_(result)
-            staged.deliver()
+    def _launch_reduction(
+        self, operation: str, tensor: torch.Tensor, staged: Staged, op: ReduceOp, deliver: Callable[[], None]
+    ) -> Work:
+        """Reduce what is staged; `deliver` is called when it holds the result."""
+        has_marks = op in (ReduceOp.MIN, ReduceOp.MAX) and staged.values.is_floating_point()
+        sent = mark_nan(staged.values, op) if has_marks else staged.values
 
-        return self._launch(operation, tensor, lambda group, call: group.all_reduce(call, staged.values, op), deliver)
+        def take(result: torch.Tensor) -> None:
+            staged.values.copy_(put_nan_back(result) if has_marks else result)
+            deliver()
+
+        return self._launch(operation, tensor, lambda group, call: group.all_reduce(call, sent, op), take)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         target = tensor.detach()
@@ -153,17 +162,11 @@ class XlaCommunicator(JoiningCommunicator):
     def reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], op: ReduceOp) -> Work:
         staged = stage_reduction(torch.stack(inputs), op, self.world_size)
 
-        def deliver(result: torch.Tensor) -> None:
-            staged.values.copy_(result)
+        def deliver() -> None:
             staged.deliver()
             _assign(output.detach(), staged.target[self.rank])
 
-        return self._launch(
-            f"reduce_scatter({op.value})",
-            output,
-            lambda group, call: group.all_reduce(call, staged.values, op),
-            deliver,
-        )
+        return self._launch_reduction(f"reduce_scatter({op.value})", output, staged, op, deliver)
 
     def send(self, tensor: torch.Tensor, destination: int) -> Work:
         operation = f"send(to={destination})"
