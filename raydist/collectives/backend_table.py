@@ -55,5 +55,8 @@ def backends_for(
     if not serving:
         served = ", ".join(dict.fromkeys(kind for backend in named for kind in backend.devices))
         with_backend = "" if name == AUTO else f" with the backend {name!r}"
-        raise InvalidArgumentError(f"A group{with_backend} must be on one of {served}, got device {device}.")
+        raise InvalidArgumentError(
+            f"A group{with_backend} must be on one of {served}, got device {device}. Let raydist choose what serves "
+            f'it: "{AUTO}" (CommunicationOptions.implementation), and no cross_device_ops that is for others.'
+        )
     return serving

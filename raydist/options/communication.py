@@ -25,9 +25,10 @@ class CommunicationOptions:
             across hosts shared memory inside each and connections between them. "shm", "gloo", "nccl" and
             "hierarchical" ask for one, and are an error where it cannot serve.
         compression: Gradients of float32 parameters, sparse ones included, travel as "fp16" or "bf16": half the bytes.
-            Each replica's share is rounded once, and the sum: once by shared memory, which adds up in float32, after
-            each addition by gloo and NCCL. What is beyond 65504 becomes infinite as "fp16". Parameters, gradients of
-            other dtypes and values of `ctx.all_reduce` stay as they are. None sends all as they are.
+            Each replica's share is rounded once, and the sum: once by shared memory, which adds up in float32, across
+            hosts once on each and once between them, after each addition by gloo and NCCL. What is beyond 65504 becomes
+            infinite as "fp16". Parameters, gradients of other dtypes and values of `ctx.all_reduce` stay as they are.
+            None sends all as they are.
 
     Raises:
         InvalidArgumentError: A value is none of these.

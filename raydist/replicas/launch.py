@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import torch
+
 from raydist.actors.replica import ReplicaActors, Seat
 from raydist.cluster import Cluster, Node, address_for, hosts_of, living_nodes, place, release
+from raydist.collectives.backend_table import backends_for
 from raydist.collectives.opening import open_communicator
 from raydist.collectives.ray_backend import create_group
 from raydist.collectives.rendezvous.store import RendezvousStore
@@ -104,7 +107,12 @@ def make_setups(
     timeouts: Timeouts,
     communication: CommunicationOptions,
 ) -> tuple[ReplicaSetup, ...]:
-    """What each replica is, one for each of `worker_devices` (their names for the user), worker by worker."""
+    """What each replica is, one for each of `worker_devices` (their names for the user), worker by worker.
+
+    Raises:
+        InvalidArgumentError: What is to carry their values does not serve devices of this kind.
+    """
+    backends_for(torch.device({"GPU": "cuda", "TPU": "xla"}.get(kind, "cpu")), communication.implementation)
     return tuple(
         ReplicaSetup(
             name=name,

@@ -169,5 +169,8 @@ def test_values_of_replicas_become_one_nest() -> None:
     x, rest = regroup([(1, {"a": 2}), (3, {"a": 4})])
     assert (x.values, rest["a"].values) == ((1, 3), (2, 4))
     assert regroup([[1], [2]]).values == ([1], [2])  # a list is a leaf
-    with pytest.raises(SpecError, match=r"got \{'a': '\*'\} from replica 0 and \* from replica 1 \(\* is a value\)\. Return the same nest"):
+    with pytest.raises(
+        SpecError,
+        match=r"got \{'a': '\*'\} from replica 0 and \* from replica 1 \(\* is a value\)\. Return the same nest",
+    ):
         regroup([{"a": 1}, 2])

@@ -11,6 +11,7 @@ import torch
 import raydist as rd
 from raydist.context.devices import Device
 from raydist.strategies.cross_device_ops import accumulation_of, options_of
+from tests.conftest import live_actors
 
 DEVICES = [Device("CPU", index) for index in range(3)]
 
@@ -53,6 +54,17 @@ def test_packs_are_counted(packs: Any) -> None:
     for kind in (rd.NcclAllReduce, rd.HierarchicalCopyAllReduce):
         with pytest.raises(rd.InvalidArgumentError, match="num_packs must be a number of packs >= 0"):
             kind(packs)
+
+
+@pytest.mark.ray
+def test_what_does_not_serve_the_devices_is_told_before_anything_starts(ray_cluster: None) -> None:
+    before = live_actors()
+    strategy = rd.MirroredStrategy(["CPU:0", "CPU:1"], rd.NcclAllReduce())
+    message = "backend 'nccl' must be on one of cuda, got device cpu. Let raydist choose.*cross_device_ops"
+    with pytest.raises(rd.InvalidArgumentError, match=message), strategy.scope():
+        pass
+    assert live_actors() == before
+    strategy.close()
 
 
 def test_the_device_that_reduces_is_one_of_the_strategy() -> None:

@@ -9,7 +9,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 import raydist as rd
 from raydist.tpu_slices.reservation import cluster_adds_tpus, place_slice, tpu_hosts
 from raydist.tpu_slices.shape import SliceShape
-from tests.shared_strategies import tpu_slice
+from tests.tpu_nodes import tpu_slice
 
 pytestmark = pytest.mark.ray
 
