@@ -27,28 +27,32 @@ from tests.watched_program import TOO_LONG, WatchedProgram
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 
+TwoReplicas = rd.MirroredStrategy | rd.CentralStorageStrategy
+of_each_kind = pytest.mark.parametrize("strategy", [rd.MirroredStrategy, rd.CentralStorageStrategy], indirect=True)
+
+
 @pytest.fixture
-def strategy(ray_cluster: None) -> Iterator[rd.MirroredStrategy]:
-    """A strategy of its own, for tests that break it."""
+def strategy(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[TwoReplicas]:
+    """A strategy of its own, for tests that break it; a mirrored one where they name no class."""
+    make = getattr(request, "param", rd.MirroredStrategy)
     limits = rd.Timeouts(start_s=60, collective_s=5, step_s=60, close_s=5)
-    made = rd.MirroredStrategy(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
+    made: TwoReplicas = make(2, resources_per_replica={"CPU": 0.01}, timeouts=limits)
     yield made
     made._abort(fetch=False)
 
 
-def pids(strategy: rd.MirroredStrategy) -> tuple[int, ...]:
+def pids(strategy: TwoReplicas) -> tuple[int, ...]:
     return tuple(strategy.run(lambda: os.getpid()).values)
 
 
-def train(strategy: rd.MirroredStrategy, step: Callable[..., Any], x: Any) -> None:
+def train(strategy: TwoReplicas, step: Callable[..., Any], x: Any) -> None:
     for _ in range(50):
         strategy.local_results(strategy.run(step, args=(x,)))
 
 
+@of_each_kind
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_replica_is_named(
-    strategy: rd.MirroredStrategy, victim: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_replica_is_named(strategy: TwoReplicas, victim: int, caplog: pytest.LogCaptureFixture) -> None:
     with strategy.scope():
         model = nn.Linear(1, 1)
 
@@ -63,7 +67,7 @@ def test_a_killed_replica_is_named(
     strategy.run(step, args=(x,))
     os.kill(target, signal.SIGKILL)
     start = time.monotonic()
-    with pytest.raises(rd.UnavailableError, match=f"replica {victim} of MirroredStrategy-.* is gone while"):
+    with pytest.raises(rd.UnavailableError, match=rf"replica {victim} of \w+Strategy-.* is gone while"):
         train(strategy, step, x)
     assert time.monotonic() - start < 30
     with pytest.raises(rd.UnavailableError, match="is gone while"):
@@ -73,7 +77,8 @@ def test_a_killed_replica_is_named(
     assert "keep values of before: replicas are gone. Load" in caplog.text
 
 
-def test_a_stopped_replica_is_an_error_after_the_limit(strategy: rd.MirroredStrategy) -> None:
+@of_each_kind
+def test_a_stopped_replica_is_an_error_after_the_limit(strategy: TwoReplicas) -> None:
     target = pids(strategy)[1]
 
     def step() -> float:
@@ -85,17 +90,16 @@ def test_a_stopped_replica_is_an_error_after_the_limit(strategy: rd.MirroredStra
     try:
         start = time.monotonic()
         errors = (rd.DeadlineExceededError, rd.UnavailableError)
-        with pytest.raises(
-            errors, match=r"There is no answer from replica 1 of MirroredStrategy-\w+ on node \S+ \(\w+\):"
-        ):
+        with pytest.raises(errors, match=r"There is no answer from replica 1 of \w+Strategy-\w+ on node \S+ \(\w+\):"):
             strategy.local_results(strategy.run(step))
         assert time.monotonic() - start < 30
     finally:
         os.kill(target, signal.SIGCONT)
 
 
+@of_each_kind
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: rd.MirroredStrategy, busy: bool) -> None:
+def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: TwoReplicas, busy: bool) -> None:
     def step() -> None:
         rd.get_replica_context().all_reduce("SUM", 1.0)
 
@@ -108,7 +112,7 @@ def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: rd.Mir
     try:
         if busy:
             strategy.run(step)
-            with pytest.raises(rd.DeadlineExceededError, match=r"replica 1 of MirroredStrategy-.* did not even say"):
+            with pytest.raises(rd.DeadlineExceededError, match=r"replica 1 of \w+Strategy-.* did not even say"):
                 strategy.close()
         else:
             strategy.close()
@@ -120,7 +124,7 @@ def test_a_stopped_replica_holds_close_no_longer_than_its_limit(strategy: rd.Mir
     assert type(model) is nn.Linear
 
 
-def test_a_forked_child_is_told_at_once_and_harms_nobody(strategy: rd.MirroredStrategy) -> None:
+def test_a_forked_child_is_told_at_once_and_harms_nobody(strategy: TwoReplicas) -> None:
     with strategy.scope():
         model = nn.Linear(1, 1)
     dataset = strategy.distribute_dataset(rd.Dataset.range(12).batch(2))
@@ -170,7 +174,7 @@ def test_a_forked_child_is_told_at_once_and_harms_nobody(strategy: rd.MirroredSt
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_child_that_a_step_leaves_behind_ends(strategy: rd.MirroredStrategy, raises: bool, tmp_path: Path) -> None:
+def test_a_child_that_a_step_leaves_behind_ends(strategy: TwoReplicas, raises: bool, tmp_path: Path) -> None:
     def step() -> int:
         pid = os.fork()
         if pid == 0:
