@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,30 @@ def input_workers_are_on_the_nodes_of_the_replicas() -> None:
     assert {name for _, nodes in batches for names in nodes.values for name in names} == set(strategy._launch().hosts)
 
 
+def an_infinite_dataset_is_drawn_in_loops_as_on_one_device() -> None:
+    """Loops in the replicas go on where the one before has stopped."""
+    strategy = strategy_on_nodes()
+    endless = iter(strategy.distribute_dataset(rd.Dataset.range(5).repeat().batch(3), OPTIONS))
+
+    def total(batches: Any) -> int:
+        drawn = [batches.get_next_as_optional().get_value() for _ in range(7)]
+        return int(rd.get_replica_context().all_reduce("SUM", sum(int(rows.sum()) for rows in drawn)))
+
+    numbers = list(range(5)) * 9
+    for expected in (sum(numbers[:21]), sum(numbers[21:42])):
+        assert strategy.local_results(strategy.run(total, args=(endless,))) == (expected,) * 4
+
+
+def from_a_pool(check: Callable[..., None], *args: Any) -> None:
+    """The same with a pool of input workers for all nodes."""
+    global OPTIONS
+    before, OPTIONS = OPTIONS, rd.InputOptions(num_input_workers=2)
+    try:
+        check(*args)
+    finally:
+        OPTIONS = before
+
+
 IN_A_FOLDER = (
     files_are_read_once_where_their_rows_go,
     data_gives_the_batches_of_one_device,
@@ -225,4 +250,11 @@ ELSEWHERE = (
     a_state_goes_on_anywhere,
     a_function_is_called_once_a_worker_or_once_a_replica,
     input_workers_are_on_the_nodes_of_the_replicas,
+    an_infinite_dataset_is_drawn_in_loops_as_on_one_device,
+)
+FROM_A_POOL: tuple[Callable[..., None], ...] = (
+    files_are_read_once_where_their_rows_go,
+    data_gives_the_batches_of_one_device,
+    a_state_goes_on_anywhere,
+    an_infinite_dataset_is_drawn_in_loops_as_on_one_device,
 )

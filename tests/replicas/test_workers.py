@@ -74,14 +74,15 @@ def test_workers_have_nodes_of_their_own_where_there_are_enough() -> None:
 
 
 def plan(num_workers: int, devices: int, *nodes: Node, **resources: float) -> LaunchPlan:
+    num_gpus = max(node.num_gpus for node in nodes)
     return plan_workers(
         "m",
         num_workers,
-        parse_devices(devices, gpus_on_node=max(node.num_gpus for node in nodes)),
+        parse_devices(devices, gpus_on_node=num_gpus),
         Cluster(False, nodes),
         resources=resources or None,
         timeouts=Timeouts(),
-        communication=CommunicationOptions(implementation="gloo"),
+        communication=CommunicationOptions(implementation="nccl" if num_gpus else "gloo"),
     )
 
 

@@ -23,9 +23,11 @@ def strategy(request: pytest.FixtureRequest) -> rd.Strategy:
     return made
 
 
-def batches_of(strategy: rd.Strategy, *, dtype: torch.dtype = torch.float32, count: int = 18) -> Any:
+def batches_of(
+    strategy: rd.Strategy, *, dtype: torch.dtype = torch.float32, count: int = 18, batch_size: int = 5
+) -> Any:
     rows = torch.randn(count, 6, dtype=dtype, generator=torch.Generator().manual_seed(4))
-    return strategy.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(5))
+    return strategy.distribute_dataset(rd.Dataset.from_tensor_slices(rows).batch(batch_size))
 
 
 # --- sparse gradients -------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def masks(strategy: rd.Strategy, *, loop: bool, draw: Callable[[], torch.Tensor]
         drawn = torch.cat([draw() for _ in iterator])
         return drawn
 
-    batches = batches_of(strategy, count=15)
+    batches = batches_of(strategy, count=24, batch_size=8)  # rows for every replica
     if loop:
         found = list(strategy.local_results(strategy.run(whole, args=(iter(batches),))))
     else:

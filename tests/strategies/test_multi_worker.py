@@ -25,7 +25,9 @@ from raydist.testing.strategy_contract import CHECKS
 from raydist.testing.value_checks import check_batches, check_collectives, check_values
 from tests.contracts.exchange_program import check_exchanges
 from tests.distributed_dataset import missing_on_a_node, on_nodes
-from tests.several_nodes import Nodes, cluster, descendants, shared_strategy
+from tests.several_nodes import LIMITS, Nodes, cluster, descendants, shared_strategy
+from tests.strategies import test_gradient_kinds as kinds
+from tests.strategies import test_nonfinite as nonfinite
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -45,6 +47,21 @@ def test_gradients_on_two_nodes_of_two_replicas_are_those_of_one_device(nodes: N
     nodes.check(check_exchanges, 8, workers=2, devices=2)
 
 
+KINDS: tuple[tuple[Callable[..., None], Any], ...] = (
+    (kinds.test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver, True),
+    (kinds.test_autocast, ()),
+    (kinds.test_a_scaler_skips_the_same_steps_everywhere_and_the_driver_has_its_state, ()),
+    (kinds.test_dropout_masks_differ_by_replica_and_step_and_repeat_by_seed, True),
+    (nonfinite.test_raise_names_who_and_what_and_the_strategy_goes_on, ()),
+    (nonfinite.test_pass_is_the_default_and_hands_it_to_all, ()),
+)
+
+
+@pytest.mark.parametrize(("check", "loop"), KINDS, ids=lambda value: getattr(value, "__name__", "")[5:])
+def test_kinds_of_gradients_on_two_nodes(check: Callable[..., None], loop: Any, nodes: Nodes) -> None:
+    nodes.check(check, *([loop] if loop else []), workers=2, devices=2)
+
+
 def where() -> tuple[str, int]:
     import ray
 
@@ -60,6 +77,21 @@ def test_a_worker_is_on_one_node_and_workers_on_different_ones(nodes: Nodes) -> 
     (first, threads), (second, _), (third, _), (fourth, _) = nodes.run(places)
     assert first == second != third == fourth
     assert threads == 2
+
+
+def nodes_of(placement: str) -> tuple[str, ...]:
+    """Where Ray Train's ScalingConfig has two workers placed; they train as one device does."""
+    from ray.train import ScalingConfig
+
+    asked = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}, placement_strategy=placement)
+    with rd.MultiWorkerMirroredStrategy(cluster_resolver=asked, timeouts=LIMITS) as strategy:
+        check_exchanges(strategy, 2)
+        return tuple(node for node, _ in strategy.local_results(strategy.run(where)))
+
+
+@pytest.mark.parametrize(("placement", "num_nodes"), [("PACK", 1), ("STRICT_SPREAD", 2)])
+def test_a_scaling_config_says_how_workers_are_placed(placement: str, num_nodes: int, nodes: Nodes) -> None:
+    assert len(set(nodes.run(nodes_of, placement))) == num_nodes
 
 
 def chosen(*args: Any, **settings: Any) -> tuple[int, dict[str, list[str]]]:
@@ -87,6 +119,11 @@ def test_files_on_two_nodes(check: Callable[[str], None], nodes: Nodes, tmp_path
 @pytest.mark.parametrize("check", on_nodes.ELSEWHERE, ids=lambda check: str(check.__name__))
 def test_input_on_two_nodes(check: Callable[[], None], nodes: Nodes) -> None:
     nodes.run(check)
+
+
+@pytest.mark.parametrize("check", on_nodes.FROM_A_POOL, ids=lambda check: str(check.__name__))
+def test_input_from_a_pool_on_two_nodes(check: Callable[..., None], nodes: Nodes, tmp_path: Path) -> None:
+    nodes.run(on_nodes.from_a_pool, check, *([str(tmp_path)] if check in on_nodes.IN_A_FOLDER else []))
 
 
 @pytest.mark.parametrize("num_readers", [2, pytest.param(4, marks=pytest.mark.long)])
