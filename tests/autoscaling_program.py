@@ -79,6 +79,24 @@ def read_from_a_pool() -> dict[str, Any]:
     return {"read_on": len(seen), "nodes": during, "left": left}
 
 
+def read_from_a_pool_that_grows() -> dict[str, Any]:
+    """By itself: one worker is not enough for who waits, and no node has room for another one."""
+    options = rd.InputOptions(resources_per_input_worker=INPUT)
+    with rd.MirroredStrategy(1, timeouts=LIMITS) as strategy:
+        numbers = rd.Dataset.range(4000).map(node_of, num_parallel_calls=rd.AUTOTUNE).batch(4)
+        seen: set[int] = set()
+        sizes: list[int] = []
+        end = time.monotonic() + 90
+        for batch in strategy.distribute_dataset(numbers, options):
+            seen.update(strategy.local_results(batch)[0].tolist())
+            sizes.append(len(living()))
+            if len(seen) > 1 or time.monotonic() > end:
+                break
+        del batch
+        left = until_one_is_left()
+    return {"read_on": len(seen), "sizes": sorted(set(sizes)), "left": left}
+
+
 def ask_for_too_much() -> dict[str, Any]:
     began = time.monotonic()
     limits = rd.Timeouts(start_s=50)
@@ -91,7 +109,10 @@ def ask_for_too_much() -> dict[str, Any]:
     return {}
 
 
-PROGRAMS = {program.__name__: program for program in (train_on_two_more_nodes, read_from_a_pool, ask_for_too_much)}
+PROGRAMS = {
+    program.__name__: program
+    for program in (train_on_two_more_nodes, read_from_a_pool, read_from_a_pool_that_grows, ask_for_too_much)
+}
 
 if __name__ == "__main__":
     os.environ["RAY_SCHEDULER_EVENTS"] = "0"

@@ -56,3 +56,11 @@ def test_nodes_come_and_go() -> None:
     assert "Waiting for the cluster to place replicas (2 x {'CPU': 1.0, 'train': 1.0}" in log
     read = results["read_from_a_pool"]
     assert (read["read_on"], read["nodes"], read["left"]) == (2, 3, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(230)
+@pytest.mark.long
+def test_a_pool_that_grows_by_itself_adds_a_node() -> None:
+    results, _ = run_programs("read_from_a_pool_that_grows", limit_s=200)
+    assert results["read_from_a_pool_that_grows"] == {"read_on": 2, "sizes": [2, 3], "left": 1}

@@ -35,7 +35,7 @@ class InputOptions:
         split: "per_batch" cuts each global batch of b rows into N pieces of ceil(b / N), later ones shorter or
             empty; "balanced" gives every replica b // N or one more, and takes turns with the extra rows.
         num_input_workers: Actors that run the map and filter functions; 0 runs them in the process that hosts the
-            pipeline; AUTOTUNE (default) lets raydist choose.
+            pipeline; AUTOTUNE (default) lets raydist choose, and add some where they would be faster.
         resources_per_input_worker: Ray resources of one input worker, e.g. {"CPU": 1}; "memory" (bytes) is also what
             it may take at most.
         prefetch_batches: Global batches kept ready at most; None for the number of replicas, and for more of small ones

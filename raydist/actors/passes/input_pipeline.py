@@ -150,14 +150,17 @@ class InputPipeline:
         )
 
     def _borrow_pool(self, job: InputJob, ops: Sequence[DatasetOp]) -> ActorExecutor | None:
-        num_workers = job.num_workers
+        num_workers, resources = job.num_workers, job.input_options.resources_per_input_worker
         if num_workers == AUTOTUNE:
             num_workers = choose_num_workers(
-                ops, num_cores=num_cores(), num_replicas=job.num_replicas, num_nodes=max(1, len(job.node_ids))
+                ops,
+                num_cores=num_cores(),
+                num_replicas=job.num_replicas,
+                num_nodes=max(1, len(job.node_ids)),
+                are_elsewhere=bool(resources),
             )
         if num_workers == 0:
             return None
-        resources = job.input_options.resources_per_input_worker
         own = () if self._node_id is None else (self._node_id,)
         node_ids = () if resources else job.node_ids or own
         return self._pools.borrow(

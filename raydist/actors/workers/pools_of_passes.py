@@ -25,17 +25,20 @@ __all__ = ["PassPools", "SharedExecutor", "choose_num_workers"]
 _MOST_WORKERS = 8
 
 
-def choose_num_workers(ops: Sequence[DatasetOp], *, num_cores: int, num_replicas: int, num_nodes: int = 1) -> int:
-    """Input workers for AUTOTUNE.
+def choose_num_workers(
+    ops: Sequence[DatasetOp], *, num_cores: int, num_replicas: int, num_nodes: int = 1, are_elsewhere: bool = False
+) -> int:
+    """Input workers for AUTOTUNE, to begin with.
 
     None where nothing can run on them (no map, filter or parsing whose parallelism was left open). Else the cores that
     neither a replica nor the pipeline itself keeps busy, at most 8 a node; with one or none to spare, none: the
-    pipeline has a process of its own anyway, and a block that stays there is not copied.
+    pipeline has a process of its own anyway, and a block that stays there is not copied. But one where workers are
+    elsewhere: resources were named for them, which nodes of their own may have, or such as are added.
     """
     if not any(_may_spread(node) for op in ops for node in walk(op)):
         return 0
     spare = num_cores * num_nodes - num_replicas - 1
-    return min(spare, _MOST_WORKERS * num_nodes) if spare > 1 else 0
+    return min(spare, _MOST_WORKERS * num_nodes) if spare > 1 else int(are_elsewhere)
 
 
 def _may_spread(node: DatasetOp) -> bool:

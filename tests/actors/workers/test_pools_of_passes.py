@@ -46,6 +46,15 @@ def test_autotune_takes_the_spare_cores_of_all_nodes() -> None:
     assert choose_num_workers([HEAVY._op], num_cores=64, num_replicas=4, num_nodes=2) == 16
 
 
+def test_workers_with_resources_of_their_own_need_no_core_here() -> None:
+    chosen = [
+        choose_num_workers([op], num_cores=cores, num_replicas=2, are_elsewhere=True)
+        for op in (HEAVY._op, LIGHT._op)
+        for cores in (2, 8)
+    ]
+    assert chosen == [1, 5, 0, 0]
+
+
 class FakePool:
     """Counts; idle as long as it is told to be."""
 
