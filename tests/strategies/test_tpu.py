@@ -16,6 +16,7 @@ import raydist as rd
 from raydist.testing.strategy_contract import check_program
 from raydist.testing.training_program import Program
 from tests.checkpoints.loops.training import How, check_left_at_a_draw, check_saves_after_draws
+from tests.contracts.exchange_program import check_exchanges
 from tests.xla_world import IS_REAL, TPU_LIMIT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(TPU_LIMIT_S)]
@@ -54,6 +55,11 @@ def test_four_chips_train_what_one_device_does(tpu: rd.TPUStrategy, num_rows: in
         "conv", "sgd", num_rows=num_rows, batch_size=6, clip=True, accumulate=1, schedule=False, seed=num_rows
     )
     check_program(program, tpu)
+
+
+@pytest.mark.skipif(IS_REAL, reason="takes minutes to compile")
+def test_gradients_of_chips_are_those_of_one_device(tpu: rd.TPUStrategy) -> None:
+    check_exchanges(tpu, 4)
 
 
 def test_chips_save_after_draws_and_are_left_at_one(tpu: rd.TPUStrategy, tmp_path: Path) -> None:
