@@ -163,6 +163,7 @@ def test_who_fails_while_it_serves_is_seen_to_be_gone_and_says_why() -> None:
     assert host.open_channel(hub.ticket(0))
     hub.all_opened()
     failures: list[Exception] = []
+    serving: list[threading.Thread] = []
 
     def serve(rank: int, turn: int) -> None:
         def served() -> None:
@@ -171,11 +172,13 @@ def test_who_fails_while_it_serves_is_seen_to_be_gone_and_says_why() -> None:
             except RuntimeError as error:
                 failures.append(error)
 
-        threading.Thread(target=served).start()
+        serving.append(threading.Thread(target=served))
+        serving[-1].start()
 
     channel = StepChannel(hub, 1, serve=serve, fetch=lambda rank, number: number)
     (lost,) = channel.send([b"broken"]) or []
     assert channel.wait([lost], 20)
+    serving[0].join(20)
     assert channel.send([b"good"]) is None  # by Ray from now on
     with pytest.raises(RemoteFailure) as failure:
         host.take_result(lost.ref)

@@ -47,19 +47,19 @@ def test_gradients_on_two_nodes_of_two_replicas_are_those_of_one_device(nodes: N
     nodes.check(check_exchanges, 8, workers=2, devices=2)
 
 
-KINDS: tuple[tuple[Callable[..., None], Any], ...] = (
-    (kinds.test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver, True),
+KINDS: tuple[tuple[Callable[..., None], tuple[bool, ...]], ...] = (
+    (kinds.test_sparse_gradients_are_coalesced_and_can_be_read_on_the_driver, (True,)),
     (kinds.test_autocast, ()),
     (kinds.test_a_scaler_skips_the_same_steps_everywhere_and_the_driver_has_its_state, ()),
-    (kinds.test_dropout_masks_differ_by_replica_and_step_and_repeat_by_seed, True),
+    (kinds.test_dropout_masks_differ_by_replica_and_step_and_repeat_by_seed, (True,)),
     (nonfinite.test_raise_names_who_and_what_and_the_strategy_goes_on, ()),
     (nonfinite.test_pass_is_the_default_and_hands_it_to_all, ()),
 )
 
 
-@pytest.mark.parametrize(("check", "loop"), KINDS, ids=lambda value: getattr(value, "__name__", "")[5:])
-def test_kinds_of_gradients_on_two_nodes(check: Callable[..., None], loop: Any, nodes: Nodes) -> None:
-    nodes.check(check, *([loop] if loop else []), workers=2, devices=2)
+@pytest.mark.parametrize(("check", "args"), KINDS, ids=lambda value: getattr(value, "__name__", "")[5:])
+def test_kinds_of_gradients_on_two_nodes(check: Callable[..., None], args: tuple[bool, ...], nodes: Nodes) -> None:
+    nodes.check(check, *args, workers=2, devices=2)
 
 
 def where() -> tuple[str, int]:

@@ -57,7 +57,7 @@ def test_four_chips_train_what_one_device_does(tpu: rd.TPUStrategy, num_rows: in
     check_program(program, tpu)
 
 
-@pytest.mark.skipif(IS_REAL, reason="takes minutes to compile")
+@pytest.mark.skipif(IS_REAL, reason="each of its programs would be compiled for XLA: not tried")
 def test_gradients_of_chips_are_those_of_one_device(tpu: rd.TPUStrategy) -> None:
     check_exchanges(tpu, 4)
 
